@@ -11,8 +11,10 @@ counts. An exponent of 1.0 is linear; it is the largest of any size to the next.
 Opening is measured with a made index of row groups: seconds and private memory of a fresh process, its file in the page cache.
 
     python benchmarks/prepare_growth.py [--quick] [--json] [--sizes 10,100,1000] [--groups 10000000] [--folder F] [--text DIR]
+                                        [--store s3://...]
 
-With --folder what is made stays there, and a further call measures what is left: pieces of minutes make a whole of hours.
+With --folder what is made stays there, and a further call measures what is left: pieces of minutes make a whole of hours. With
+--store no server is started: the environment names one, where that folder is empty.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ from springtide.store import Folder
 GOALS = {
     "exponent_prepare_requests": 1.1,
     "exponent_prepare_bytes_read": 1.1,
+    "exponent_prepare_cpu": 1.1,
     "prepare_read_over_text": 4.0,
     "prepare_task_mib": 1024.0,
     "prepare_killed_same_bytes": 1.0,
@@ -122,6 +125,7 @@ class Store:
     def __init__(self) -> None:
         self.requests: collections.Counter[str] = collections.Counter()
         self.bytes: collections.Counter[str] = collections.Counter()
+        self.cpu_s = time.process_time()
         for name in ("get", "get_range", "put", "head", "list"):
             setattr(obstore, name, self._noted(name, getattr(obstore, name)))
         call = s3fs.S3FileSystem._call_s3
@@ -147,7 +151,9 @@ class Store:
 
     def taken(self) -> Counts:
         """What was asked since the last call, and the peak of memory since then."""
+        cpu_s, self.cpu_s = time.process_time() - self.cpu_s, time.process_time()
         found = {"requests": dict(self.requests), "bytes": dict(self.bytes), "peak_mib": claims.peak_mib()}
+        found["cpu_s"] = cpu_s
         self.requests.clear()
         self.bytes.clear()
         with contextlib.suppress(OSError):
@@ -220,22 +226,25 @@ def total(log: Path) -> Counts:
     stages: dict[str, Counts] = {}
     for line in log.read_text().splitlines():
         found = json.loads(line)
-        mine = stages.setdefault(found["stage"], {"tasks": 0, "requests": 0, "read_mb": 0.0, "peak_mib": 0.0})
+        mine = stages.setdefault(
+            found["stage"], {"tasks": 0, "requests": 0, "read_mb": 0.0, "cpu_s": 0.0, "peak_mib": 0.0}
+        )
         mine["tasks"] += 1
         mine["requests"] += sum(found["requests"].values()) + found["bytes"].get("put", 0) // PART_BYTES
         mine["read_mb"] += found["bytes"].get("get", 0) / 1e6
+        mine["cpu_s"] += found["cpu_s"]
         mine["peak_mib"] = max(mine["peak_mib"], found["peak_mib"])
-    whole = {name: sum(one[name] for one in stages.values()) for name in ("requests", "read_mb")}
+    whole = {name: sum(one[name] for one in stages.values()) for name in ("requests", "read_mb", "cpu_s")}
     return {**whole, "peak_mib": max(one["peak_mib"] for one in stages.values()), "stages": stages}
 
 
-def measure(megabytes: float, state: Path, text: str, quick: bool) -> Counts:
+def measure(megabytes: float, state: Path, store: str, text: str, quick: bool) -> Counts:
     """What preparing so much text takes, undisturbed and killed three times; from ``state`` if it was measured before."""
     mine = state / f"{megabytes:g}"
     mine.mkdir(exist_ok=True)
     if (mine / "found.json").exists():
         return dict(json.loads((mine / "found.json").read_text()))
-    source = Folder(f"{BUCKET}/text-{megabytes:g}")
+    source = Folder(f"{store}/text-{megabytes:g}")
     if not (mine / "text").exists():
         (mine / "text").write_text(str(write_text(text, source, megabytes)))
     size, digests, seconds = int((mine / "text").read_text()), {}, {}
@@ -248,7 +257,7 @@ def measure(megabytes: float, state: Path, text: str, quick: bool) -> Counts:
     }
     for who in ("whole",) if quick else ("whole", "killed"):
         config, log = (
-            st.recipes.demo().override({**changes, "shards.root": f"{BUCKET}/{who}-{megabytes:g}"}),
+            st.recipes.demo().override({**changes, "shards.root": f"{store}/{who}-{megabytes:g}"}),
             mine / f"{who}.log",
         )
         (mine / f"{who}.yaml").write_text(dump(config))
@@ -326,28 +335,37 @@ def main() -> None:
         prepare(config, Path(sys.argv[3]), 2)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server and its clients end
-    options = claims.options(__doc__, rounds=1, text="sizes folder text", groups=(10_000_000, 16_000))
-    sizes = [float(one) for one in (options.sizes or ("0.4,0.8" if options.quick else "10,100,1000")).split(",")]
+    options = claims.options(__doc__, rounds=1, text="sizes folder text store", groups=(10_000_000, 16_000))
+    sizes = [float(one) for one in (options.sizes or ("0.1,0.2" if options.quick else "10,100,1000")).split(",")]
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "programs"))
     import s3_server
 
     with tempfile.TemporaryDirectory() as kept:
         state = Path(options.folder or kept)
         (state / "s3").mkdir(parents=True, exist_ok=True)
-        gpt2().save(str(state / "tokenizer.json"))
-        with s3_server.serve(state / "s3"):
+        if not options.quick:
+            gpt2().save(str(state / "tokenizer.json"))
+        with contextlib.nullcontext() if options.store else s3_server.serve(state / "s3"):
             found = [
-                measure(size, state, options.text or sysconfig.get_path("purelib"), options.quick) for size in sizes
+                measure(
+                    size,
+                    state,
+                    options.store or BUCKET,
+                    options.text or sysconfig.get_path("purelib"),
+                    options.quick,
+                )
+                for size in sizes
             ]
         if not (state / "index" / MANIFEST).exists():
             make_index(state / "index", int(options.groups))
         rounds = [opened(str(state / "index"))] if options.quick else []
         rounds += [claims.alone(opened, str(state / "index")) for _ in range(0 if options.quick else 3)]
-    exponents = {name: max(slopes(found, name), default=math.nan) for name in ("requests", "read_mb")}
+    exponents = {name: max(slopes(found, name), default=math.nan) for name in ("requests", "read_mb", "cpu_s")}
     same = all(len(set(one["digests"].values())) == 1 for one in found)
     values = {
         "exponent_prepare_requests": exponents["requests"],
         "exponent_prepare_bytes_read": exponents["read_mb"],
+        "exponent_prepare_cpu": exponents["cpu_s"],
         "prepare_read_over_text": found[-1]["read_mb"] / found[-1]["megabytes"],
         "prepare_task_mib": max(one["peak_mib"] for one in found),
         "prepare_killed_same_bytes": float(same),

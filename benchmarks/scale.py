@@ -6,7 +6,7 @@ store and the other ranks are stand-ins that answer at once and are counted. So 
 in a figure: the requests and bytes say what there would be.
 
     state      a save's part of a rank, rank 0's commit, the removal of old checkpoints, a rank's part of a restore, and the
-               look-up of snapshots in memory; 16 tensors, 8 ranks a node
+               look-up of snapshots in memory and of the pieces of the one that is chosen; 16 tensors, 8 ranks a node
     control    processes for a group, a look at a group that trains, slow devices, connections, shares of many trials, and Ray
                Data's own coordinator when all ranks begin to read
     data       a dataset of 50 row groups a unit is opened and sought; a journal of 50 steps a unit is read and made a page
@@ -47,13 +47,14 @@ ALL = {
     "retention": Measured(scale_state.retention, "ranks W", "2 K + 2 W (K + 1) / 1000 + 6 requests (K 4 kept)"),
     "restore": Measured(scale_state.restore, "ranks W", "4 W requests; 0.1 KB a piece from the other ranks"),
     "lookup": Measured(scale_state.lookup, "ranks W", "4 N + 5 calls of rank 0 (N = W / 8); 4 parts a rank"),
+    "pieces": Measured(scale_state.pieces, "ranks W", "W calls; 0.1 KB a piece from the other ranks"),
     "start": Measured(scale_control.start, "ranks W", "W / 2 new processes, a look for each quarter of them"),
     "poll": Measured(scale_control.poll, "ranks W", "calls a second: 5 W, at most 500"),
     "compare": Measured(scale_control.compare, "ranks W", "one sort, W log W"),
     "connections": Measured(scale_control.connections, "ranks W", "48 W bytes in three exchanges"),
     "queue": Measured(scale_control.queue, "trials R", "R calls; a share for each"),
     "feed_start": Measured(scale_control.feed_start, "ranks W", "Ray's: W registrations, each over W x N", OF_RAY),
-    "open": Measured(scale_data.opened, "groups / 50", "0.2 KB a group"),
+    "open": Measured(scale_data.opened, "groups / 50", "a mapped file; 4 B a group of its own"),
     "seek": Measured(scale_data.sought, "groups / 50", "the sum of all groups, once"),
     "journal": Measured(scale_data.journal, "steps / 50", "0.6 KB a step"),
     "report": Measured(scale_data.report, "steps / 50", "charts are thinned: a page of bounded size"),

@@ -23,7 +23,8 @@ FAR = OrderStep(1_000_000)
 
 def manifest_of(groups: int) -> Any:
     """A dataset with this number of row groups, some of them held out, in shards of 256."""
-    from springtide.shards.manifest import HELDOUT, TRAIN, Manifest, RowGroup, Shard, Split
+    from springtide.shards.manifest import HELDOUT, TRAIN, Manifest, Split
+    from springtide.shards.shard_table import RowGroup, Shard
 
     row_bytes, digest = 2 * 257, "0" * 32
     starts = 4, 4 + 8 * ROWS, 4 + 12 * ROWS

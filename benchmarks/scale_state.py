@@ -4,6 +4,7 @@ after the other."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pickle
@@ -19,7 +20,7 @@ import torch
 from scale_counts import Cost, cost_of
 
 from springtide.checkpoint import commit as commits
-from springtide.checkpoint import leases
+from springtide.checkpoint import leases, snapshots
 from springtide.checkpoint import load as loads
 from springtide.checkpoint import restore as restores
 from springtide.checkpoint.commit import CommitJob, PieceWriter
@@ -27,7 +28,8 @@ from springtide.checkpoint.format import COMMITTED, Meta, StagedPiece, checkpoin
 from springtide.checkpoint.piece_table import PieceTable
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.second_reader import BadFileReport
-from springtide.checkpoint.snapshot_parts import Snapshot
+from springtide.checkpoint.shared_memory import HeldAt
+from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotKey, SnapshotPart
 from springtide.checkpoint.tensors import Box
 from springtide.config.steps import StepsDone
 from springtide.store import Folder, digest
@@ -157,6 +159,66 @@ def restore(ranks: int, rounds: int) -> Cost:
     return found._replace(calls=found.calls * ranks, bytes=found.bytes + told, peak_bytes=found.peak_bytes + told)
 
 
+def snapshot(ranks: int, rank: int, step: int, slot: int = 0) -> Snapshot:
+    """A rank's part of a snapshot."""
+    job = job_of(Folder("/x"), ranks, rank, step)
+    return Snapshot.of(1, rank, job.meta, job.pieces, PIECE_BYTES * TENSORS, [("0" * 32,)] * TENSORS, slot=slot)
+
+
+def pieces(ranks: int, rounds: int) -> Cost:
+    """A rank's part of a restore from memory, after the look-up and before the bytes: it asks the holders of its share of the
+    parts for their pieces, and hears those of all; the calls are those of all ranks."""
+    from springtide.on_ray.train import snapshot_client
+
+    rank, calls = ranks - 1, 0
+    taken = [snapshot(ranks, one, 9) for one in range(ranks)]
+    tables = {one.key: pickle.dumps(one.table) for one in taken}
+    others = [one.table for one in taken]
+    told = sum(map(len, tables.values()))
+    place = HeldAt("node", 1, 3)
+    parts = [dataclasses.replace(one.part, held_at=(place,)) for one in taken]
+
+    def ask(keys: list[SnapshotKey]) -> list[SnapshotKey]:
+        nonlocal calls
+        calls += 1
+        return keys
+
+    def count() -> tuple[int, int]:
+        nonlocal calls
+        before, calls = calls, 0
+        return before, told
+
+    def gathered(value: Any) -> list[Any]:
+        return [("", one) for one in others] if isinstance(value, tuple) else [value] * ranks
+
+    def fill(source: Any, table: PieceTable, *_: Any) -> None:
+        wanted = {f"model/{number:03d}": Box((rank, 0), (1, WIDTH)) for number in range(TENSORS)}
+        assert {one.offsets[0] for one in table.overlapping(wanted)} <= {0, rank}
+
+    server = SimpleNamespace(pieces=SimpleNamespace(remote=ask))
+    ray = SimpleNamespace(
+        get_actor=lambda *_, **__: server,
+        get=lambda keys, timeout: [pickle.loads(tables[key]) for key in keys],
+    )
+    client = snapshot_client.SnapshotClient.__new__(snapshot_client.SnapshotClient)
+    client._prefix, client._excluded, client.node = "run-", set(), "another"
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.object(snapshot_client, "ray", ray))
+        for name, stand_in in (
+            ("gathered", gathered),
+            ("rank_here", lambda: rank),
+            ("_newest", lambda *_: parts),
+            ("_fill", fill),
+        ):
+            patches.enter_context(mock.patch.object(snapshots, name, stand_in))
+
+        def again() -> None:
+            assert snapshots.restore_from_snapshots(Folder("/x"), client, None, None, None)  # type: ignore[arg-type]
+
+        found = cost_of(again, rounds, count)
+    return found._replace(calls=found.calls * ranks, peak_bytes=found.peak_bytes + told)
+
+
 def lookup(ranks: int, rounds: int) -> Cost:
     """What rank 0 asks, before a restore from memory: the calls to Ray's control store and to the servers. None answers within
     0.05 s, so the nodes are tried."""
@@ -165,21 +227,14 @@ def lookup(ranks: int, rounds: int) -> Cost:
 
     number, calls = max(1, ranks // RANKS_A_NODE), 0
     names = [f"{one:056x}" for one in range(number)]
-    meta = Meta(step=StepsDone(9), tokens=9, world_size=ranks, order_identity="o", config_fingerprint="c")
 
-    def held(node: int) -> list[tuple[Snapshot, int]]:
+    def held(node: int) -> list[tuple[SnapshotPart, int]]:
         """Two stages of each of its ranks, and of those of another node."""
         return [
-            (
-                Snapshot(
-                    1, rank, meta.model_copy(update={"step": step}), pieces, 1, (("0" * 32,),) * TENSORS, slot=slot
-                ),
-                3,
-            )
+            (snapshot(ranks, rank, step, slot).part, 3)
             for of in (node, (node + 1) % number)
             for rank in range(of * RANKS_A_NODE, min(ranks, (of + 1) * RANKS_A_NODE))
-            for pieces in [tuple(job_of(Folder("/x"), ranks, rank, 9).pieces)]
-            for slot, step in enumerate((StepsDone(8), StepsDone(9)))
+            for slot, step in enumerate((8, 9))
         ]
 
     answers = [pickle.dumps(((name, 1), held(place))) for place, name in enumerate(names)]

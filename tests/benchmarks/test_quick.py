@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import psutil
 import pytest
-from quick import BENCHMARKS, claims, traces
+from quick import BENCHMARKS, claims, claims_here, traces
 
 from springtide.config.recipes import RECIPES
 
@@ -40,30 +41,32 @@ CLAIMS = {
         *("page_build_s", "page_read_and_build_s", "page_mb", "page_refresh_s", "page_refresh_kb"),
         *("run_why_s", "run_watch_s", "run_list_s"),
     },
-    "prepare_growth": {
-        *("exponent_prepare_requests", "exponent_prepare_bytes_read", "prepare_read_over_text", "prepare_task_mib"),
-        *("prepare_killed_same_bytes", "open_s", "open_private_mib"),
-    },
     "plan": {"plan_memory_off", "plan_time_off", "plan_time_off_processor"},
-    "scale": {
-        *(
-            f"exponent_{what}"
-            for what in ("save", "commit", "retention", "restore", "lookup", "start", "poll", "compare")
-        ),
-        *(f"exponent_{what}" for what in ("connections", "queue", "open", "seek", "journal", "report")),
-    },
     "small_devices": {"lora_0_5b_peak_gib", "lora_1_5b_peak_gib", "qlora_4b_peak_gib"},
 }
-LONG = {"scale", "prepare_growth"}
-"""Left to ``make long``: one imports nearly all of the package, the other has a server, text of its own, and two datasets."""
 PEERS = (BENCHMARKS.parent / ".venv-peers").exists()
 
 
-@pytest.mark.parametrize(
-    "benchmark", [pytest.param(name, marks=[pytest.mark.full] * (name in LONG)) for name in sorted(CLAIMS)]
-)
+@pytest.mark.parametrize("benchmark", sorted(CLAIMS))
 def test_a_benchmark_runs_and_ends_with_its_claims(benchmark: str) -> None:
     assert claims(benchmark).keys() == CLAIMS[benchmark]
+
+
+def test_scale_says_how_each_cost_grows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """In this process: it imports nearly all of the package."""
+    state = {"save", "commit", "retention", "restore", "lookup", "pieces"}
+    control = {"start", "poll", "compare", "connections", "queue"}
+    data = {"open", "seek", "journal", "report"}
+    found = claims_here("scale", monkeypatch, capsys)
+    assert found.keys() == {f"exponent_{what}" for what in state | control | data}
+
+
+def test_prepare_growth_counts_what_is_asked_of_a_store(s3: str) -> None:
+    found = claims("prepare_growth", "--store", f"s3://shards/{uuid.uuid4().hex}")
+    assert found.keys() == {
+        *("exponent_prepare_requests", "exponent_prepare_bytes_read", "exponent_prepare_cpu"),
+        *("prepare_read_over_text", "prepare_task_mib", "prepare_killed_same_bytes", "open_s", "open_private_mib"),
+    }
 
 
 def test_goodput_is_simulated_on_every_record_there_is(tmp_path: Path) -> None:
@@ -90,7 +93,7 @@ def test_stream_says_who_is_left_out() -> None:
 
 def test_every_benchmark_is_run_by_a_test() -> None:
     with_claims = {path.stem for path in BENCHMARKS.glob("*.py") if "claims.show(" in path.read_text()}
-    assert with_claims == {*CLAIMS, *ON_RAY, "goodput", "throughput", "stream"}
+    assert with_claims == {*CLAIMS, *ON_RAY, *("goodput", "prepare_growth", "scale", "stream", "throughput")}
     text = (Path(__file__).parents[1] / "elastic" / "test_benchmarks.py").read_text()
     assert [name for name in ON_RAY if f'claims("{name}"' not in text] == []
 

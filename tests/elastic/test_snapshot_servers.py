@@ -92,11 +92,11 @@ def test_a_snapshot_server_that_is_lost_is_waited_for_only_where_the_others_have
 
         def found(self) -> Any:
             time.sleep(self._busy_s)  # what it does meanwhile takes this long
-            return ("node", 1), [(one, 0) for one in self._snapshots]
+            return ("node", 1), [(one.part, 0) for one in self._snapshots]
 
     def part(step: int, rank: int) -> Snapshot:
         meta = Meta(step=step, tokens=step, world_size=2, order_identity="o", config_fingerprint="c")
-        return Snapshot(1, rank, meta, (), 0)
+        return Snapshot.of(1, rank, meta, (), 0)
 
     actor = ray.remote(Held).options(num_cpus=0)
     whole = actor.remote([part(7, 0), part(7, 1)])

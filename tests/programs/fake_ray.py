@@ -42,6 +42,7 @@ class Actor:
 
     def _execute(self, function: Callable[..., object], *arguments: object) -> Ref:
         if function is warm_up:
+            self.ray.measuring += [self.node] * bool(arguments[1])
             return self._answer(self.ray.health.get(self.node, FIT), self.ray.start_s.get(self.node, 5.0))
         if function is let_go:
             return self._answer(self.ray.offers.get(self.node, True), self.ray.let_go_s.get(self.node, 0.1))
@@ -67,6 +68,8 @@ class FakeRay:
         self.answer_s: dict[str, float] = {}
         self.health: dict[str, Any] = {}
         """What the check on a node finds, or the error that it ends with."""
+        self.measuring: list[str] = []
+        """The nodes of new processes that measure the network."""
         self.silent: set[str] = set()
         """Nodes that do not answer."""
         self.started: list[Actor] = []

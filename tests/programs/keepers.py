@@ -7,7 +7,7 @@ from typing import Any
 
 from loops import feed
 
-from springtide.checkpoint.snapshot_parts import Snapshot
+from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart
 from springtide.checkpoint.staging import StagingBuffer
 from springtide.config import Config
 from springtide.dist import World
@@ -35,19 +35,22 @@ class Keeper:
     def hold(self, snapshot: Snapshot, stage: StagingBuffer) -> None:
         return None
 
-    def evacuate(self) -> bool:
+    def staying(self) -> list[str]:
+        return []
+
+    def evacuate(self, stay: Sequence[str]) -> bool:
         return True
 
     def exclude(self, file: str) -> None:
         return None
 
-    def forget(self, before: int, kept: Snapshot | None = None) -> None:
+    def forget(self, before: int, kept: SnapshotPart | None = None) -> None:
         return None
 
-    def found(self) -> Sequence[Snapshot]:
+    def found(self) -> Sequence[SnapshotPart]:
         return []
 
-    def source(self, snapshots: Sequence[Snapshot]) -> Any:
+    def source(self, parts: Sequence[SnapshotPart]) -> Any:
         raise OSError("nothing is kept")
 
 

@@ -15,7 +15,8 @@ from layouts import whole
 from loops import feed
 
 from springtide.checkpoint import leases
-from springtide.checkpoint.snapshot_parts import Snapshot, file_of
+from springtide.checkpoint.piece_table import PieceTable
+from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart, file_of
 from springtide.checkpoint.staging import StagingBuffer
 from springtide.config import Config
 from springtide.dist import Connections, World, end_group
@@ -42,7 +43,7 @@ class Nodes:
         """``nodes``: those of the group. A copy lies on the next one."""
         self._root, self._here = root, root / f"node-{here}"
         self._peer = root / f"node-{nodes[(nodes.index(here) + 1) % len(nodes)]}"
-        self._data: dict[str, bytes] = {}
+        self._held: dict[str, tuple[Snapshot, bytes]] = {}
 
     def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> int:
         for node in (self._here, self._peer):
@@ -61,29 +62,36 @@ class Nodes:
     def settled(self, handle: Any) -> bool:
         return True
 
-    def evacuate(self) -> bool:
+    def staying(self) -> list[str]:
+        return []
+
+    def evacuate(self, stay: Sequence[str]) -> bool:
         return True
 
     def exclude(self, file: str) -> None:
         raise AssertionError(f"{file} has other bytes")
 
-    def forget(self, before: int, kept: Snapshot | None = None) -> None:
+    def forget(self, before: int, kept: SnapshotPart | None = None) -> None:
         return None
 
-    def found(self) -> list[Snapshot]:
-        return [pickle.loads(part.read_bytes())[0] for part in self._root.glob("node-*/*.snapshot")]
+    def found(self) -> list[SnapshotPart]:
+        return [pickle.loads(part.read_bytes())[0].part for part in self._root.glob("node-*/*.snapshot")]
 
-    def source(self, snapshots: Sequence[Snapshot]) -> Nodes:
-        for name in map(file_of, (one.key for one in snapshots)):
+    def source(self, parts: Sequence[SnapshotPart]) -> Nodes:
+        for name in map(file_of, (one.key for one in parts)):
             [path, *_] = self._root.glob(f"node-*/{name}.snapshot")
-            self._data[name] = pickle.loads(path.read_bytes())[1]
+            self._held[name] = pickle.loads(path.read_bytes())
         return self
 
+    def table(self, parts: Sequence[SnapshotPart]) -> PieceTable:
+        tables = [self._held[file_of(part.key)][0].table for part in parts]
+        return PieceTable.joined([PieceTable.of([]), *tables])
+
     def stream(self, name: str, begin: int, end: int) -> Iterator[memoryview]:
-        yield memoryview(self._data[name])[begin:end]
+        yield memoryview(self._held[name][1])[begin:end]
 
     def size(self, name: str) -> int:
-        return len(self._data[name])
+        return len(self._held[name][1])
 
 
 def _loop(world: World, config: Config, nodes: Nodes) -> tuple[TrainLoop, LiveState]:

@@ -129,7 +129,7 @@ class Nodes:
         return [
             ServerContents(
                 (handle.node, os.getpid()),
-                [(held.snapshot, held.fd) for held in handle.server._held.values() if held.is_whole],
+                [(held.snapshot.part, held.fd) for held in handle.server._held.values() if held.is_whole],
                 handle,  # type: ignore[arg-type]  # as Ray's
             )
             for handle in handles
@@ -158,4 +158,4 @@ def taken(step: int, data: bytes, rank: int = 0, world_size: int = 1) -> tuple[S
     meta = Meta(step=step, tokens=step, world_size=world_size, order_identity="o", config_fingerprint="c")
     piece = StagedPiece("model/weight", "U8", (len(data),), (0,), (len(data),), 0, len(data))
     digests = ((digest.of_bytes(data),),)
-    return Snapshot(1, rank, meta, (piece,), len(data), digests, group, step % 2), stage
+    return Snapshot.of(1, rank, meta, (piece,), len(data), digests, group, step % 2), stage

@@ -7,7 +7,7 @@ from typing import Any
 
 from springtide.checkpoint import leases
 from springtide.checkpoint.format import Meta, abandon, committed, step_of
-from springtide.checkpoint.snapshot_parts import Snapshot
+from springtide.checkpoint.snapshot_parts import SnapshotPart
 from springtide.config.steps import StepsDone
 from springtide.store import Folder
 
@@ -41,8 +41,9 @@ def abandon_after(run: Folder, step: StepsDone, reason: str, term: int) -> list[
     return suspects
 
 
-def counting(run: Folder, found: Sequence[Snapshot]) -> list[Snapshot]:
-    """Return the snapshots that still count: not from before a fresh start or a rollback, nor of a device that was wrong."""
+def counting(run: Folder, found: Sequence[SnapshotPart]) -> list[SnapshotPart]:
+    """Return the parts of snapshots that still count: not from before a fresh start or a rollback, nor of a device that was
+    wrong."""
     oldest, gone_back = leases.snapshots_since(run), leases.gone_back(run)
     return [
         one

@@ -262,20 +262,34 @@ def _manifest(job: CommitJob, contents: dict[str, bytes]) -> Manifest:
     )
 
 
-def tidy(run: Folder, job: CommitJob) -> None:
+KnownCheckpoints = dict[tuple[str, frozenset[str]], retention.Found]
+"""A checkpoint and the names of its files -> what its manifest says, which does not change while these are its files."""
+
+
+def tidy(run: Folder, job: CommitJob, known: KnownCheckpoints | None = None) -> None:
     """After a commit, remove files that the retention rule does not keep and no checkpoint needs. Commit markers go
-    first, so a half-removed checkpoint never counts. Files that cannot be removed now go after a later save."""
+    first, so a half-removed checkpoint never counts. Files that cannot be removed now go after a later save.
+
+    ``known``: what the last call with it has found in this run. Then the manifests of the newest checkpoints alone, as many as
+    the rule keeps in any case, are read again: what is removed relies on these."""
     try:
-        _tidy(run, job)
+        _tidy(run, job, {} if known is None else known)
     except OSError as error:
         _log.warning("older checkpoints of %s could not be removed: %s", run.url, error)
 
 
-def _tidy(run: Folder, job: CommitJob) -> None:
+def _tidy(run: Folder, job: CommitJob, known: KnownCheckpoints) -> None:
     found: dict[str, retention.Found] = {}
     bad: set[str] = set()
     contents = listed(run)
+    before = {name: one for name, files in contents.items() if (one := known.get((name, frozenset(files))))}
+    for name in sorted(name for name, files in contents.items() if is_good(files))[-max(job.retention.last, 1) :]:
+        before.pop(name, None)
+    known.clear()
     for name, files in contents.items():
+        if name in before:
+            found[name] = known[name, frozenset(files)] = before[name]
+            continue
         manifest, needs = None, set()
         if COMMITTED in files:
             try:
@@ -291,6 +305,8 @@ def _tidy(run: Folder, job: CommitJob) -> None:
             needs=frozenset(needs),
             agreed_step=agreed_step(manifest.meta) if manifest else None,
         )
+        if manifest is not None:
+            known[name, frozenset(files)] = found[name]
     folder, reading = checkpoints(run), retention.being_read(run) | bad
     marks = [file for file in retention.garbage(found, job.retention, reading, job.term) if file.endswith(COMMITTED)]
     removed = {file: folder.read(file) for file in marks}

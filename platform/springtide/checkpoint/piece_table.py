@@ -2,21 +2,26 @@
 
     indexes, each read by one rank -> a table of each rank's share -> all tables, on all ranks -> pieces of this rank's boxes
 
-A checkpoint of 1,024 ranks has millions of pieces, of which a rank reads some thousands.
+A checkpoint of 1,024 ranks has millions of pieces, of which a rank reads some thousands. No torch here: snapshot servers tell
+their pieces so, too.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from springtide.checkpoint.format import BLOCK_BYTES, Piece
-from springtide.checkpoint.tensors import Box
+from springtide.store import digest, to_json
+
+if TYPE_CHECKING:  # that file imports torch
+    from springtide.checkpoint.tensors import Box
 
 _DIGEST_BYTES = 16
+_T = TypeVar("_T")
 
 
 class PieceTable(NamedTuple):
@@ -81,7 +86,20 @@ class PieceTable(NamedTuple):
 
     def pieces(self) -> list[Piece]:
         """Return all pieces."""
-        return self._rows(np.arange(len(self.tensor)))
+        return self._rows(np.arange(len(self.tensor)), *self._dims_and_begins())
+
+    @property
+    def digest(self) -> str:
+        """The digest of the whole table.
+
+        >>> PieceTable.of([]).digest == PieceTable.joined([PieceTable.of([]), PieceTable.of([])]).digest
+        True
+        """
+        running = digest.Running()
+        running.add(to_json([*self[:2], [len(column) for column in self[2:]]]).encode())
+        for column in self[2:]:
+            running.add(column.tobytes())
+        return running.end()
 
     def overlapping(self, wanted: Mapping[str, Box]) -> list[Piece]:
         """Return the pieces that may overlap the box ``wanted`` of their tensor, by its first dimension; and one piece of every
@@ -99,15 +117,15 @@ class PieceTable(NamedTuple):
         length[has_rows] = self.boxes[(begins + dims)[has_rows]]
         kept = (first < begins_after[self.tensor]) & (first + length > ends_before[self.tensor])
         kept[np.unique(self.tensor, return_index=True)[1]] = True
-        return self._rows(np.flatnonzero(kept))
+        return self._rows(np.flatnonzero(kept), dims, begins)
 
     def _dims_and_begins(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of dimensions of each piece, and where its offsets begin in ``boxes``."""
         dims = np.array([len(shape) for _, _, shape in self.tensors], np.int64)[self.tensor]
         return dims, np.cumsum(2 * dims) - 2 * dims
 
-    def _rows(self, rows: np.ndarray) -> list[Piece]:
-        dims, begins = self._dims_and_begins()
+    def _rows(self, rows: np.ndarray, dims: np.ndarray, begins: np.ndarray) -> list[Piece]:
+        """Return some pieces; ``dims`` and ``begins`` of all."""
         blocks = np.maximum(1, -(-self.bytes_at[:, 1] // BLOCK_BYTES))
         first_block = np.cumsum(blocks) - blocks
         columns = (self.tensor, self.file, self.bytes_at[:, 0], self.bytes_at[:, 1], dims, begins, first_block, blocks)
@@ -135,10 +153,10 @@ class PieceTable(NamedTuple):
         return found
 
 
-def share(names: Sequence[str], rank: int, size: int) -> list[str]:
-    """Return which of ``names`` rank ``rank`` of ``size`` reads.
+def share(items: Sequence[_T], rank: int, size: int) -> list[_T]:
+    """Return which of ``items``, indexes or parts of a snapshot, rank ``rank`` of ``size`` reads.
 
     >>> share(["a", "b", "c"], rank=1, size=2)
     ['b']
     """
-    return list(itertools.islice(names, rank, None, size))
+    return list(itertools.islice(items, rank, None, size))

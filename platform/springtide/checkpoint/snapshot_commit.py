@@ -1,11 +1,12 @@
 """Commit a snapshot that lies in the memory of nodes, while no group trains. No torch here.
 
 parts that are held -> the newest whole snapshot that counts -> a job for each part, under a lease of its own
-  -> holders write their parts -> the holder of rank 0's part commits
+  -> holders write their parts, whose pieces they alone know -> the holder of rank 0's part commits
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from springtide.checkpoint.agreed import counting
 from springtide.checkpoint.commit import CommitJob, Committed, PieceWriter, cut, tidy
 from springtide.checkpoint.format import BLOCK_BYTES, BadFile, StagedPiece, committed, name_of
 from springtide.checkpoint.retention import Rule
-from springtide.checkpoint.snapshot_parts import Snapshot, file_of, newest_whole
+from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart, file_of, newest_whole
 from springtide.checkpoint.writer_process import try_to_write
 from springtide.store import Folder, digest
 
@@ -22,7 +23,7 @@ PARTS_S = 600.0
 """How long the holder of rank 0's part waits for the others to write theirs [s]."""
 
 
-def to_commit(run: Folder, found: Sequence[Snapshot], config_fingerprint: str) -> list[Snapshot]:
+def to_commit(run: Folder, found: Sequence[SnapshotPart], config_fingerprint: str) -> list[SnapshotPart]:
     """Return the parts, by rank, of the newest whole snapshot among ``found``; an empty list if there is none, or a checkpoint
     is as new. Snapshots of another config, and from before the run went back, do not count."""
     parts = newest_whole(counting(run, [one for one in found if one.meta.config_fingerprint == config_fingerprint]))
@@ -31,21 +32,31 @@ def to_commit(run: Folder, found: Sequence[Snapshot], config_fingerprint: str) -
     return parts
 
 
-def jobs_for(run: Folder, term: int, parts: Sequence[Snapshot], config: dict[str, Any], rule: Rule) -> list[CommitJob]:
-    """Return what the holder of each part has to write under lease ``term``. ``config``: resolved, without secrets."""
-    return [CommitJob(run.url, term, part.rank, part.meta, config, list(part.pieces), rule) for part in parts]
+def jobs_for(
+    run: Folder, term: int, parts: Sequence[SnapshotPart], config: dict[str, Any], rule: Rule
+) -> list[CommitJob]:
+    """Return what the holder of each part has to write under lease ``term``, without its pieces: the holder has them.
+    ``config``: resolved, without secrets."""
+    return [CommitJob(run.url, term, part.rank, part.meta, config, [], rule) for part in parts]
 
 
 def write_part(job: CommitJob, snapshot: Snapshot, part: memoryview, tries: int) -> Committed | BaseException:
-    """Write one part, whose bytes are ``part``; rank 0's writer commits when all are written. Returns the error if that fails,
-    BadFile if the bytes are not those that the rank of ``snapshot`` copied. No group of the snapshot's lease may train: it
-    would write into the memory."""
+    """Write one part, the pieces of ``snapshot``, whose bytes are ``part``; rank 0's writer commits when all are written.
+    Returns the error if that fails, BadFile if the pieces or their bytes are not those of the snapshot's rank. No group of the
+    snapshot's lease may train: it would write into the memory."""
 
     def view(piece: StagedPiece) -> memoryview:
         return part[piece.begin : piece.begin + piece.size_bytes]
 
-    for piece, digests in zip(snapshot.pieces, snapshot.digests, strict=True):
-        for expected, block in zip(digests, cut(view(piece), BLOCK_BYTES), strict=True):
+    try:
+        snapshot.check(snapshot.table)
+    except BadFile as error:
+        return error
+    pieces = snapshot.pieces
+    staged = [StagedPiece(*piece[:5], piece.begin, piece.size_bytes) for piece in pieces]
+    job = dataclasses.replace(job, pieces=staged)
+    for piece, copied in zip(pieces, staged, strict=True):
+        for expected, block in zip(piece.digests, cut(view(copied), BLOCK_BYTES), strict=True):
             if (found := digest.of_bytes(block)) != expected:
                 file = file_of(snapshot.key)
                 return BadFile(f"{file}: {piece.tensor}: digest expected {expected}, found {found}", file)

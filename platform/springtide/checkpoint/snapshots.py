@@ -4,34 +4,48 @@ Each rank copies its boxes to one of two staging buffers in turn. A snapshot sto
 the memory when the rank is gone, and copies it to a peer on another node. One of the two buffers is always complete on
 every rank: the next snapshot begins only when the one before is safe everywhere. A buffer's mark shows whether its copy
 is complete, and digests show whether its bytes are still those that the rank copied.
+
+A restore asks each store once which parts it has, and of the newest whole snapshot each part's holder once for its pieces:
+
+    rank 0: parts of all stores -> the newest whole snapshot -> all ranks
+    each rank: the pieces of its share of those parts -> all ranks -> the bytes of its own boxes
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from springtide.checkpoint.agreed import agreed_step, counting
-from springtide.checkpoint.format import BadFile, Identity, Meta, Piece, committed, name_of
+from springtide.checkpoint.format import BadFile, Identity, Meta, committed, name_of
 from springtide.checkpoint.load import PieceSource, read_state
 from springtide.checkpoint.other_orders import of_another_order
+from springtide.checkpoint.piece_table import PieceTable, share
 from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.shared_memory import GROUP_BYTES, NO_STEP
-from springtide.checkpoint.snapshot_parts import Snapshot, file_of, newest_whole
+from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart, newest_whole
 from springtide.checkpoint.staging import StagingBuffer, StagingPlan, in_thread
-from springtide.checkpoint.tensors import materialize, named_tensors
+from springtide.checkpoint.tensors import box, materialize, named_tensors
 from springtide.dist import gathered, on_first, rank_here
 from springtide.store import Folder
 
 _TRIES = 3
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class SnapshotSource(PieceSource, Protocol):
+    """The bytes of parts of a snapshot, in files that ``file_of`` names, and their pieces."""
+
+    def table(self, parts: Sequence[SnapshotPart]) -> PieceTable:
+        """Return the pieces of some of its parts, as their ranks described them. Raises OSError if some are lost, BadFile if
+        what is told of one is not what its rank described."""
 
 
 class SnapshotStore(Protocol):
@@ -49,22 +63,25 @@ class SnapshotStore(Protocol):
         """Hold the staging buffer's memory, without copies elsewhere, and wait until that is done. Raises OSError if it cannot
         be."""
 
-    def evacuate(self) -> bool:
-        """From now on, place copies on nodes that stay. Returns whether later snapshots survive the nodes that leave."""
+    def staying(self) -> Sequence[str]:
+        """Return the nodes that stay; called on rank 0 alone. Raises OSError if they cannot be found out."""
 
-    def forget(self, before: int, kept: Snapshot | None = None) -> None:
+    def evacuate(self, stay: Sequence[str]) -> bool:
+        """From now on, place copies on the nodes that ``stay``. Returns whether later snapshots survive the others."""
+
+    def forget(self, before: int, kept: SnapshotPart | None = None) -> None:
         """Free the snapshots of leases older than ``before``, except the one that ``kept`` is a part of. With ``kept``,
         wait until that is done."""
 
-    def found(self) -> Sequence[Snapshot]:
+    def found(self) -> Sequence[SnapshotPart]:
         """Return the complete snapshot parts in all stores of the run, and where each is held; called on rank 0 alone."""
 
-    def source(self, snapshots: Sequence[Snapshot]) -> PieceSource:
-        """Return a source of their bytes, on any node, as ``found`` on rank 0 has returned them; ``file_of`` names the files.
-        Raises OSError if some are lost."""
+    def source(self, parts: Sequence[SnapshotPart]) -> SnapshotSource:
+        """Return a source of ``parts``, on any node, as ``found`` on rank 0 has returned them. Raises OSError if some are
+        lost."""
 
     def exclude(self, file: str) -> None:
-        """Read ``file`` elsewhere from now on: its bytes are not those that its rank copied."""
+        """Read ``file`` elsewhere from now on: its pieces or bytes are not those of its rank."""
 
 
 class Snapshotter:
@@ -85,7 +102,8 @@ class Snapshotter:
         self._stage_in = stage_in
         self._stages: list[StagingBuffer] = []
         self._next = 0
-        self._snapshot: Snapshot | None = None
+        self._meta: Meta | None = None
+        """What the snapshot under way says of itself."""
         self._handle: Any = None
         self._handing_over: Future[None] | None = None
         self._taken = 0
@@ -102,9 +120,7 @@ class Snapshotter:
         stage = self._stages[self._next]
         stage.mark(NO_STEP)
         stage.copy(mine, self._layout.pieces)
-        pieces = tuple(self._layout.pieces)
-        self._snapshot = Snapshot(self._term, self._rank, meta, pieces, size, group=self._group, slot=self._next)
-
+        self._meta = meta
         needed_from = self._term if self._taken else 0  # a snapshot of this lease is safe on every rank
         self._handing_over = in_thread("springtide-memory", lambda: self._hand_over(needed_from), daemon=False)
 
@@ -129,17 +145,22 @@ class Snapshotter:
                 in_thread("springtide-forget", lambda: store.forget(term), daemon=True)  # no step waits for all nodes
         return self._handle is not None
 
-    def evacuate(self) -> bool:
+    def staying(self) -> Sequence[str]:
+        """As ``SnapshotStore.staying``."""
+        return self._snapshot_store.staying()
+
+    def evacuate(self, stay: Sequence[str]) -> bool:
         """As ``SnapshotStore.evacuate``."""
-        return self._snapshot_store.evacuate()
+        return self._snapshot_store.evacuate(stay)
 
     def _hand_over(self, needed_from: int) -> None:
-        stage, snapshot = self._stages[self._next], self._snapshot
-        assert snapshot is not None
+        stage, meta, pieces = self._stages[self._next], self._meta, self._layout.pieces
+        assert meta is not None
         stage.settle()
         if self._is_cut():
             return
-        snapshot = dataclasses.replace(snapshot, digests=stage.digests(list(snapshot.pieces)))
+        digests, size = stage.digests(pieces), self._layout.size_bytes
+        snapshot = Snapshot.of(self._term, self._rank, meta, pieces, size, digests, self._group, self._next)
         stage.mark(snapshot.meta.step, snapshot.group)
         self._handle = self._snapshot_store.keep(snapshot, stage, needed_from)
 
@@ -184,11 +205,11 @@ def hold_live(
     try:
         stage.copy(mine, layout.pieces)
         stage.settle()
-        snapshot = Snapshot(
+        snapshot = Snapshot.of(
             term,
             list(survivors).index(rank),
             meta.model_copy(update={"world_size": len(survivors)}),  # as if they had been the whole group
-            tuple(layout.pieces),
+            layout.pieces,
             layout.size_bytes,
             stage.digests(layout.pieces),
             secrets.token_bytes(GROUP_BYTES),
@@ -206,20 +227,13 @@ def restore_from_snapshots(
 ) -> Restored | None:
     """Load the newest snapshot of which every part survives; all ranks call it together. Returns None if there is none,
     if the run has a newer checkpoint, or if it cannot be read. Raises CheckpointError if it is of another model."""
+    size = len(gathered(None))
     for _ in range(_TRIES):  # a node may be lost during the read, or have other bytes; others have copies
         parts = _newest(run, snapshot_store, identity)
         if not parts:
             return None
-        problem = ""
-        try:
-            materialize(optimizer)
-            read_state(snapshot_store.source(parts), pieces_of(parts), named_tensors(model, optimizer))
-        except BadFile as error:
-            snapshot_store.exclude(error.file)
-            problem = str(error)
-        except OSError as error:
-            problem = str(error)
-        if not any(problems := gathered(problem)):  # all have it: free the others, to have room for new ones
+        problems = _try_load(snapshot_store, parts, share(parts, rank_here(), size), model, optimizer)
+        if not any(problems):  # all have it: free the others, to have room for new ones
             if rank_here() == 0:
                 snapshot_store.forget(parts[0].term + 1, kept=parts[0])
             meta = parts[0].meta
@@ -230,22 +244,55 @@ def restore_from_snapshots(
     return None
 
 
-def _newest(run: Folder, snapshot_store: SnapshotStore, identity: Identity) -> list[Snapshot]:
+def _try_load(
+    snapshot_store: SnapshotStore,
+    parts: Sequence[SnapshotPart],
+    mine: Sequence[SnapshotPart],
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> list[str]:
+    """Load the state of ``parts``; all ranks call it together, and each asks for the pieces of the parts that are ``mine``.
+    Returns the problem of each rank, empty without one."""
+
+    def describe() -> tuple[SnapshotSource, PieceTable]:
+        source = snapshot_store.source(parts)
+        return source, source.table(mine)
+
+    opened, problem = _attempt(snapshot_store, describe)
+    told = gathered((problem, opened and opened[1]))
+    problems = [one for one, _ in told]
+    if opened is None or any(problems):
+        return problems
+    source, table = opened[0], PieceTable.joined([one for _, one in told if one is not None])
+    _, problem = _attempt(snapshot_store, lambda: _fill(source, table, model, optimizer))
+    return gathered(problem)
+
+
+def _attempt(snapshot_store: SnapshotStore, function: Callable[[], _T]) -> tuple[_T | None, str]:
+    """Return what ``function`` returns, and why it cannot, empty if it can. What is bad is read elsewhere from now on."""
+    try:
+        return function(), ""
+    except BadFile as error:
+        snapshot_store.exclude(error.file)
+        return None, str(error)
+    except OSError as error:
+        return None, str(error)
+
+
+def _fill(source: SnapshotSource, table: PieceTable, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Load this rank's boxes; ``table``: the pieces of all parts."""
+    materialize(optimizer)
+    wanted = named_tensors(model, optimizer)
+    read_state(source, table.overlapping({name: box(one) for name, one in wanted.items()}), wanted)
+
+
+def _newest(run: Folder, snapshot_store: SnapshotStore, identity: Identity) -> list[SnapshotPart]:
     """Return the parts to load, the same on every rank."""
 
-    def newest() -> list[Snapshot]:
+    def newest() -> list[SnapshotPart]:
         parts = newest_whole(counting(run, snapshot_store.found()))
         if not parts or name_of(parts[0].meta.step) < max(committed(run)[-1:], default=""):
             return []
         return [] if of_another_order(run, parts[0].meta, identity) else parts
 
     return on_first(newest)
-
-
-def pieces_of(snapshots: Sequence[Snapshot]) -> list[Piece]:
-    """Return the pieces of snapshots: the place of every box, and the digests of its bytes."""
-    return [
-        Piece(*staged[:5], file_of(snapshot.key), staged.begin, staged.size_bytes, digests)
-        for snapshot in snapshots
-        for staged, digests in zip(snapshot.pieces, snapshot.digests, strict=True)
-    ]

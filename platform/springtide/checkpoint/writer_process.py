@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
-from springtide.checkpoint.commit import CommitJob, Committed, PieceWriter, tidy
+from springtide.checkpoint.commit import CommitJob, Committed, KnownCheckpoints, PieceWriter, tidy
 from springtide.checkpoint.format import StagedPiece
 from springtide.checkpoint.shared_memory import MARK_BYTES
 from springtide.errors import SpringtideError
@@ -221,6 +221,7 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="springtide writer: %(message)s")
     pipe = _Pipe(Connection(int(sys.argv[1])))
     writers: dict[str, PieceWriter] = {}
+    known: dict[str, KnownCheckpoints] = {}
     while (found := pipe.next()) is not None:
         job, tries = found
         arm(job.fault_points)
@@ -228,7 +229,7 @@ def main() -> None:
         result = try_to_write(writer, job, pipe.view, pipe.gone, tries)
         pipe.send(result)
         if job.rank == 0 and isinstance(result, Committed):
-            tidy(Folder(job.run_url), job)
+            tidy(Folder(job.run_url), job, known.setdefault(job.run_url, {}))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _SEGMENT_LINES = 10_000
+_SEGMENT_LINES_PUT = 2_000
+"""Lines of a segment on an object store, where the open one is put whole again every ten seconds."""
 _COLUMNS_LINES = 1_000
 """Lines from which a segment is also written as columns."""
 _PUT_S = 10.0
@@ -96,7 +98,7 @@ class Journal:
             return
         line = _line(dataclasses.replace(event, term=self.term))
         with self._changed:
-            if self._open.num_lines >= _SEGMENT_LINES:
+            if self._open.num_lines >= self._most_lines:
                 self._next_segment()
             self._open.add(line)
             if self._folder.is_local and not self._problem:
@@ -139,6 +141,11 @@ class Journal:
         if self._thread is None or is_whole:
             self._segments.close()
         self._spool.remove()
+
+    @property
+    def _most_lines(self) -> int:
+        """Lines of a segment."""
+        return _SEGMENT_LINES if self._folder.is_local else min(_SEGMENT_LINES, _SEGMENT_LINES_PUT)
 
     def _next_segment(self) -> None:
         self._open.is_closed = True

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from springtide.checkpoint.snapshots import Snapshotter
 from springtide.config.schema import CheckpointConfig
 from springtide.config.steps import StepsDone
-from springtide.dist import gathered
+from springtide.dist import gathered, on_first
 from springtide.elastic import Interrupt, snapshot_every
 from springtide.elastic.patience import ban_s
 from springtide.events import Event, SnapshotIntervalChanged
@@ -135,11 +135,12 @@ class SnapshotSchedule(StepHook):
         return bool(self._problem) or self.keeping
 
     def _can_evacuate(self) -> bool:
-        """Return whether a snapshot that this rank takes now outlives the nodes that leave."""
-        if self._memory is None or self._is_off or self._problem:
+        """Return whether a snapshot that this rank takes now outlives the nodes that leave; all ranks call it together."""
+        if self._memory is None or self._is_off:
             return False
         try:
-            return self._memory.evacuate()
+            stay = on_first(self._memory.staying)  # one rank asks for all
+            return not self._problem and self._memory.evacuate(stay)
         except OSError as error:
             self._turn_off(error)
             return False

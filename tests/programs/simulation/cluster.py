@@ -12,8 +12,9 @@ from ray.exceptions import RayActorError
 
 from simulation.clock import Clock, Process
 from springtide.checkpoint.commit import CommitJob, Committed
+from springtide.checkpoint.piece_table import PieceTable
 from springtide.checkpoint.snapshot_commit import write_part
-from springtide.checkpoint.snapshot_parts import Snapshot, file_of
+from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart, file_of
 from springtide.elastic.policy import Node
 from springtide.on_ray.train.snapshot_lookup import ServerContents
 
@@ -106,7 +107,9 @@ class Cluster:
         self.clock.sleep(0.1)
         now = self.clock.now
         return [
-            ServerContents((one.id, 1), [(part, 0) for part, _ in one.snapshots.values()], SnapshotServer(self, one))
+            ServerContents(
+                (one.id, 1), [(held.part, 0) for held, _ in one.snapshots.values()], SnapshotServer(self, one)
+            )
             for one in self.alive
             if one.frozen_until_s <= now
         ]
@@ -194,22 +197,25 @@ class Snapshots:
     def hold(self, snapshot: Snapshot, stage: Any) -> None:
         raise NotImplementedError("no model lives here")
 
-    def evacuate(self) -> bool:
-        self._stay = self.cluster.staying()
+    def staying(self) -> list[str]:
+        return self.cluster.staying()
+
+    def evacuate(self, stay: Sequence[str]) -> bool:
+        self._stay = list(stay)
         return bool(self._stay)
 
-    def found(self) -> list[Snapshot]:
+    def found(self) -> list[SnapshotPart]:
         self.cluster.clock.sleep(0.1)
-        known = {key: one for machine in self.cluster.alive for key, (one, _) in machine.snapshots.items()}
+        known = {key: one.part for machine in self.cluster.alive for key, (one, _) in machine.snapshots.items()}
         return list(known.values())
 
-    def source(self, snapshots: Sequence[Snapshot]) -> _Source:
-        return _Source(self.cluster, {file_of(one.key): one.key for one in snapshots})
+    def source(self, parts: Sequence[SnapshotPart]) -> _Source:
+        return _Source(self.cluster, {file_of(one.key): one.key for one in parts})
 
     def exclude(self, file: str) -> None:
         raise NotImplementedError("memory does not change here")
 
-    def forget(self, before: int, kept: Snapshot | None = None) -> None:
+    def forget(self, before: int, kept: SnapshotPart | None = None) -> None:
         for machine in self.cluster.alive:
             for key in list(machine.snapshots):
                 if key[0] < before and (kept is None or key[:2] != kept.key[:2]):
@@ -226,15 +232,23 @@ class _Source:
     def __init__(self, cluster: Cluster, keys: dict[str, tuple[int, int, int]]) -> None:
         self._cluster, self._keys = cluster, keys
 
-    def _data(self, name: str) -> bytes:
+    def _held(self, name: str) -> tuple[Snapshot, bytes]:
         for machine in self._cluster.alive:
             if self._keys[name] in machine.snapshots:
-                return machine.snapshots[self._keys[name]][1]
+                return machine.snapshots[self._keys[name]]
         raise OSError(f"the snapshot {name} is gone")
+
+    def table(self, parts: Sequence[SnapshotPart]) -> PieceTable:
+        self._cluster.clock.sleep(0.02)
+        tables = [PieceTable.of([])]
+        for part in parts:
+            tables.append(self._held(file_of(part.key))[0].table)
+            part.check(tables[-1])
+        return PieceTable.joined(tables)
 
     def stream(self, name: str, begin: int, end: int) -> Iterator[memoryview]:
         self._cluster.clock.sleep(0.02)
-        yield memoryview(self._data(name))[begin:end]
+        yield memoryview(self._held(name)[1])[begin:end]
 
     def size(self, name: str) -> int:
-        return len(self._data(name))
+        return len(self._held(name)[1])

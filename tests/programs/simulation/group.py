@@ -185,7 +185,7 @@ class Rank:
         def snapshot(step: StepsDone) -> None:
             meta, pieces, data = state(step)
             digests = tuple((digest_of(data[one.begin : one.begin + one.size_bytes]),) for one in pieces)
-            snapshots.take(Snapshot(term, self.rank, meta, tuple(pieces), len(data), digests), data)
+            snapshots.take(Snapshot.of(term, self.rank, meta, tuple(pieces), len(data), digests), data)
 
         while step < last:
             clock.sleep(setting.step_s * clock.random.uniform(0.8, 1.2))
@@ -203,7 +203,7 @@ class Rank:
                 self._give_up(send, trains_on=True)
             self._poll(send)
             if Interrupt.COPY in interrupts:
-                snapshots.evacuate()
+                snapshots.evacuate(self.on_first(snapshots.staying))
             if Interrupt.STOP in interrupts or step == last:
                 self._finish(step, state, term, send)
                 break
@@ -354,7 +354,7 @@ class Rank:
             while snapshots.busy:
                 self.group.setting.clock.sleep(0.05)
             self.gathered(None)
-            if kept := all(self.gathered(snapshots.evacuate())):
+            if kept := all(self.gathered(snapshots.evacuate(self.on_first(snapshots.staying)))):
                 snapshot(step)
                 while snapshots.busy:
                     self.group.setting.clock.sleep(0.05)

@@ -12,8 +12,16 @@ from typing import Any
 import pytest
 
 from springtide.checkpoint import branch, commit, leases, retention
-from springtide.checkpoint.commit import CommitJob, Committed, PieceWriter, tidy
-from springtide.checkpoint.format import COMMITTED, Meta, StagedPiece, checkpoints, committed, read_manifest
+from springtide.checkpoint.commit import CommitJob, Committed, KnownCheckpoints, PieceWriter, tidy
+from springtide.checkpoint.format import (
+    COMMITTED,
+    Meta,
+    StagedPiece,
+    abandon,
+    checkpoints,
+    committed,
+    read_manifest,
+)
 from springtide.checkpoint.retention import Rule
 from springtide.errors import ConfigError, RunExists
 from springtide.store import Folder
@@ -302,6 +310,29 @@ def test_after_a_resize_of_a_large_group_no_rank_reads_the_indexes_of_all(
         monkeypatch.setattr(commit, "read_index", lambda folder, name, _, asked=asked: asked.append(name) or ({}, []))
         PieceWriter(run)._base(writer.job(10))
         assert len(asked) == reads
+
+
+def test_of_many_checkpoints_that_are_kept_a_save_reads_the_newest_manifests_alone(
+    run: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, known, read = Writer(run), KnownCheckpoints(), list[str]()
+    for step in range(1, 8):
+        writer.save(step)
+    real = commit.read_manifest
+    monkeypatch.setattr(commit, "read_manifest", lambda run, name: read.append(name) or real(run, name))
+    rule = Rule(2, every=1)
+    tidy(run, dataclasses.replace(writer.job(7), retention=rule), known)
+    assert len(read) == 7
+    read.clear()
+    tidy(run, dataclasses.replace(writer.job(7), retention=rule), known)
+    assert read == ["step-0000000006", "step-0000000007"]
+    # one that was marked meanwhile is looked at again, and what is removed is the same as without what is known
+    abandon(run, ["step-0000000003"], "a device was wrong", writer.term)
+    read.clear()
+    tidy(run, writer.job(7, keep=2), known)
+    assert read == ["step-0000000003", "step-0000000006", "step-0000000007"]
+    assert committed(run) == ["step-0000000006", "step-0000000007"]
+    assert {name for name, _ in known} >= {"step-0000000006", "step-0000000007"}
 
 
 def test_all_files_that_retention_removes_go_in_two_requests(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

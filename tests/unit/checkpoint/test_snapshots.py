@@ -12,7 +12,8 @@ from torch import nn
 
 from springtide.checkpoint import leases
 from springtide.checkpoint.format import Meta
-from springtide.checkpoint.snapshot_parts import Snapshot, file_of, newest_whole
+from springtide.checkpoint.piece_table import PieceTable
+from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart, file_of, newest_whole
 from springtide.checkpoint.snapshots import Snapshotter, hold_live, restore_from_snapshots
 from springtide.checkpoint.staging import StagingBuffer
 from springtide.checkpoint.tensors import named_tensors
@@ -40,21 +41,30 @@ class Here:
         copy._bytes.copy_(stage._bytes)
         self.kept.append((snapshot, copy, 0))
 
-    def evacuate(self) -> bool:
+    def staying(self) -> list[str]:
+        return []
+
+    def evacuate(self, stay: Sequence[str]) -> bool:
         return True
 
     def exclude(self, file: str) -> None:
         return None
 
-    def forget(self, before: int, kept: Snapshot | None = None) -> None:
+    def forget(self, before: int, kept: SnapshotPart | None = None) -> None:
         self.forgot.append((before, kept and kept.key[:2]))
         self.has_forgotten.set()
 
-    def found(self) -> list[Snapshot]:
-        return [snapshot for snapshot, _, _ in self.kept]
+    def found(self) -> list[SnapshotPart]:
+        return [snapshot.part for snapshot, _, _ in self.kept]
 
-    def source(self, snapshots: Sequence[Snapshot]) -> Here:
+    def source(self, parts: Sequence[SnapshotPart]) -> Here:
         return self
+
+    def table(self, parts: Sequence[SnapshotPart]) -> PieceTable:
+        held = {snapshot.key: snapshot.table for snapshot, _, _ in self.kept}
+        for part in parts:
+            part.check(held[part.key])
+        return PieceTable.joined([held[part.key] for part in parts])
 
     def stream(self, name: str, begin: int, end: int) -> Any:
         [stage] = [stage for snapshot, stage, _ in self.kept if file_of(snapshot.key) == name]
@@ -160,6 +170,17 @@ def test_a_copy_with_other_bytes_is_read_elsewhere_and_without_another_the_store
     take(memory, state, 7)
     keeper.exclude = excluded.append  # type: ignore[method-assign]
     memory._stages[0]._bytes[3] ^= 1
+    assert restore_from_snapshots(Folder(str(tmp_path)), keeper, *trained(), lambda step: "o") is None
+    assert excluded == ["3-7-0"] * 3
+    memory.close()
+
+
+def test_pieces_that_are_not_those_of_the_rank_are_asked_for_elsewhere(tmp_path: Any) -> None:
+    keeper, state, excluded = Here(), trained(), list[str]()
+    memory = Snapshotter(keeper, term=3, rank=0, world_size=1, stage_in="/dev/shm")
+    take(memory, state, 7)
+    keeper.exclude = excluded.append  # type: ignore[method-assign]
+    keeper.kept[0][0].table.boxes[0] += 1
     assert restore_from_snapshots(Folder(str(tmp_path)), keeper, *trained(), lambda step: "o") is None
     assert excluded == ["3-7-0"] * 3
     memory.close()

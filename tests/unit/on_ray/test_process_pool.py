@@ -54,6 +54,22 @@ def test_a_node_that_hangs_holds_the_others_up_four_times_as_long_as_they_took(r
     assert len(ray.started) == 3
 
 
+def test_one_process_a_node_measures_the_network_and_its_figure_counts_for_all_there(ray: FakeRay) -> None:
+    """Each fetches megabytes from the driver's node, all at the same time."""
+    processes = pool()
+    ray.health |= {"a": FIT._replace(network_bytes_per_s=1e9)}
+    taken = group(processes, ray, *["a"] * 8, *["b"] * 8)
+    assert ray.measuring == ["a", "b"]
+    ray.health.clear()  # what the others on it say: nothing
+    processes.give_back(taken)
+    group(processes, ray, *["a"] * 9, *["b"] * 8)
+    assert ray.measuring == ["a", "b"]
+    assert processes._health["a"].network_bytes_per_s == 1e9
+    processes.observe([])  # the nodes are gone, and one comes back
+    group(processes, ray, "a", "a")
+    assert ray.measuring == ["a", "b", "a"]
+
+
 def test_where_nothing_is_known_a_start_may_take_three_minutes_and_fast_ones_leave_the_next_twenty_seconds(
     ray: FakeRay,
 ) -> None:

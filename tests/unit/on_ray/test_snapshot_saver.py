@@ -55,13 +55,14 @@ class Waiting:
         )
         piece = StagedPiece("model/w", "U8", (8,), (4 * rank,), (4,), 0, 4)
         digests = ((digest.of_bytes(bytes([step] * 4)),),)
-        return Snapshot(self.term, rank, meta, (piece,), 4, digests)
+        return Snapshot.of(self.term, rank, meta, (piece,), 4, digests)
 
     def contents(self) -> list[ServerContents]:
         """Rank 1's part lies on the first node, too."""
         held = {"node0": self.parts, "node1": [part for part in self.parts if part.rank == 1]}
         return [
-            ServerContents((node, 1), [(part, 0) for part in parts], self.server(node)) for node, parts in held.items()
+            ServerContents((node, 1), [(held.part, 0) for held in parts], self.server(node))
+            for node, parts in held.items()
         ]
 
     def server(self, node: str) -> Any:
@@ -160,6 +161,14 @@ def test_a_copy_whose_bytes_have_changed_is_not_committed_and_another_one_is(
     [one] = inspect(waiting.run, verify=True)
     assert (one.name, one.state) == ("step-0000000007", "committed")
     assert "digest expected" in caplog.text
+
+
+def test_a_copy_whose_pieces_have_changed_is_not_committed(waiting: Waiting) -> None:
+    for part in waiting.parts:
+        if part.meta.step == 7:
+            part.table.boxes[0] += 1
+    assert waiting.save() == ""
+    assert committed(waiting.run) == ["step-0000000006"]
 
 
 def test_where_every_copy_of_the_newest_is_bad_the_one_before_is_committed(waiting: Waiting) -> None:

@@ -38,7 +38,7 @@ class Nodes:
             node, slot = rank // WORKERS, step % 2
             stage = self.stages.setdefault((rank, slot), StagingBuffer("/dev/shm", self.size))
             stage.mark(step)
-            snapshot = Snapshot(self.term, rank, meta, (), self.size)
+            snapshot = Snapshot.of(self.term, rank, meta, (), self.size)
             self.servers[node].keep(snapshot, slot, os.getpid(), stage.fd, [], needed_from)
             peer, part = self.servers[(node + 1) % len(self.servers)], stage._bytes.numpy()
             peer.replicate(snapshot, slot, MARK_BYTES, part, True, needed_from)
@@ -98,7 +98,7 @@ def test_who_asks_at_once_does_not_get_the_same_room_twice() -> None:
     """Eight workers of a node hand over their snapshots together."""
     server = SnapshotServer("/dev/shm", 2 * (1000 + MARK_BYTES), math.inf)
     meta = Meta(step=1, tokens=1, world_size=3, order_identity="o", config_fingerprint="c")
-    first, second, third = (Snapshot(1, rank, meta, (), 1000) for rank in range(3))
+    first, second, third = (Snapshot.of(1, rank, meta, (), 1000) for rank in range(3))
     with (
         server._room((1, 0, False, 0), first),
         server._room((1, 1, False, 0), second),
@@ -139,10 +139,10 @@ def test_a_snapshot_server_that_is_given_no_limit_takes_half_of_what_is_free(mon
     monkeypatch.setattr("springtide.on_ray.train.snapshot_server.free_bytes", lambda: 2 * (1000 + MARK_BYTES))
     server = SnapshotServer("/dev/shm", None, math.inf)
     meta = Meta(step=1, tokens=1, world_size=2, order_identity="o", config_fingerprint="c")
-    with server._room((1, 0, False, 0), Snapshot(1, 0, meta, (), 1000)):
+    with server._room((1, 0, False, 0), Snapshot.of(1, 0, meta, (), 1000)):
         pass
     with (
         pytest.raises(OSError, match=r"checkpoint\.memory_bytes = 'auto' is half of what the node had free"),
-        server._room((1, 0, False, 0), Snapshot(1, 0, meta, (), 1001)),
+        server._room((1, 0, False, 0), Snapshot.of(1, 0, meta, (), 1001)),
     ):
         raise AssertionError("there is none")

@@ -3,7 +3,9 @@ changes. The servers are real, in threads of this process; Ray is not there."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,11 @@ import pytest
 import torch
 from snapshot_pools import WAIT_S, Nodes, taken
 
-from springtide.checkpoint.format import BadFile
+from springtide.checkpoint.format import BadFile, Meta, StagedPiece
 from springtide.checkpoint.load import read_into
-from springtide.checkpoint.snapshot_parts import file_of
-from springtide.checkpoint.snapshots import pieces_of
+from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart, file_of
 from springtide.on_ray.train import snapshot_client, snapshot_server
+from springtide.on_ray.train.snapshot_client import SnapshotClient
 from springtide.on_ray.train.snapshot_server import SnapshotServer
 from springtide.store import Folder
 
@@ -46,6 +48,12 @@ def held(nodes: Nodes, node: str, step: int, data: bytes = DATA) -> None:
     handle.exception(WAIT_S)
     assert client.settled(handle)
     stage.close()
+
+
+def read(client: SnapshotClient, part: SnapshotPart, weight: torch.Tensor) -> None:
+    """Read a tensor as a restore does. Raises BadFile if the copy is not what its rank described."""
+    source = client.source([part])
+    read_into(source, source.table([part]).pieces(), {"model/weight": weight})
 
 
 def test_more_ranks_on_a_node_than_threads_do_not_wait_for_each_other(cluster: Any) -> None:
@@ -160,10 +168,63 @@ def test_bytes_that_have_changed_are_read_from_another_copy(cluster: Any) -> Non
     [found] = client.found()
     weight = torch.zeros(len(DATA), dtype=torch.uint8)
     with pytest.raises(BadFile) as error:
-        read_into(client.source([found]), pieces_of([found]), {"model/weight": weight})
+        read(client, found, weight)
     client.exclude(error.value.file)
-    read_into(client.source([found]), pieces_of([found]), {"model/weight": weight})
+    read(client, found, weight)
     assert bytes(weight.numpy()) == DATA
+
+
+def test_pieces_that_are_not_those_of_the_rank_are_told_by_another_server(cluster: Any) -> None:
+    nodes = cluster("abc")
+    held(nodes, "b", 7)
+    client, lies = nodes.clients["c"], nodes.ray.handles["c"].server
+    [copy] = lies._held.values()
+    table = copy.snapshot.table
+    copy.snapshot = dataclasses.replace(copy.snapshot, table=table._replace(boxes=table.boxes + 1))
+    [found] = client.found()
+    source = client.source([found])
+    with pytest.raises(BadFile, match="digest of its pieces expected") as error:
+        source.table([found])
+    client.exclude(error.value.file)
+    weight = torch.zeros(len(DATA), dtype=torch.uint8)
+    read(client, found, weight)
+    assert bytes(weight.numpy()) == DATA
+    nodes.ray.handles["b"].server.forget(10**9)
+    with pytest.raises(OSError, match="the snapshot 1-7-0 is gone"):
+        client.source([found]).table([found])
+
+
+def test_a_place_that_tells_of_other_pieces_than_the_first_is_none(cluster: Any) -> None:
+    nodes = cluster("abc")
+    held(nodes, "a", 7)
+    [copy] = nodes.ray.handles["b"].server._held.values()
+    copy.snapshot = dataclasses.replace(copy.snapshot, table_digest="0" * 32)
+    [found] = nodes.clients["c"].found()
+    assert [place.node for place in found.held_at] == ["a"]
+
+
+def test_a_look_up_tells_no_pieces_and_each_holder_is_asked_for_them_once(cluster: Any) -> None:
+    """Of those that are chosen alone: a server of a large group holds tens of thousands."""
+    nodes, sizes = cluster("ab"), []
+    for pieces in (1, 1000):
+        meta = Meta(step=7, tokens=7, world_size=16, order_identity="o", config_fingerprint="c")
+        staged = [StagedPiece("model/weight", "U8", (pieces,), (at,), (1,), at, 1) for at in range(pieces)]
+        digests = [("0" * 32,)] * pieces
+        parts = [Snapshot.of(1, rank, meta, staged, 1000, digests) for rank in range(16)]
+        sizes.append(len(pickle.dumps([part.part for part in parts])))
+    assert sizes[0] == sizes[1] < 8000
+    kept = [taken(7, DATA, rank, 16) for rank in range(16)]
+    a, b = nodes.ray.handles["a"], nodes.ray.handles["b"]
+    for rank, (snapshot, stage) in enumerate(kept):
+        (a if rank % 2 else b).keep.remote(snapshot, 0, os.getpid(), stage.fd, []).result(WAIT_S)
+    client = nodes.clients["a"]
+    found = sorted(client.found(), key=lambda part: part.rank)
+    a.calls.clear(), b.calls.clear()
+    table = client.source(found).table(found[:6])
+    assert len(table.pieces()) == 6
+    assert (a.calls, b.calls) == (["pieces"], ["pieces"])
+    for _, stage in kept:
+        stage.close()
 
 
 def test_memory_of_another_group_of_the_same_step_and_size_is_not_taken_for_a_snapshot(cluster: Any) -> None:
@@ -206,10 +267,10 @@ def test_the_only_node_that_stays_starts_no_server_elsewhere_while_its_group_lea
     monkeypatch.setattr(snapshot_client, "staying", lambda with_room=False: ["a", "c"])
     nodes.ray.handles["c"].hangs = {"found", "replicate"}
     nodes.ray.handles["c"].calls.clear()
-    assert nodes.clients["a"].evacuate()
+    assert nodes.clients["a"].evacuate(nodes.clients["a"].staying())
     held(nodes, "a", 2)
     assert nodes.ray.handles["c"].calls == []
-    assert nodes.clients["b"].evacuate()
+    assert nodes.clients["b"].evacuate(nodes.clients["b"].staying())
     assert [*nodes.clients["b"]._peers] == ["a"]
 
 
@@ -234,13 +295,13 @@ def test_after_a_notice_copies_go_to_nodes_that_stay_and_to_those_that_join_late
     client = nodes.clients["a"]
     assert [*client._peers] == ["b"]
     monkeypatch.setattr(snapshot_client, "staying", lambda with_room=False: ["a", "c"])
-    assert client.evacuate()
+    assert client.evacuate(client.staying())
     held(nodes, "a", 1)
     assert nodes.whole(1) == "ac"
     monkeypatch.setattr(snapshot_client, "staying", lambda with_room=False: ["a", "d"])
     for asked in client._asked.values():
         asked.exception(WAIT_S)
-    assert client.evacuate()
+    assert client.evacuate(client.staying())
     client._choose()  # starts a server on the node that has joined
     client._asked["d"].exception(WAIT_S)
     client._choose()

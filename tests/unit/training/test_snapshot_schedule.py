@@ -21,7 +21,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.full, self.begun, self.under_way = False, 0, False
-        self.slow, self.stays, self.evacuated = False, True, 0
+        self.slow, self.stays, self.evacuated, self.asked = False, True, 0, 0
         """Whether copies never arrive; whether a node stays that can hold them."""
 
     def begin(self, *_: Any) -> None:
@@ -37,7 +37,12 @@ class Memory:
         self.under_way &= self.slow
         return self.under_way
 
-    def evacuate(self) -> bool:
+    def staying(self) -> list[str]:
+        self.asked += 1
+        return ["a", "b"]
+
+    def evacuate(self, stay: list[str]) -> bool:
+        assert stay == ["a", "b"]
         self.evacuated += 1
         return self.stays
 
@@ -163,7 +168,7 @@ def test_at_a_notice_the_next_snapshot_goes_to_nodes_that_stay_and_does_not_wait
     assert run.memory.begun == 0
     run.memory.under_way = run.memory.slow = True  # the one before is not safe yet
     run.steps(1, frozenset({Interrupt.COPY}))
-    assert (run.memory.evacuated, run.memory.begun) == (1, 0)
+    assert (run.memory.evacuated, run.memory.asked, run.memory.begun) == (1, 1, 0)
     run.steps(3)
     assert run.memory.begun == 0
     run.memory.slow = False

@@ -84,6 +84,8 @@ class WorkerProcessPool:
         """The actors that were not ended."""
         self._free: list[WorkerProcess] = []
         self._health: dict[str, Health] = {}
+        self._measured: dict[str, ActorHandle] = {}
+        """Node -> its process that measures how fast the node is reached, for all there."""
         self._remarks: set[str] = set()
         self._leaving: set[str] = set()
         self._newly_ready: list[tuple[str, float]] = []
@@ -110,7 +112,7 @@ class WorkerProcessPool:
         """Forget nodes that are gone: new nodes are compared only with those that live and stay."""
         alive = {node.id for node in nodes}
         self._leaving = {node.id for node in nodes if node.leaves_at is not None}
-        tables: tuple[dict[str, Any], ...] = (self._health, self._failures, self._left_out)
+        tables: tuple[dict[str, Any], ...] = (self._health, self._measured, self._failures, self._left_out)
         for known in tables:
             for node in known.keys() - alive:
                 del known[node]
@@ -207,7 +209,11 @@ class WorkerProcessPool:
         if self.closed:  # meanwhile, in another thread, which may not have seen this one
             self._end(actor)
             raise WorkerGroupStartupFailedError("the run's driver has ended all processes")
-        return WorkerProcess(node, actor, actor.execute.remote(warm_up, self._job), time.monotonic())
+        measure_network = self._measured.get(node) not in self._all  # the one before may have ended
+        if measure_network:
+            self._measured[node] = actor
+        ready = actor.execute.remote(warm_up, self._job, measure_network)
+        return WorkerProcess(node, actor, ready, time.monotonic())
 
     def _await(self, processes: Sequence[WorkerProcess]) -> set[ObjectRef]:
         """Wait until all are ready, or the others have taken far longer than any start of this run. Returns the ``ready``
@@ -239,6 +245,10 @@ class WorkerProcessPool:
         except RayError as error:
             self.exclude(node, f"no worker came up on it: {last_line(error)}", is_process_lost=True)
             return None
+        if not health.network_bytes_per_s and (
+            before := self._health.get(node)
+        ):  # another process there has measured it
+            health = health._replace(network_bytes_per_s=before.network_bytes_per_s)
         reason = known.unfit(node, health)
         # by its network alone: it may have been measured while others fetched, too
         if reason and not known.unfit(node, health._replace(network_bytes_per_s=0.0)):

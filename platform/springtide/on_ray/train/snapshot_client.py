@@ -19,8 +19,9 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from springtide.checkpoint.piece_table import PieceTable
 from springtide.checkpoint.shared_memory import MARK_BYTES, HeldAt
-from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotKey, file_of
+from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotKey, SnapshotPart, file_of
 from springtide.checkpoint.staging import StagingBuffer, in_thread
 from springtide.config import Config
 from springtide.elastic.copies import Domain, preferred, shared
@@ -114,10 +115,16 @@ class SnapshotClient:
             self._asked[node] = self._server(node).found.remote()
         return bool(ray.wait([self._asked[node]], timeout=0)[0])
 
-    def evacuate(self) -> bool:
-        """Choose peers again, among the nodes that stay: those of the ranks, or, for a rank that leaves, any. Returns whether
-        snapshots kept from now on outlive the nodes that leave."""
-        stay = staying()
+    def staying(self) -> list[str]:
+        """As ``SnapshotStore.staying``."""
+        try:
+            return staying()
+        except RayError as error:
+            raise OSError(str(error).splitlines()[0]) from None
+
+    def evacuate(self, stay: Sequence[str]) -> bool:
+        """Choose peers again, among the nodes that ``stay``: those of the ranks, or, for a rank that leaves, any. Returns
+        whether snapshots kept from now on outlive the nodes that leave."""
         self._leaving = self._nodes.keys() - set(stay)
         found = self._in_group()
         if (
@@ -210,7 +217,7 @@ class SnapshotClient:
             raise OSError(str(error).splitlines()[0]) from None
         return True
 
-    def forget(self, before: int, kept: Snapshot | None = None) -> None:
+    def forget(self, before: int, kept: SnapshotPart | None = None) -> None:
         """As ``SnapshotStore.forget``; a server that does not answer keeps what it has until another call reaches it."""
         what = None if kept is None else (kept.term, kept.meta.step)
         asked = {server: server.forget.remote(before, what) for server in servers_named(self._prefix)}
@@ -218,30 +225,31 @@ class SnapshotClient:
         if kept is not None and answers:
             ray.wait(answers, num_returns=len(answers), timeout=ANSWER_S)
 
-    def found(self) -> list[Snapshot]:
-        """Return the whole snapshots of the servers that answer, each with all its places; nodes that stay come first."""
+    def found(self) -> list[SnapshotPart]:
+        """Return the whole parts of the servers that answer, each with all its places; nodes that stay come first. A place
+        where the part has other pieces is none."""
         stay, contents = staying(), contents_of(servers_named(self._prefix))
         self._answering = {one.server for one in contents}
         contents.sort(key=lambda one: one.where[0] not in stay)
-        known: dict[SnapshotKey, Snapshot] = {}
+        known: dict[SnapshotKey, SnapshotPart] = {}
         places: dict[SnapshotKey, tuple[HeldAt, ...]] = {}
         for (node, pid), held, _ in contents:
-            for snapshot, fd in held:
-                known.setdefault(snapshot.key, snapshot)
-                if snapshot.group == known[snapshot.key].group:
-                    places[snapshot.key] = (*places.get(snapshot.key, ()), HeldAt(node, pid, fd))
-        return [dataclasses.replace(snapshot, held_at=places[key]) for key, snapshot in known.items()]
+            for part, fd in held:
+                first = known.setdefault(part.key, part)
+                if (part.group, part.table_digest) == (first.group, first.table_digest):
+                    places[part.key] = (*places.get(part.key, ()), HeldAt(node, pid, fd))
+        return [dataclasses.replace(part, held_at=places[key]) for key, part in known.items()]
 
-    def source(self, snapshots: Sequence[Snapshot]) -> _Source:
-        """Return a source that reads ``snapshots`` from this node if possible. Raises OSError if one is nowhere."""
+    def source(self, parts: Sequence[SnapshotPart]) -> _Source:
+        """Return a source that reads ``parts`` from this node if possible. Raises OSError if one is nowhere."""
         self._read_at, origins = {}, {}
-        for snapshot in snapshots:
-            file = file_of(snapshot.key)
-            places = [place for place in snapshot.held_at if (file, place) not in self._excluded]
+        for part in parts:
+            file = file_of(part.key)
+            places = [place for place in part.held_at if (file, place) not in self._excluded]
             if not places:
                 raise OSError(f"the snapshot {file} is gone")
             place = self._read_at[file] = min(places, key=lambda one: one.node != self.node)
-            origins[file] = _Origin(snapshot.key, place, place.node == self.node, snapshot.size_bytes)
+            origins[file] = _Origin(part.key, place, place.node == self.node, part.size_bytes)
         return _Source(origins, self._prefix)
 
     def exclude(self, file: str) -> None:
@@ -283,6 +291,26 @@ class _Source:
         self._maps: dict[str, mmap.mmap] = {}
         self._servers: dict[str, ActorHandle[SnapshotServer]] = {}
         self._lock = threading.Lock()
+
+    def table(self, parts: Sequence[SnapshotPart]) -> PieceTable:
+        """As ``SnapshotSource.table``: each server is asked once, all at the same time."""
+        at: dict[str, list[SnapshotPart]] = {}
+        for part in parts:
+            at.setdefault(self._origins[file_of(part.key)].place.node, []).append(part)
+        tables = [PieceTable.of([])]
+        try:
+            asked = [self._server(node).pieces.remote([part.key for part in some]) for node, some in at.items()]
+            until_s = time.monotonic() + _READ_S
+            told = [ray.get(one, timeout=max(0.0, until_s - time.monotonic())) for one in asked]
+        except (RayError, ValueError) as error:
+            raise OSError(f"a server with pieces of a snapshot is gone: {error}") from None
+        for some, found in zip(at.values(), told, strict=True):
+            for part, table in zip(some, found, strict=True):
+                if table is None:
+                    raise OSError(f"the snapshot {file_of(part.key)} is gone")
+                part.check(table)
+                tables.append(table)
+        return PieceTable.joined(tables)
 
     def stream(self, name: str, begin: int, end: int) -> Iterator[memoryview]:
         yield self._read(name, begin, end)

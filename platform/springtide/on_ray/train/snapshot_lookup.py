@@ -10,7 +10,7 @@ from typing import NamedTuple
 import ray
 from ray.actor import ActorHandle
 
-from springtide.checkpoint.snapshot_parts import Snapshot, newest_whole
+from springtide.checkpoint.snapshot_parts import SnapshotPart, newest_whole
 from springtide.on_ray.cluster.nodes import refusing, standing
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.store import Folder, digest
@@ -43,8 +43,8 @@ class ServerContents(NamedTuple):
 
     where: tuple[str, int]
     """The server's node and process."""
-    held: list[tuple[Snapshot, int]]
-    """Each snapshot with its file descriptor there."""
+    held: list[tuple[SnapshotPart, int]]
+    """Each part with its file descriptor there."""
     server: ActorHandle
 
 
@@ -59,7 +59,7 @@ def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
     end_s, number, wait_s = begin_s + ANSWER_S, len(waiting), _PROMPT_S - _AT_ONCE_S
     while waiting and wait_s > 0:
         _take(waiting, known, number, wait_s)
-        parts = [snapshot for one in known for snapshot, _ in one.held]
+        parts = [part for one in known for part, _ in one.held]
         whole = newest_whole(parts)
         if whole and _age(whole[0]) == max(map(_age, parts)):
             break
@@ -90,5 +90,5 @@ def _drop_lost(waiting: dict[ray.ObjectRef, ActorHandle]) -> None:
                 del waiting[answer]
 
 
-def _age(part: Snapshot) -> tuple[int, int]:
+def _age(part: SnapshotPart) -> tuple[int, int]:
     return part.meta.step, part.term

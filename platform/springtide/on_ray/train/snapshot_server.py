@@ -1,7 +1,8 @@
 """The snapshot server of a node: one small actor that holds shared memory after the rank that filled it is gone.
 
     rank --keep(pid, fd)--> server of its node: opens the memory itself --replicate--> servers of other nodes
-    after a loss: rank 0 asks every server what it has; the newest step with all parts somewhere is read back
+    after a loss: rank 0 asks every server which parts it has; the newest step with all parts somewhere is read back, and
+        the pieces of these alone are told
 
 A call that waits for another server has threads of its own: two servers whose threads all wait for each other would wait for
 ever. The calls that servers answer for each other wait for nothing.
@@ -28,9 +29,10 @@ from ray import ObjectRef
 from ray.actor import ActorHandle
 
 from springtide.checkpoint.commit import CommitJob, Committed
+from springtide.checkpoint.piece_table import PieceTable
 from springtide.checkpoint.shared_memory import MARK_BYTES, NO_STEP, mark
 from springtide.checkpoint.snapshot_commit import write_part
-from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotKey, file_of
+from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotKey, SnapshotPart, file_of
 from springtide.faults import arm, reach
 from springtide.on_ray.train.mailbox import MailboxClient
 from springtide.on_ray.train.snapshot_lookup import ANSWER_S
@@ -180,12 +182,18 @@ class SnapshotServer:
                 if held.snapshot.term < before and (held.snapshot.term, held.snapshot.meta.step) != kept:
                     self._held.pop(place).close()
 
-    def found(self) -> tuple[tuple[str, int], list[tuple[Snapshot, int]]]:
+    def found(self) -> tuple[tuple[str, int], list[tuple[SnapshotPart, int]]]:
         """Return the node and process id of this server, because processes of the node open its memory themselves; and the
-        whole snapshots held here, each with its file descriptor."""
+        whole parts of snapshots held here, each with its file descriptor."""
         with self._lock:
-            whole = [(held.snapshot, held.fd) for held in self._held.values() if held.is_whole]
+            whole = [(held.snapshot.part, held.fd) for held in self._held.values() if held.is_whole]
         return (ray.get_runtime_context().get_node_id(), os.getpid()), whole
+
+    def pieces(self, keys: Sequence[SnapshotKey]) -> list[PieceTable | None]:
+        """Return the pieces of each of these parts; None for one that is not held here whole any more."""
+        with self._lock:
+            found = {held.snapshot.key: held.snapshot.table for held in self._held.values() if held.is_whole}
+        return [found.get(key) for key in keys]
 
     @ray.method(concurrency_group="copy")
     def read(self, key: SnapshotKey, begin: int, end: int) -> np.ndarray:

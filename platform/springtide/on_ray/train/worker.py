@@ -170,14 +170,16 @@ def _gave_memory_back() -> bool:
     return held <= _LEFT_BYTES
 
 
-def warm_up(job: TrainJob) -> Health:
-    """Import and start ahead what a group needs, in a new worker's process that has none yet; return the preflight's result."""
+def warm_up(job: TrainJob, measure_network: bool) -> Health:
+    """Import and start ahead what a group needs, in a new worker's process that has none yet; return the preflight's result.
+    ``measure_network``: one process a node does that."""
     arm(job.fault_points)
     importlib.import_module("ray.data")
     importlib.import_module("ray.train.torch")  # what forms a group needs it: all ranks would wait for a new one
     servers = SnapshotClient(job.config, job.folder, job.mailbox, owner=job.owner) if job.keeps_snapshots else None
     found = preflight(job.config, job.compiled)
-    found = found._replace(network_bytes_per_s=job.mailbox.fetch_speed())
+    if measure_network:
+        found = found._replace(network_bytes_per_s=job.mailbox.fetch_speed())
     if servers is not None:
         servers.wait()
     gc.collect()
