@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import itertools
 import queue
 import threading
 import weakref
@@ -137,8 +138,24 @@ def check(order: Order, rank: int, world_size: int, step: StepsDone, batch: Batc
 
 def load(reader: RankReader, plan: Iterable[Read]) -> Iterator[Batch]:
     """Yield the batches of ``plan``, one read ahead: the feed of a process without Ray."""
-    for batches in ahead(list(reader.batches(read)) for read in plan):
+    rest = iter(plan)
+    reads = itertools.chain(*map(growing, itertools.islice(rest, 1)), rest)
+    for batches in ahead(list(reader.batches(read)) for read in reads):
         yield from batches
+
+
+def growing(read: Read) -> Iterator[Read]:
+    """Cut a read into reads of 1, 1, 2, 4, ... steps: a group that starts waits for one step's rows, not for all of them, and
+    the store gets few requests.
+
+    >>> [part.last for part in growing(Read(StepsDone(10), StepsDone(17)))]
+    [11, 12, 14, 17]
+    """
+    begin, last = read.first, read.last
+    while begin < last:
+        end = StepsDone(min(last, begin + max(1, begin - read.first)))
+        yield Read(begin, end)
+        begin = end
 
 
 _drawing: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref.WeakKeyDictionary()

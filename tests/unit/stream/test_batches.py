@@ -11,7 +11,9 @@ import pytest
 
 import springtide as st
 from springtide.config import Config
-from springtide.stream import Batch
+from springtide.config.steps import StepsDone
+from springtide.stream import Batch, Read
+from springtide.stream.reader import growing
 
 
 def rows_of(dataset: str, size: int, step: int, steps: int) -> list[list[int]]:
@@ -53,3 +55,12 @@ def test_a_process_that_ends_while_it_reads_ends_well(tiny: Config) -> None:
 def test_a_read_is_a_bounded_number_of_steps(tiny: Config) -> None:
     batches = st.stream.batches(tiny.shards.dataset, global_batch=12, step=10**7)
     assert [batch.step for batch in islice(batches, 3)] == [10**7, 10**7 + 1, 10**7 + 2]
+
+
+def test_the_first_step_waits_for_its_own_rows_alone_and_no_step_is_missed() -> None:
+    for first, last in ((0, 1), (7, 9), (40, 2728)):
+        parts = list(growing(Read(StepsDone(first), StepsDone(last))))
+        assert parts[0].steps == [first]
+        assert [step for part in parts for step in part.steps] == list(range(first, last))
+        assert len(parts) <= 2 + (last - first).bit_length()
+    assert not list(growing(Read(StepsDone(3), StepsDone(3))))

@@ -24,7 +24,7 @@ from ray.exceptions import RayError
 
 from springtide.config.data import FeedConfig
 from springtide.config.steps import StepsDone, one_more
-from springtide.stream import Batch, RankReader, Read, ahead
+from springtide.stream import Batch, RankReader, Read, ahead, load
 
 _log = logging.getLogger(__name__)
 
@@ -35,10 +35,14 @@ _READS_PER_PIPELINE = 256
 def feed(reader: RankReader, plan: list[Read], config: FeedConfig, name: str = "") -> Iterator[Batch]:
     """Yield the batches of ``plan``. This process makes the first read itself, without a start-up, while Ray starts the rest:
     a new worker group trains at once. ``name`` is what Ray's dashboard calls the pipelines."""
+    mine = load(reader, plan[:1])
+    if (
+        plan and len(plan[0].steps) > 1
+    ):  # to start a pipeline takes much of a core: no rank waits for that in the first step
+        yield from itertools.islice(mine, 1)
     rest = ahead(_by_tasks(reader, plan[1:], config, name))
     try:
-        for read in plan[:1]:
-            yield from reader.batches(read)
+        yield from mine
         yield from rest
     finally:
         rest.close()

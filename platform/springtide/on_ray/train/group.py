@@ -57,8 +57,10 @@ _POLL_S = 0.05
 """How long the answers of a small group are waited for when it is asked how it is; the rest is read the next time [s]."""
 _SOON_S = 0.05
 """Time between these questions while a worker does not answer, or a group is about to leave [s]."""
-_LOOK_S = 1.0
-"""Time between looks at the nodes of a group that forms [s]."""
+_LOOK_S = 0.2
+"""Time between looks at the nodes of a small group that forms [s]."""
+_LOOKS_PER_S = 1000.0
+"""Nodes of a larger one that are looked at in a second; each costs a connection [nodes/s]."""
 
 
 class Reservation(PlacementGroupHandle):
@@ -171,7 +173,8 @@ class PooledWorkerGroup(WorkerGroup):
         later, or all of them when it takes far longer than before, because one hangs."""
         nodes = {worker.metadata.node_id for worker in self._taken}
         until_s = self._taken_s + self.processes.setup_times.limit_s(len(self._taken))
-        while not self._over.wait(_LOOK_S):
+        pause_s = max(_LOOK_S, len(nodes) / _LOOKS_PER_S)
+        while not self._over.wait(pause_s):
             is_late = time.monotonic() > until_s
             gone = nodes if is_late else silent_nodes(nodes)
             if is_late:
