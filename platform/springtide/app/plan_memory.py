@@ -120,7 +120,7 @@ def activations(model: ModelConfig, recompute: str, precision: str, gpu: bool) -
     Args:
         model: architecture.
         recompute: as ``parallel.recompute``.
-        precision: as ``parallel.precision``.
+        precision: as ``parallel.computes_in``.
         gpu: whether it is a GPU, whose attention kernels need a key head for each query head.
     """
     size, width, kv_width = _BYTES[precision], model.num_heads * model.head_width, model.num_kv_heads * model.head_width
@@ -145,9 +145,9 @@ def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> in
     at_once = min(config.train.rows_at_once, rows)
     tokens = at_once * config.shards.sequence_length
     several = rows > at_once
-    cast, summed = _BYTES[parallel.precision], 8 if parallel.exact else 4
+    cast, summed = _BYTES[parallel.computes_in], 8 if parallel.exact else 4
     shards = parallel.shards or world_size
-    kept = activations(config.model, parallel.recompute, parallel.precision, gpu)
+    kept = activations(config.model, parallel.recompute, parallel.computes_in, gpu)
     logits = min(_LOGITS_AT_ONCE[gpu], all_logits := tokens * size.table // config.model.dim)
     head = (4 + 2 * cast + cast * (all_logits > logits)) * logits + kept.around * tokens + 4 * size.table
     forward = kept.kept * size.num_layers * tokens + head

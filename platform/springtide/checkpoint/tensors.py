@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from springtide.errors import CheckpointError
 
@@ -94,8 +95,11 @@ def _materialize_adamw(optimizer: torch.optim.AdamW) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a distributed tensor, or the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    """Return this rank's shard of a distributed tensor, or the tensor itself: its numbers, without what torchao wraps around
+    weights that are gathered in fp8."""
+    found = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    is_wrapped = type(found) not in (Tensor, nn.Parameter) and is_traceable_wrapper_subclass(found)
+    return getattr(found, found.__tensor_flatten__()[0][0]) if is_wrapped else found
 
 
 def box(tensor: Tensor) -> Box:

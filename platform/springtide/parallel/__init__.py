@@ -1,11 +1,13 @@
 """Sharding of a model over a mesh. Rule: parallelism is applied from outside, in one visible order; gradients are summed."""
 
 from springtide.parallel.compiled import gave_up, uncompiled
+from springtide.parallel.float8 import forget_scales
 from springtide.parallel.fsdp import in_precision, parallelize, reduces_each, reshard, set_gradient_sync
 from springtide.parallel.gradient_squares import GradientSquares, watch_gradients
 
 __all__ = [
     "GradientSquares",
+    "forget_scales",
     "gave_up",
     "in_precision",
     "parallelize",

@@ -95,7 +95,8 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
         device = "cuda" if config.elastic.gpus_per_worker else "cpu"
         as_there = (logits_as_on(device), attention_as_on(device))
         with as_there[0], as_there[1], FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
-            layout = config.parallel.model_copy(update={"compile": False})  # only shapes matter, nothing runs
+            # only shapes matter, nothing runs; and what fp8 keeps for backward is bf16
+            layout = config.parallel.model_copy(update={"compile": False, "precision": config.parallel.computes_in})
             model = make(config.model, vocab_size, eos_id)
             freeze(model, config.optim)
             model = parallelize(model, layout, here)

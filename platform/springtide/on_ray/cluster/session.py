@@ -38,6 +38,8 @@ _DEVICE_GB = {"V100": 32, "T4": 16, "L4": 24, "A10G": 24, "L40S": 48, "A100": 80
 """Largest memory of each device by Ray's name for it, from the makers' data sheets [GB]."""
 _WITHOUT_BF16 = ("K80", "P100", "P4", "V100", "T4")
 """Devices older than Ampere: they emulate bf16, slower than fp32."""
+_WITHOUT_FP8 = (*_WITHOUT_BF16, "A100", "A100-40G", "A100-80G", "A10G", "A10", "A6000")
+"""Those and Ampere: they have no products of 8 bits."""
 _ACCELERATOR = "accelerator_type:"
 _RAY_FOLDER = "RAY_TMPDIR"
 _PREFIX = "springtide-ray-"
@@ -258,11 +260,22 @@ def _kinds(nodes: Sequence[dict[str, float]]) -> list[str]:
 
 
 def check_precision(config: Config, nodes: Sequence[dict[str, float]]) -> None:
-    """Raise ConfigError if a device of nodes with these resources cannot compute in the config's precision."""
-    poor = [kind for kind in _kinds(nodes) if kind in _WITHOUT_BF16]
-    if config.elastic.gpus_per_worker and config.parallel.precision == "bf16" and poor:
-        limit = f"the cluster has {' and '.join(poor)} devices, which have no bf16 arithmetic"
-        raise ConfigError(explain("parallel.precision", "bf16", limit, "use fp16, or only nodes with newer devices"))
+    """Raise ConfigError if a device of nodes with these resources cannot compute in the config's precision, or this machine
+    lacks what that needs."""
+    precision, is_float8 = config.parallel.precision, bool(config.parallel.float8)
+    if is_float8:
+        from springtide.parallel.float8 import check_installed
+
+        check_installed(precision)
+    poor = [kind for kind in _kinds(nodes) if kind in (_WITHOUT_FP8 if is_float8 else _WITHOUT_BF16)]
+    if config.elastic.gpus_per_worker and config.parallel.computes_in == "bf16" and poor:
+        limit = (
+            f"the cluster has {' and '.join(poor)} devices, which have no {'fp8' if is_float8 else 'bf16'} arithmetic"
+        )
+        other = "bf16" if is_float8 else "fp16"
+        raise ConfigError(
+            explain("parallel.precision", precision, limit, f"use {other}, or only nodes with newer devices")
+        )
 
 
 def check_before_start(config: Config) -> None:
