@@ -247,6 +247,9 @@ class ParallelConfig(Section):
     recompute: Literal["none", "selective", "full"] = free(default="none")
     """Which of a block's activations are recomputed in backward: none, all except matrix products and attention, or all except
     its input [name]."""
+    offload: Literal["none", "activations", "parameters", "all"] = free(default="none")
+    """What GPUs leave to the memory of their hosts: inputs of blocks, with ``recompute: full``; shards of weights, gradients
+    and the optimizer's state, which are updated there; or both. Slower, for models that do not fit otherwise [name]."""
     compile: bool = free(default=False)
     """Whether blocks are compiled (torch.compile) [flag]."""
     threads: int = free(default=0, ge=0)
@@ -261,6 +264,23 @@ class ParallelConfig(Section):
     def computes_in(self) -> Literal["fp32", "bf16", "fp16"]:
         """Type of activations, and of whole weights but those of 8 bits."""
         return "bf16" if self.precision == "fp8" or self.precision == "fp8_rowwise" else self.precision
+
+    @property
+    def offloads_parameters(self) -> bool:
+        """Whether weights, gradients and moments are on the host."""
+        return self.offload in ("parameters", "all")
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether inputs of blocks are on the host until backward."""
+        return self.offload in ("activations", "all")
+
+    @model_validator(mode="after")
+    def _check(self) -> ParallelConfig:
+        if self.offloads_activations and self.recompute != "full":
+            problem = f"moves inputs of blocks, and parallel.recompute = {self.recompute!r} keeps more than these on the device"
+            raise ValueError(explain("parallel.offload", self.offload, problem, "set parallel.recompute to full"))
+        return self
 
     @property
     def exact(self) -> bool:

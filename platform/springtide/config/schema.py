@@ -319,7 +319,9 @@ class Config(Section):
             remedy = f"set shards.sequence_length to {self.shards.sequence_length // 16 * 16 or 16}, or use bf16"
             found.append(explain("parallel.precision", self.parallel.precision, problem, remedy))
         if self.parallel.float8 and self.model.adapter != "none":
-            problem = f"multiplies weights that train, and those under model.adapter = {self.model.adapter!r} are frozen"
+            problem = (
+                f"multiplies weights that train, and those under model.adapter = {self.model.adapter!r} are frozen"
+            )
             found.append(explain("parallel.precision", self.parallel.precision, problem, "use bf16"))
         if self.checkpoint.keep_best and self.checkpoint.best_by == "heldout_loss" and self.train.eval_async:
             problem = "is not known yet when a save is made, with train.eval_async"

@@ -20,6 +20,7 @@ from springtide.errors import ConfigError, explain
 from springtide.model import Decoder
 from springtide.parallel.compiled import compile_block
 from springtide.parallel.float8 import convert, scale_weights
+from springtide.parallel.offload import offload_activations, offload_policy, weights_on
 from springtide.parallel.recompute import recomputed
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -41,8 +42,9 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Mo
     blocks = getattr(model, "blocks", nn.ModuleList())
     # a single process has nothing to shard, and FSDP's copies take a sixth of a small model's step; but FSDP also makes fp64
     # sums, and for a user's model the other types of weights
-    sharded = world.size > 1 or {config.precision, config.reduction} != {"fp32"}
-    if sharded and world.size == 1 and config.reduction == "fp32" and isinstance(model, Decoder):
+    offloads = config.offload != "none"  # by FSDP, whose whole weights are parameters, and so not activations
+    sharded = world.size > 1 or {config.precision, config.reduction} != {"fp32"} or offloads
+    if sharded and world.size == 1 and config.reduction == "fp32" and isinstance(model, Decoder) and not offloads:
         sharded, model.computes_in = False, _TYPES[config.computes_in]
     if config.float8:
         convert(blocks, config.precision, config.float8, world.device, gathers=sharded)
@@ -53,8 +55,10 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Mo
             compile_block(blocks[index])
     if sharded:
         _shard(model, blocks, config, world)
+    if config.offloads_activations:
+        offload_activations(model)
     if isinstance(model, Decoder):
-        model.place(world.device)
+        model.place(world.device, weights_on(config, world.device))
     elif not sharded and world.device.type != "cpu":  # a user's model is made on the CPU
         model.to(world.device)
     return model
@@ -72,11 +76,11 @@ def in_precision(model: nn.Module, config: ParallelConfig) -> nn.Module:
 def _shard(model: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, world: World) -> None:
     """Shard over all ranks, in place."""
     policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.computes_in], reduce_dtype=_TYPES[config.reduction])
-    reshard = config.strategy == "zero3"
+    reshard, offload = config.strategy == "zero3", offload_policy(config, world.device)
     for block in blocks:
-        fully_shard(block, mesh=world.mesh, mp_policy=policy, reshard_after_forward=reshard)
+        fully_shard(block, mesh=world.mesh, mp_policy=policy, reshard_after_forward=reshard, offload_policy=offload)
     # backward needs the root first, right after forward: freed, it would only be gathered again
-    fully_shard(model, mesh=world.mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(model, mesh=world.mesh, mp_policy=policy, reshard_after_forward=False, offload_policy=offload)
     setattr(model, _CONFIG, config)
     for module in model.modules():
         if isinstance(module, FSDPModule):
