@@ -32,6 +32,7 @@ from springtide.on_ray._ray_private import (
 )
 from springtide.on_ray.cluster import reaper
 from springtide.on_ray.cluster.connect import AUTH_MODE, TOKEN, TOKEN_FILE, connect
+from springtide.on_ray.cluster.device_size import DeviceSize, device_sizes
 from springtide.on_ray.names import job_metadata
 
 _DEVICE_GB = {"V100": 32, "T4": 16, "L4": 24, "A10G": 24, "L40S": 48, "A100": 80, "H100": 80, "H200": 141, "B200": 180}
@@ -223,20 +224,23 @@ def _variables(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def device_bytes(config: Config) -> int:
-    """Return the memory of one worker on the cluster's largest device, without GPUs its share of the largest node; 0 if
-    unknown [bytes]."""
+def device_size(config: Config) -> DeviceSize:
+    """Return the memory of one worker on the cluster's largest device, as the device says or, if none is free to say, as its
+    data sheet; without GPUs its share of the largest node; 0 if unknown."""
     elastic = config.elastic
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if elastic.gpus_per_worker:
-        kinds = [kind for kind in _kinds(nodes) if kind in _DEVICE_GB]
-        return int(max((_DEVICE_GB[kind] for kind in kinds), default=0) * 1e9 * min(1.0, elastic.gpus_per_worker))
+        kinds, share_of_one = _kinds(nodes), min(1.0, elastic.gpus_per_worker)
+        sheets = [DeviceSize(round(_DEVICE_GB[kind] * 1e9)) for kind in kinds if kind in _DEVICE_GB]
+        total, used = max(device_sizes(kinds, elastic.gpus_per_worker) or sheets, default=DeviceSize())
+        return DeviceSize(int(total * share_of_one), used)
 
     def share(node: dict[str, float]) -> int:
         workers = max(1, min(elastic.max_workers, int(node.get("CPU", 0) // elastic.cpus_per_worker)))
         return int(node.get("memory", 0)) // workers
 
-    return max((share(node) for node in nodes if node.get("CPU", 0) >= elastic.cpus_per_worker), default=0)
+    large = (share(node) for node in nodes if node.get("CPU", 0) >= elastic.cpus_per_worker)
+    return DeviceSize(max(large, default=0))
 
 
 def worker_speed(config: Config, vocab_size: int) -> float:
