@@ -2,7 +2,7 @@
 
 Before the first tensor: the process's context and its libraries. Then two blocks of 8B's shape, with all that
 ``parallel.offload`` can leave to the host: the peak of tensors against the prediction, what the allocator has reserved
-for them, and what a step takes. Last, groups of other micro-batches one after the other: how much is reserved that no tensor fills.
+for them, and what a step takes. Last, groups of other micro-batches one after the other: what is reserved and not filled.
 """
 
 from __future__ import annotations

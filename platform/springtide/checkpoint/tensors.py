@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Replicate
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from springtide.errors import CheckpointError
 
@@ -98,8 +97,7 @@ def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a distributed tensor, or the tensor itself: its numbers, without what torchao wraps around
     weights that are gathered in fp8."""
     found = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    is_wrapped = type(found) not in (Tensor, nn.Parameter) and is_traceable_wrapper_subclass(found)
-    return getattr(found, found.__tensor_flatten__()[0][0]) if is_wrapped else found
+    return getattr(found, found.__tensor_flatten__()[0][0]) if hasattr(found, "fsdp_pre_all_gather") else found
 
 
 def box(tensor: Tensor) -> Box:

@@ -75,4 +75,4 @@ def _unpack(packed: Tensor | tuple[torch.device, Tensor]) -> Tensor:
     if isinstance(packed, Tensor):
         return packed
     device, kept = packed
-    return torch.empty_like(kept, device=device) if kept.is_meta else kept.to(device, non_blocking=True)
+    return torch.empty_like(kept, device=device) if kept.device.type == "meta" else kept.to(device, non_blocking=True)

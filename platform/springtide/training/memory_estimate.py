@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -106,7 +107,7 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
             optimizer = optimizer_of(model, config.optim)
             materialize(optimizer)
             if device == "cuda" and config.parallel.offloads_parameters:
-                live.elsewhere = functools.partial(_state_of, optimizer)
+                live.elsewhere = functools.partial(_state_of, model, optimizer)
             anchor = Anchor(model, config.objective) if config.objective.anchor else None
             if settings.source:
                 teacher = Teacher(config, vocab_size, eos_id, None, torch.device("cpu")) if settings.teacher else None
@@ -166,10 +167,10 @@ class _Live(TorchDispatchMode):
         return forget
 
 
-def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Yield weights, gradients and moments of an optimizer."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
+def _state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Yield shards of weights and gradients, and moments."""
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor):  # whole ones, while they are gathered, are on the device
             yield parameter
             if parameter.grad is not None:
                 yield parameter.grad
