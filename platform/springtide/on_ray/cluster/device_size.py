@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ray
 
@@ -46,7 +46,7 @@ def device_sizes(kinds: Sequence[str], gpus: float) -> list[DeviceSize]:
     return [one for one in said if one.total_bytes]
 
 
-def _answer(task: Any) -> DeviceSize:
+def _answer(task: object) -> DeviceSize:
     try:
         found: DeviceSize = ray.get(task)
     except Exception:  # a node that left, or has no torch: the run itself tells
