@@ -1,10 +1,11 @@
-"""What one GPU says of springtide, in six stages, most valuable first; without Ray, from a checkout.
+"""What one GPU says of springtide, in seven stages, most valuable first; without Ray, from a checkout.
 
     smoke    the GPU tests; 50 steps of gpu_125m by torchrun, and a resume
     speed    tokens/s, MFU and joules of 125M, 1.3B and a stack of 8B's layers, against a bare loop on the same model
     groups   twenty process groups one after the other: memory clean, nothing compiled again
     kernels  attention, head loss and norms side by side; a node with compiled code of its run
     save     what staging and saving take, and what they cost the step beside them
+    memory   what a step fills beside what was predicted, with what is left to the host; contexts and holes
     lanes    two workers against one with fp64 lanes: bit-equal or not, and its price
 
     python benchmarks/gpu [--quick] [--json] [--only smoke,speed] [--out FOLDER] [--seconds 1400] [--force] [--tables]
@@ -29,7 +30,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[1]
-STAGES = {"smoke": 240, "speed": 420, "groups": 180, "kernels": 250, "save": 160, "lanes": 240}
+STAGES = {"smoke": 230, "speed": 400, "groups": 170, "kernels": 240, "save": 155, "memory": 55, "lanes": 230}
 """Stage -> its most seconds; together under 25 minutes."""
 GRACE = 0.85
 """Of those, after which a stage begins no further cell."""

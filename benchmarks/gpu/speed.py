@@ -13,10 +13,11 @@ depths: what 8B would take on one device that held it.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import claims
 import torch
@@ -42,7 +43,6 @@ from torch import nn
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.config.engine import ParallelConfig
 from springtide.dist import alone
 from springtide.model import flops_per_token, skeleton
 from springtide.parallel import parallelize
@@ -80,14 +80,11 @@ def measure(book: Book) -> list[dict[str, Any]]:
     for case in cases(book.quick):
         found[case.name] = book.cell(f"training/{case.name}", lambda case=case: compare(case, seconds, energy))
     book.cell("training/8B, 32 layers, extrapolated", lambda: whole_8b(found))
-    types = get_args(ParallelConfig.model_fields["precision"].annotation)
-    fp8 = "" if "fp8" in types else f"parallel.precision has no fp8: {', '.join(types)}"
+    missing = "" if importlib.util.find_spec("torchao") else "needs torchao"
     large = next((case for case in cases(book.quick) if case.name.startswith("8B")), None)
-    if large is not None:
-        eighth = dataclasses.replace(large, config=large.config)
-        if not fp8:
-            eighth = dataclasses.replace(large, config=large.config.override({"parallel.precision": "fp8"}))
-        book.cell(f"training/{large.name}, fp8", lambda: compare(eighth, seconds, energy), fp8)
+    for precision in ("fp8", "fp8_rowwise") if large is not None else ():
+        eighth = dataclasses.replace(large, config=large.config.override({"parallel.precision": precision}))
+        book.cell(f"training/{large.name}, {precision}", lambda one=eighth: compare(one, seconds, energy), missing)
     energy.close()
     measured = {name: values for name, values in found.items() if values}
     return [
@@ -259,7 +256,7 @@ def whole_8b(found: dict[str, dict[str, Any] | None]) -> dict[str, Any]:
 
 
 def fp8_gemm() -> dict[str, Any]:
-    """What the matrix units do in fp8 with one scale a tensor: the ceiling of a precision that springtide does not have."""
+    """What the matrix units do in fp8 with one scale a tensor: the ceiling of ``parallel.precision: fp8``."""
     if not hasattr(torch, "_scaled_mm") or torch.cuda.get_device_capability() < (8, 9):
         raise NotHere("this torch or this device multiplies no fp8")
     size = 8192

@@ -91,6 +91,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "jinja2": ("corpus/chat_sandbox.py", "generation/harness.py"),
     "optuna": ("tuning/search.py",),
     "sklearn": ("tuning/importance.py",),
+    "torchao": ("parallel/float8.py",),
 }
 """Package -> the files that may import it."""
 

@@ -62,6 +62,8 @@ MODULES = (
         "springtide.app.doctor_store",
         "springtide.app.doctor_peer",
         "springtide.config.problems",
+        "springtide.app.device_memory",
+        "springtide.parallel.float8",
     ),
 )
 """Where the public API is defined."""

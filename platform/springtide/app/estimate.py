@@ -17,6 +17,7 @@ _REMEDIES: dict[str, dict[str, Any]] = {
     "parallel.recompute = full": {"parallel.recompute": "full"},
     "train.micro_batch = 1": {"train.micro_batch": 1},
     "parallel.strategy = zero3 over all": {"parallel.strategy": "zero3", "parallel.shard_workers": 0},
+    "parallel.offload = parameters": {"parallel.offload": "parameters"},
     "parallel.precision = bf16": {"parallel.precision": "bf16", "parallel.reduction": "fp32"},
 }
 _TOGETHER = "all of these"
@@ -76,6 +77,7 @@ def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers
         words: changes
         for words, changes in _REMEDIES.items()
         if any(before[name] != value for name, value in changes.items())
+        and (config.elastic.gpus_per_worker or "parallel.offload" not in changes)
     }
     if len(remedies) > 1:
         remedies[_TOGETHER] = {name: value for changes in remedies.values() for name, value in changes.items()}

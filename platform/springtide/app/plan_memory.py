@@ -120,7 +120,7 @@ def activations(model: ModelConfig, recompute: str, precision: str, gpu: bool) -
     Args:
         model: architecture.
         recompute: as ``parallel.recompute``.
-        precision: as ``parallel.precision``.
+        precision: as ``parallel.computes_in``.
         gpu: whether it is a GPU, whose attention kernels need a key head for each query head.
     """
     size, width, kv_width = _BYTES[precision], model.num_heads * model.head_width, model.num_kv_heads * model.head_width
@@ -145,15 +145,18 @@ def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> in
     at_once = min(config.train.rows_at_once, rows)
     tokens = at_once * config.shards.sequence_length
     several = rows > at_once
-    cast, summed = _BYTES[parallel.precision], 8 if parallel.exact else 4
+    cast, summed = _BYTES[parallel.computes_in], 8 if parallel.exact else 4
     shards = parallel.shards or world_size
-    kept = activations(config.model, parallel.recompute, parallel.precision, gpu)
+    kept = activations(config.model, parallel.recompute, parallel.computes_in, gpu)
     logits = min(_LOGITS_AT_ONCE[gpu], all_logits := tokens * size.table // config.model.dim)
     head = (4 + 2 * cast + cast * (all_logits > logits)) * logits + kept.around * tokens + 4 * size.table
-    forward = kept.kept * size.num_layers * tokens + head
-    backward = kept.kept * size.num_layers * tokens + kept.again * tokens
-    states, weights = state_bytes(size, config.optim), size.num_parameters
-    if world_size == 1 and not parallel.exact:
+    there = kept.kept * tokens * (1 if gpu and parallel.offloads_activations else size.num_layers)
+    forward, backward = there + head, there + kept.again * tokens
+    states, weights = float(state_bytes(size, config.optim)), size.num_parameters
+    shares = float(parallel.shards or world_size)
+    if gpu and parallel.offloads_parameters:  # shards are on the host
+        states, shares = 0.0, math.inf
+    if world_size == 1 and not parallel.exact and parallel.offload == "none":
         copies = 0
         if (
             cast < 4
@@ -166,9 +169,9 @@ def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> in
     if parallel.exact or parallel.strategy in ("ddp", "zero1"):
         before = float(summed * weights) if several else 0.0
     else:
-        before = 4 * weights / shards + summed * size.root if several else 0.0
+        before = 4 * weights / shares + summed * size.root if several else 0.0
     if cast < 4 or (shards > 1 and parallel.strategy != "zero3"):
         forward += cast * size.table
     step = whole + before + max(forward, backward)
-    last = whole + (cast + summed) * size.root + 4 * weights / shards
-    return round(states / shards + max(step, last))
+    last = whole + (cast + summed) * size.root + 4 * weights / shares
+    return round(states / shares + max(step, last))

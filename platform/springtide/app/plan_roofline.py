@@ -73,7 +73,7 @@ def step_time(config: Config, size: ModelSize, node: NodeType, world_size: int) 
     micro_steps = -(-rows // config.train.rows_at_once)
     tokens = rows * length
     products_s = tokens * size.hardware_flops_per_token(parallel.recompute) / device.flops
-    cast = _BYTES[parallel.precision]
+    cast = _BYTES[parallel.computes_in]
     # read and written by what is not a product, forward and backward, in numbers
     width = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_width
     per_token = cast * size.num_layers * (24 * model.dim + 8 * width + 12 * model.ffn_dim)
@@ -90,7 +90,7 @@ def step_time(config: Config, size: ModelSize, node: NodeType, world_size: int) 
 def _links_s(config: Config, size: ModelSize, node: NodeType, workers: int, shards: int, micro_steps: int) -> float:
     """Return the time that weights and gradients of a step take on the slowest link [s]."""
     parallel, weights = config.parallel, size.num_parameters
-    cast, summed = _BYTES[parallel.precision], 8 if parallel.exact else 4
+    cast, summed = _BYTES[parallel.computes_in], 8 if parallel.exact else 4
     each = parallel.strategy == "zero3"
     gathers = 2 * micro_steps if each else 1
     reduces = micro_steps if parallel.strategy in ("zero2", "zero3") and not parallel.exact else 1

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from springtide import config as configs
 from springtide.app.deadline import check_deadline, remarks_on_markets
+from springtide.app.device_memory import usable_bytes
 from springtide.app.estimate import (
     check_fits,
     choose_micro_batch,
@@ -225,9 +226,10 @@ def _branched(config: Config, data: Data) -> list[str]:
 def fitted(config: Config, data: Data) -> tuple[Config, list[str]]:
     """Return ``config`` with a micro-batch and a minimum of workers that fit the cluster that is connected, and remarks on what
     was decided. Raises ConfigError if none fits."""
-    from springtide.on_ray.cluster.session import device_bytes
+    from springtide.on_ray.cluster.session import device_size
 
-    has, remarks = device_bytes(config), []
+    size, remarks = device_size(config), []
+    has = usable_bytes(config, *size)
     least = least_workers(config, data.vocab_size, data.eos_id, has)
     if least > config.elastic.min_workers:
         remarks.append(

@@ -144,7 +144,8 @@ class StagingBuffer:
         with torch.cuda.stream(beside):
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
-                source.record_stream(beside)
+                if source.is_cuda:  # with parallel.offload most are not
+                    source.record_stream(beside)
             done.record(beside)
         return done
 

@@ -20,6 +20,10 @@ BLOCK_OUTPUTS = ("attention.out.weight", "ffn.down.weight")
 """Ends of the names of the matrices by which a block adds to the residual stream."""
 
 
+_SCALED: dict[str, Literal["tensorwise", "rowwise"]] = {"fp8": "tensorwise", "fp8_rowwise": "rowwise"}
+"""Precision of 8 bits -> torchao's name of its recipe."""
+
+
 class ModelConfig(Section):
     """A decoder; its options span Llama, Mistral, Qwen, Gemma, OLMo and Phi."""
 
@@ -233,19 +237,50 @@ class ParallelConfig(Section):
     shard_workers: int = free(default=0, ge=0)
     """Workers that one copy of the model is sharded over; with more workers there are several copies (HSDP); 0 means all. World
     sizes are multiples of it [workers]."""
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "bf16", "fp16", "fp8", "fp8_rowwise"] = "fp32"
     """Type of weights and activations inside a block; master weights stay fp32. fp16 scales the loss, and skips steps that
-    overflow [type]."""
+    overflow. fp8 is bf16 with the products of the blocks' matrices in 8 bits, scaled by tensor, and weights gathered in
+    8 bits; fp8_rowwise scales each row and column; both need springtide[fp8] and an L4, an H100 or newer [type]."""
     reduction: Literal["fp32", "fp64"] = free(default="fp32")
     """Type that gradients are summed in, over micro-batches and workers. With fp64 the sums are exact except in very rare cases
     and micro-batches never cross lanes, so a CPU run is bit-equal at any world size; gradients are not sharded [type]."""
     recompute: Literal["none", "selective", "full"] = free(default="none")
     """Which of a block's activations are recomputed in backward: none, all except matrix products and attention, or all except
     its input [name]."""
+    offload: Literal["none", "activations", "parameters", "all"] = free(default="none")
+    """What GPUs leave to the memory of their hosts: inputs of blocks, with ``recompute: full``; shards of weights, gradients
+    and the optimizer's state, which are updated there; or both. Slower, for models that do not fit otherwise [name]."""
     compile: bool = free(default=False)
     """Whether blocks are compiled (torch.compile) [flag]."""
     threads: int = free(default=0, ge=0)
     """Intra-op CPU threads per worker; 0 leaves the choice to OMP_NUM_THREADS [threads]."""
+
+    @property
+    def float8(self) -> Literal["", "tensorwise", "rowwise"]:
+        """What has a scale of its own in products of 8 bits; empty where there are none."""
+        return _SCALED.get(self.precision, "")
+
+    @property
+    def computes_in(self) -> Literal["fp32", "bf16", "fp16"]:
+        """Type of activations, and of whole weights but those of 8 bits."""
+        return "bf16" if self.precision == "fp8" or self.precision == "fp8_rowwise" else self.precision
+
+    @property
+    def offloads_parameters(self) -> bool:
+        """Whether weights, gradients and moments are on the host."""
+        return self.offload in ("parameters", "all")
+
+    @property
+    def offloads_activations(self) -> bool:
+        """Whether inputs of blocks are on the host until backward."""
+        return self.offload in ("activations", "all")
+
+    @model_validator(mode="after")
+    def _check(self) -> ParallelConfig:
+        if self.offloads_activations and self.recompute != "full":
+            problem = f"moves inputs of blocks, and parallel.recompute = {self.recompute!r} keeps more than these on the device"
+            raise ValueError(explain("parallel.offload", self.offload, problem, "set parallel.recompute to full"))
+        return self
 
     @property
     def exact(self) -> bool:

@@ -272,7 +272,7 @@ class Config(Section):
 
     def _contradictions(self) -> list[str]:
         """Return an error message for each pair of settings that contradict each other."""
-        found = self._optimizer_contradictions()
+        found = self._optimizer_contradictions() + self._float8_contradictions()
         if self.elastic.max_workers > self.stream.num_lanes:
             found.append(
                 explain(
@@ -348,4 +348,17 @@ class Config(Section):
             problem = "are labels of one dataset, and stream.mixture names several"
             remedy = "label and train on one dataset; corpus.sources puts several texts into it, with a weight each"
             found.append(explain("objective.labels", self.objective.labels, problem, remedy))
+        return found
+
+    def _float8_contradictions(self) -> list[str]:
+        found: list[str] = []
+        if self.parallel.float8 and self.shards.sequence_length % 16:
+            problem = f"multiplies in fp8, whose kernels take multiples of 16 tokens; the row has {self.shards.sequence_length}"
+            remedy = f"set shards.sequence_length to {self.shards.sequence_length // 16 * 16 or 16}, or use bf16"
+            found.append(explain("parallel.precision", self.parallel.precision, problem, remedy))
+        if self.parallel.float8 and self.model.adapter != "none":
+            problem = (
+                f"multiplies weights that train, and those under model.adapter = {self.model.adapter!r} are frozen"
+            )
+            found.append(explain("parallel.precision", self.parallel.precision, problem, "use bf16"))
         return found

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-TOLERANCES = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.02}
+TOLERANCES = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.02, "fp8": 0.1, "fp8_rowwise": 0.1}
 """Precision -> largest difference that rounding can make between two results, as a share of the loss or of the gradient's norm
 [ratio]."""
 COST_SHARE = 0.01

@@ -197,12 +197,13 @@ class Decoder(nn.Module):
         if self.config.tied_head:
             self.head.weight = self.embedding.weight
 
-    def place(self, device: torch.device) -> None:
-        """Move from the meta device to ``device``: only the rotary tables are filled, the weights are uninitialized."""
+    def place(self, device: torch.device, weights: torch.device | None = None) -> None:
+        """Move from the meta device to ``device``, the weights to ``weights``, if given: only the rotary tables are filled, the
+        weights are uninitialized."""
         # not to_empty: it swaps the contents of fake tensors, which torch refuses while anything refers to one
         for module in self.modules():
             for name, parameter in module.named_parameters(recurse=False):
-                empty = torch.empty_like(parameter, device=device)
+                empty = torch.empty_like(parameter, device=weights or device)
                 setattr(module, name, nn.Parameter(empty, requires_grad=parameter.requires_grad))
         self.tie()
         length = self.config.max_sequence_length

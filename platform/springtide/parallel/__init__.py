@@ -9,13 +9,17 @@ from springtide.parallel.compiled import (
     takes_flex,
     uncompiled,
 )
+from springtide.parallel.float8 import forget_scales
 from springtide.parallel.fsdp import in_precision, parallelize, reduces_each, reshard, set_gradient_sync
 from springtide.parallel.gradient_squares import GradientSquares, watch_gradients
+from springtide.parallel.offload import as_if_offloaded, weights_on
 
 __all__ = [
     "GradientSquares",
+    "as_if_offloaded",
     "compiled_artifacts",
     "compiled_folder",
+    "forget_scales",
     "gave_up",
     "in_precision",
     "load_compiled",
@@ -27,4 +31,5 @@ __all__ = [
     "takes_flex",
     "uncompiled",
     "watch_gradients",
+    "weights_on",
 ]

@@ -52,7 +52,7 @@ def takes_flex(config: ModelConfig, precision: str) -> bool:
 
     Args:
         config: of the model.
-        precision: ``parallel.precision``.
+        precision: what is computed in, ``parallel.computes_in``.
     """
     least, most = _FLEX_WIDTHS
     return precision in _HALF and least <= config.head_width <= most
@@ -64,7 +64,7 @@ def flex_kernel(config: ModelConfig, precision: str, device: torch.device) -> Fl
 
     Args:
         config: of the model.
-        precision: ``parallel.precision``.
+        precision: what is computed in, ``parallel.computes_in``.
         device: of this process.
     """
     if device.type != "cuda" or not takes_flex(config, precision):

@@ -19,6 +19,8 @@ from springtide.dist.world import World
 from springtide.errors import ConfigError, explain
 from springtide.model import Decoder
 from springtide.parallel.compiled import compile_block, compiled_loss, flex_kernel
+from springtide.parallel.float8 import convert, scale_weights
+from springtide.parallel.offload import offload_activations, offload_policy, weights_on
 from springtide.parallel.recompute import recomputed
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -27,17 +29,27 @@ _CONFIG = "laid_out_by"
 
 def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Module:
     """Shard ``model`` over the world, in place; the weights of our decoder are uninitialized then. The order matters: what
-    wraps a block, the block, then the rest in the root. Raises ConfigError if the GPU has no bf16 arithmetic."""
+    wraps a block, the block, then the rest in the root. Raises ConfigError if the GPU cannot compute in that precision."""
     if (
         world.device.type == "cuda"
-        and config.precision == "bf16"
+        and config.computes_in == "bf16"
         and torch.cuda.get_device_capability(world.device) < (8, 0)
     ):
         name = torch.cuda.get_device_name(world.device)
-        raise ConfigError(explain("parallel.precision", "bf16", f"a {name} has no bf16 arithmetic", "use fp16"))
+        raise ConfigError(
+            explain("parallel.precision", config.precision, f"a {name} has no bf16 arithmetic", "use fp16")
+        )
     if isinstance(model, Decoder) and model.eos_id is not None:
-        model.attend_by(flex_kernel(model.config, config.precision, world.device))
+        model.attend_by(flex_kernel(model.config, config.computes_in, world.device))
     blocks = getattr(model, "blocks", nn.ModuleList())
+    # a single process has nothing to shard, and FSDP's copies take a sixth of a small model's step; but FSDP also makes fp64
+    # sums, and for a user's model the other types of weights
+    offloads = config.offload != "none"  # by FSDP, whose whole weights are parameters, and so not activations
+    sharded = world.size > 1 or {config.precision, config.reduction} != {"fp32"} or offloads
+    if sharded and world.size == 1 and config.reduction == "fp32" and isinstance(model, Decoder) and not offloads:
+        sharded, model.computes_in = False, _TYPES[config.computes_in]
+    if config.float8:
+        convert(blocks, config.precision, config.float8, world.device, gathers=sharded)
     for index, block in enumerate(blocks):
         if config.recompute != "none":
             blocks[index] = recomputed(block, config.recompute)
@@ -46,15 +58,12 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Mo
     # not on CPUs, whose losses are bit-equal to those of single operations
     if isinstance(model, Decoder) and config.compile and world.device.type == "cuda":
         model.fused_loss = compiled_loss()
-    # a single process has nothing to shard, and FSDP's copies take a sixth of a small model's step; but FSDP also makes fp64
-    # sums, and for a user's model the other types of weights
-    sharded = world.size > 1 or {config.precision, config.reduction} != {"fp32"}
-    if sharded and world.size == 1 and config.reduction == "fp32" and isinstance(model, Decoder):
-        sharded, model.computes_in = False, _TYPES[config.precision]
     if sharded:
         _shard(model, blocks, config, world)
+    if config.offloads_activations:
+        offload_activations(model)
     if isinstance(model, Decoder):
-        model.place(world.device)
+        model.place(world.device, weights_on(config, world.device))
     elif not sharded and world.device.type != "cpu":  # a user's model is made on the CPU
         model.to(world.device)
     return model
@@ -65,18 +74,18 @@ def in_precision(model: nn.Module, config: ParallelConfig) -> nn.Module:
     For a single process that does not train."""
     for parameter in model.parameters():
         if parameter.is_floating_point():  # packed ones are converted as they are used
-            parameter.data = parameter.data.to(_TYPES[config.precision])
+            parameter.data = parameter.data.to(_TYPES[config.computes_in])
     return model
 
 
 def _shard(model: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, world: World) -> None:
     """Shard over all ranks, in place."""
-    policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.precision], reduce_dtype=_TYPES[config.reduction])
-    reshard = config.strategy == "zero3"
+    policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.computes_in], reduce_dtype=_TYPES[config.reduction])
+    reshard, offload = config.strategy == "zero3", offload_policy(config, world.device)
     for block in blocks:
-        fully_shard(block, mesh=world.mesh, mp_policy=policy, reshard_after_forward=reshard)
+        fully_shard(block, mesh=world.mesh, mp_policy=policy, reshard_after_forward=reshard, offload_policy=offload)
     # backward needs the root first, right after forward: freed, it would only be gathered again
-    fully_shard(model, mesh=world.mesh, mp_policy=policy, reshard_after_forward=False)
+    fully_shard(model, mesh=world.mesh, mp_policy=policy, reshard_after_forward=False, offload_policy=offload)
     setattr(model, _CONFIG, config)
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -86,9 +95,12 @@ def _shard(model: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, worl
 
 
 def set_gradient_sync(model: nn.Module, last: bool) -> None:
-    """Set whether the next backward is the ``last`` of the step; before that, gradients need not be synchronized."""
+    """Prepare the next micro-batch. ``last``: its backward is the last of the step; before that, gradients need not be
+    synchronized."""
     if isinstance(model, FSDPModule):
         config: ParallelConfig = getattr(model, _CONFIG)
+        if config.float8:
+            scale_weights(model)
         model.set_requires_gradient_sync(last or reduces_each(model))
         model.set_requires_all_reduce(last)
         model.set_is_last_backward(last)

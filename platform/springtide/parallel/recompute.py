@@ -14,6 +14,8 @@ _aten = torch.ops.aten
 _DEAR = {
     _aten.mm.default,
     _aten.addmm.default,
+    _aten._scaled_mm.default,
+    _aten.max.default,  # of all numbers, which the scale of a tensor in fp8 follows from
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_efficient_attention.default,

@@ -31,7 +31,7 @@ from springtide.events import Evaluated, Event, Left, Rejected, RolledBack, Star
 from springtide.faults import reach
 from springtide.model import as_held, make
 from springtide.objective import Columns
-from springtide.parallel import parallelize
+from springtide.parallel import parallelize, weights_on
 from springtide.store import Folder
 from springtide.stream import Batch, Data, RankReader, check, digest
 from springtide.training import source_figures
@@ -103,9 +103,8 @@ class TrainLoop:
         freeze(model, config.optim)
         figures = ModelFigures.of(model, self.data.sequence_length, config.parallel.recompute)
         model = parallelize(model, config.parallel, self.world)
-        optimizer = optimizer_of(
-            model, config.optim, fused=not (config.parallel.exact and self.world.device.type == "cpu")
-        )
+        updates_on = weights_on(config.parallel, self.world.device).type
+        optimizer = optimizer_of(model, config.optim, fused=not (config.parallel.exact and updates_on == "cpu"))
         objective, teacher = objective_of(config, self.data, self.world.device)
         names = config.train.metrics
         metrics = StepMetrics(names, model, self.world) if names else None

@@ -11,13 +11,14 @@ import functools
 import gc
 import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -30,7 +31,7 @@ from springtide.model.attention import attention_as_on
 from springtide.model.flex import same_memory
 from springtide.model.loss import logits_as_on
 from springtide.objective import Objective, next_token, zeros
-from springtide.parallel import parallelize, takes_flex
+from springtide.parallel import as_if_offloaded, parallelize, takes_flex
 from springtide.shards import load_labels
 from springtide.store import Folder
 from springtide.training.anchor import Anchor
@@ -95,15 +96,21 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
         here = world("cpu", 0, config.parallel.shards)
         device = "cuda" if config.elastic.gpus_per_worker else "cpu"
         as_there = (logits_as_on(device), attention_as_on(device))
-        with as_there[0], as_there[1], FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
-            layout = config.parallel.model_copy(update={"compile": False})  # only shapes matter, nothing runs
+        on_gpu = contextlib.ExitStack()
+        if device == "cuda" and config.parallel.offloads_activations:
+            on_gpu.enter_context(as_if_offloaded())
+        with as_there[0], as_there[1], on_gpu, FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
+            # only shapes matter, nothing runs; and what fp8 keeps for backward is bf16
+            layout = config.parallel.model_copy(update={"compile": False, "precision": config.parallel.computes_in})
             model = make(config.model, vocab_size, eos_id)
             freeze(model, config.optim)
             model = parallelize(model, layout, here)
-            if device == "cuda" and isinstance(model, Decoder) and takes_flex(model.config, layout.precision):
+            if device == "cuda" and isinstance(model, Decoder) and takes_flex(model.config, layout.computes_in):
                 model.attend_by(same_memory)
             optimizer = optimizer_of(model, config.optim)
             materialize(optimizer)
+            if device == "cuda" and config.parallel.offloads_parameters:
+                live.elsewhere = functools.partial(_state_of, model, optimizer)
             anchor = Anchor(model, config.objective) if config.objective.anchor else None
             if settings.source:
                 teacher = Teacher(config, vocab_size, eos_id, None, torch.device("cpu")) if settings.teacher else None
@@ -135,6 +142,8 @@ class _Live(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
+        self.elsewhere: Callable[[], Iterable[Tensor]] = tuple
+        """Returns tensors that do not count."""
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -149,7 +158,8 @@ class _Live(TorchDispatchMode):
                     self._storages[storage._cdata] = weakref.ref(storage, self._forget(storage._cdata))
         if len(self._storages) > known:
             # sizes are read again: sharding frees a storage and fills it again without an operation
-            alive = (reference() for reference in list(self._storages.values()))
+            others = {local(one).untyped_storage()._cdata for one in self.elsewhere()}
+            alive = (reference() for key, reference in list(self._storages.items()) if key not in others)
             self.peak = max(self.peak, sum(storage.nbytes() for storage in alive if storage is not None))
         return found
 
@@ -158,6 +168,17 @@ class _Live(TorchDispatchMode):
             self._storages.pop(key, None)
 
         return forget
+
+
+def _state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Yield shards of weights and gradients, and moments."""
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor):  # whole ones, while they are gathered, are on the device
+            yield parameter
+            if parameter.grad is not None:
+                yield parameter.grad
+    for state in optimizer.state.values():
+        yield from (one for one in state.values() if isinstance(one, Tensor))
 
 
 @contextlib.contextmanager

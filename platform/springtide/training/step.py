@@ -20,7 +20,7 @@ from springtide.elastic import Interrupt
 from springtide.errors import TrainingFailed
 from springtide.model import IGNORE_INDEX, LargestLogit
 from springtide.objective import Columns, Objective
-from springtide.parallel import set_gradient_sync
+from springtide.parallel import forget_scales, set_gradient_sync
 from springtide.training.anchor import NUM_SUMS, Anchor
 from springtide.training.optim import local_gradients, square_norm
 from springtide.training.step_metrics import StepMetrics
@@ -62,8 +62,6 @@ class StepSignals(NamedTuple):
 
 
 _NOTHING = StepSignals()
-
-
 _NO_FIGURES: dict[str, float] = {}
 _NO_COLUMNS: Columns = {}
 
@@ -204,7 +202,7 @@ def train_step(
     if sources_N is not None:
         nats_N = torch.full_like(tokens_N, math.nan) if objective else found
         by_source.index_add_(1, sources_N, torch.stack([nats_N, tokens_N]))
-    sums, agreed = _agree(torch.stack([loss_sum, num_tokens, square, *more]), by_source, digest, signals, world)
+    sums, agreed = _agree([loss_sum, num_tokens, square, *more], by_source, digest, signals, world)
     weighed = agreed.tokens if objective is None else objective.checked_weight(sums)
     extra = objective.told(sums) if objective else {}
     extra |= metrics.told(sums, agreed.grad_norm**2, agreed.tokens, weight) if metrics else {}
@@ -221,6 +219,7 @@ def train_step(
     before_update()
     if updated := allows_update(loss, grad_norm):
         optimizer.step()
+    forget_scales(model)
     optimizer.zero_grad(set_to_none=True)
     return agreed._replace(loss=loss, grad_norm=grad_norm, updated=updated, extra=extra)
 
@@ -341,10 +340,10 @@ def loss_mask(rows_BL: Tensor) -> Tensor:
 
 
 def _agree(
-    sums: Tensor, by_source: Tensor, digest: int, signals: StepSignals, world: World
+    sums: Sequence[Tensor], by_source: Tensor, digest: int, signals: StepSignals, world: World
 ) -> tuple[list[float], StepResult]:
     """Sum over all ranks; return the sums and the step's result. ``sums``: loss, tokens and squared gradient norm of this
-    rank, and what an objective and metrics add, float64 (3 + n,); ``by_source``: loss, NaN if it is not known, and tokens of
+    rank, and what an objective and metrics add, float64 scalars; ``by_source``: loss, NaN if it is not known, and tokens of
     each source, (2, sources). Raises CollectiveError if the sums over all ranks are garbage, before they are used."""
     # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
     limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
@@ -364,7 +363,8 @@ def _agree(
     mine = [[0.0] * world.size, [0.0] * world.size]
     mine[0][world.rank], mine[1][world.rank] = signals.data_wait_s, signals.speed
     figures = [*limbs, *flags, *mine[0], *mine[1], *signals.joules()]
-    message = torch.cat([sums, by_source.flatten(), torch.tensor(figures, dtype=torch.float64, device=world.device)])
+    here = torch.stack([one.to(world.device) for one in sums])  # a penalty of weights on the host is there, too
+    message = torch.cat([here, by_source.flatten(), torch.tensor(figures, dtype=torch.float64, device=world.device)])
     found = sum_over_ranks(message, world)
     (loss, tokens, square_sum), rest = found[:3], found[len(sums) :]
     num_sources = by_source.shape[1]

@@ -58,7 +58,9 @@ class StepMetrics:
             self._pieces[1:] += torch.stack([num_tokens.double().square(), num_tokens.double()])
         elif self._squares is None and index == 0:
             gradients = local_gradients(self._model)
-            self._pieces += torch.stack([square_norm(gradients), num_tokens.double().square(), num_tokens.double()])
+            self._pieces += torch.stack(
+                [square_norm(gradients).to(self._world.device), num_tokens.double().square(), num_tokens.double()]
+            )
 
     def sums(self, num_tokens: Tensor) -> list[Tensor]:
         """Return this rank's float64 scalars to be summed over ranks; ``num_tokens``: of its part of the step."""

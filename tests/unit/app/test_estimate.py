@@ -229,7 +229,7 @@ def test_a_run_on_ray_begins_with_no_fewer_workers_than_fit_and_says_so(
 ) -> None:
     has = memory.predicted_bytes(SHALLOW, VOCABULARY, 0, 2)
     data = SimpleNamespace(vocab_size=VOCABULARY, eos_id=0)
-    monkeypatch.setattr("springtide.on_ray.cluster.session.device_bytes", lambda config: has)
+    monkeypatch.setattr("springtide.on_ray.cluster.session.device_size", lambda config: (has, 0))
     config, said = fitted(SHALLOW, data)
     assert config.elastic.min_workers == 2
     assert said == [

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 GPU = Path(__file__).parents[3] / "benchmarks" / "gpu"
-STAGES = {"smoke", "speed", "groups", "kernels", "save", "lanes"}
+STAGES = {"smoke", "speed", "groups", "kernels", "save", "memory", "lanes"}
 
 
 def run(out: Path, *flags: str, status: int = 0) -> tuple[str, dict[str, Any]]:

@@ -32,12 +32,15 @@ from springtide.on_ray._ray_private import (
 )
 from springtide.on_ray.cluster import reaper
 from springtide.on_ray.cluster.connect import AUTH_MODE, TOKEN, TOKEN_FILE, connect
+from springtide.on_ray.cluster.device_size import DeviceSize, device_sizes
 from springtide.on_ray.names import job_metadata
 
 _DEVICE_GB = {"V100": 32, "T4": 16, "L4": 24, "A10G": 24, "L40S": 48, "A100": 80, "H100": 80, "H200": 141, "B200": 180}
 """Largest memory of each device by Ray's name for it, from the makers' data sheets [GB]."""
 _WITHOUT_BF16 = ("K80", "P100", "P4", "V100", "T4")
 """Devices older than Ampere: they emulate bf16, slower than fp32."""
+_WITHOUT_FP8 = (*_WITHOUT_BF16, "A100", "A100-40G", "A100-80G", "A10G", "A10", "A6000")
+"""Those and Ampere: they have no products of 8 bits."""
 _ACCELERATOR = "accelerator_type:"
 _RAY_FOLDER = "RAY_TMPDIR"
 _PREFIX = "springtide-ray-"
@@ -221,20 +224,23 @@ def _variables(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def device_bytes(config: Config) -> int:
-    """Return the memory of one worker on the cluster's largest device, without GPUs its share of the largest node; 0 if
-    unknown [bytes]."""
+def device_size(config: Config) -> DeviceSize:
+    """Return the memory of one worker on the cluster's largest device, as the device says or, if none is free to say, as its
+    data sheet; without GPUs its share of the largest node; 0 if unknown."""
     elastic = config.elastic
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if elastic.gpus_per_worker:
-        kinds = [kind for kind in _kinds(nodes) if kind in _DEVICE_GB]
-        return int(max((_DEVICE_GB[kind] for kind in kinds), default=0) * 1e9 * min(1.0, elastic.gpus_per_worker))
+        kinds, share_of_one = _kinds(nodes), min(1.0, elastic.gpus_per_worker)
+        sheets = [DeviceSize(round(_DEVICE_GB[kind] * 1e9)) for kind in kinds if kind in _DEVICE_GB]
+        total, used = max(device_sizes(kinds, elastic.gpus_per_worker) or sheets, default=DeviceSize())
+        return DeviceSize(int(total * share_of_one), used)
 
     def share(node: dict[str, float]) -> int:
         workers = max(1, min(elastic.max_workers, int(node.get("CPU", 0) // elastic.cpus_per_worker)))
         return int(node.get("memory", 0)) // workers
 
-    return max((share(node) for node in nodes if node.get("CPU", 0) >= elastic.cpus_per_worker), default=0)
+    large = (share(node) for node in nodes if node.get("CPU", 0) >= elastic.cpus_per_worker)
+    return DeviceSize(max(large, default=0))
 
 
 def worker_speed(config: Config, vocab_size: int) -> float:
@@ -258,11 +264,22 @@ def _kinds(nodes: Sequence[dict[str, float]]) -> list[str]:
 
 
 def check_precision(config: Config, nodes: Sequence[dict[str, float]]) -> None:
-    """Raise ConfigError if a device of nodes with these resources cannot compute in the config's precision."""
-    poor = [kind for kind in _kinds(nodes) if kind in _WITHOUT_BF16]
-    if config.elastic.gpus_per_worker and config.parallel.precision == "bf16" and poor:
-        limit = f"the cluster has {' and '.join(poor)} devices, which have no bf16 arithmetic"
-        raise ConfigError(explain("parallel.precision", "bf16", limit, "use fp16, or only nodes with newer devices"))
+    """Raise ConfigError if a device of nodes with these resources cannot compute in the config's precision, or this machine
+    lacks what that needs."""
+    precision, is_float8 = config.parallel.precision, bool(config.parallel.float8)
+    if is_float8:
+        from springtide.parallel.float8 import check_installed
+
+        check_installed(precision)
+    poor = [kind for kind in _kinds(nodes) if kind in (_WITHOUT_FP8 if is_float8 else _WITHOUT_BF16)]
+    if config.elastic.gpus_per_worker and config.parallel.computes_in == "bf16" and poor:
+        limit = (
+            f"the cluster has {' and '.join(poor)} devices, which have no {'fp8' if is_float8 else 'bf16'} arithmetic"
+        )
+        other = "bf16" if is_float8 else "fp16"
+        raise ConfigError(
+            explain("parallel.precision", precision, limit, f"use {other}, or only nodes with newer devices")
+        )
 
 
 def check_before_start(config: Config) -> None:

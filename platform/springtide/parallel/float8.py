@@ -1,0 +1,172 @@
+"""Products of the blocks' matrices in fp8, by torchao: each matrix is scaled to the range of 8 bits, and the product back.
+
+    fp8           one scale a tensor; shards are converted before they are gathered, a quarter of the bytes of fp32
+    fp8_rowwise   one scale a row or column; weights are gathered in bf16
+
+Scales are those of the numbers at hand, nothing is remembered between steps: checkpoints are those of any other precision.
+Embedding and head stay bf16, as do norms and attention. The only file that touches torchao.
+
+Micikevicius et al., "FP8 formats for deep learning" (2022).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib.metadata
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from springtide.errors import ConfigError, explain
+from springtide.model.frozen import FrozenLinear
+
+WHEEL = "torchao>=0.18,<0.19"
+"""What was tried, as the extra ``fp8`` has it."""
+_MULTIPLE = 16
+"""Sides of a matrix are multiples of this, or it stays bf16: the kernels take nothing else."""
+_LEAST_CAPABILITY = (8, 9)
+"""Ada and Hopper."""
+_FIELD = "parallel.precision"
+_emulated: ContextVar[bool] = ContextVar("emulated", default=False)
+
+
+@contextlib.contextmanager
+def emulated() -> Iterator[None]:
+    """Convert models in this block so that any device computes with them: numbers are rounded to fp8, and multiplied in fp32.
+    For tests; it is slower than bf16."""
+    before = _emulated.set(True)
+    try:
+        yield
+    finally:
+        _emulated.reset(before)
+
+
+def check_installed(precision: str) -> None:
+    """Raise ConfigError if torchao is not installed, or one that was not tried.
+
+    Args:
+        precision: as ``parallel.precision``, for the message.
+    """
+    remedy = f"pip install 'springtide[fp8]', which is {WHEEL}, or use bf16"
+    try:
+        found = importlib.metadata.version("torchao")
+    except importlib.metadata.PackageNotFoundError:
+        raise ConfigError(explain(_FIELD, precision, "needs torchao, which is not installed", remedy)) from None
+    if not found.startswith("0.18."):
+        raise ConfigError(explain(_FIELD, precision, f"was tried with {WHEEL}, and {found} is installed", remedy))
+
+
+def converts(layer: nn.Module) -> bool:
+    """Return whether a layer of a block is multiplied in fp8: linear, not the base of an adapter, and of sides that the kernels
+    take.
+
+    Args:
+        layer: of a block.
+
+    Examples:
+        >>> converts(nn.Linear(32, 48)), converts(nn.Linear(32, 40)), converts(nn.Embedding(32, 48))
+        (True, False, False)
+    """
+    if not isinstance(layer, nn.Linear) or isinstance(layer, FrozenLinear):
+        return False
+    return layer.in_features % _MULTIPLE == 0 and layer.out_features % _MULTIPLE == 0
+
+
+def convert(blocks: nn.ModuleList, precision: str, recipe: str, device: torch.device, gathers: bool) -> None:
+    """Replace the linear layers of ``blocks`` that ``converts`` names, in place; their weights and names stay.
+
+    Args:
+        blocks: not sharded, compiled or wrapped yet.
+        precision: as ``parallel.precision``, for messages.
+        recipe: tensorwise or rowwise.
+        device: that computes.
+        gathers: whether the blocks will be sharded; tensorwise weights are gathered in fp8 then.
+
+    Raises:
+        ConfigError: torchao is missing, the device has no fp8 arithmetic, or no layer has sides that it takes.
+    """
+    check_installed(precision)
+    if not any(converts(layer) for layer in blocks.modules()):
+        what = f"finds no linear layer in the blocks whose sides are multiples of {_MULTIPLE}"
+        raise ConfigError(explain(_FIELD, precision, what, "choose such a model.dim and ffn_dim, or use bf16"))
+    if not _emulated.get():
+        _check_device(device, precision)
+    import torchao.float8 as ao
+
+    by_tensor = recipe == "tensorwise"
+    changes = {"emulate": _emulated.get(), "enable_fsdp_float8_all_gather": gathers and by_tensor}
+    found = dataclasses.replace(ao.Float8LinearConfig.from_recipe_name(recipe), **changes)
+    ao.convert_to_float8_training(blocks, config=found, module_filter_fn=lambda layer, name: converts(layer))
+    if gathers or by_tensor:
+        return
+    rounding = _rounding_layer()
+    for name, layer in list(blocks.named_modules()):
+        if isinstance(layer, rounding.__base__):
+            parent, _, last = name.rpartition(".")
+            setattr(blocks.get_submodule(parent), last, rounding.from_float(layer, config=found))
+
+
+def _check_device(device: torch.device, precision: str) -> None:
+    if device.type != "cuda":
+        what, remedy = f"a {device.type} has no arithmetic of 8 bits", "use bf16, or train on GPUs"
+    elif torch.cuda.get_device_capability(device) < _LEAST_CAPABILITY:
+        what = f"a {torch.cuda.get_device_name(device)} has no arithmetic of 8 bits"
+        remedy = "use bf16, or an L4, L40S, H100 or newer"
+    else:
+        return
+    raise ConfigError(explain(_FIELD, precision, what, remedy))
+
+
+@functools.cache
+def _rounding_layer() -> Any:
+    """Return torchao's layer whose weights are rounded to the type of its input first, as FSDP hands them out: a process alone
+    computes what several compute."""
+    from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
+
+    class RoundingLinear(Float8Linear):  # type: ignore[misc]
+        def forward(self, x: Tensor) -> Tensor:
+            weight = self.weight.to(x.dtype)
+            y: Tensor = matmul_with_hp_or_float8_args.apply(x, weight.t(), self.linear_mm_config, self.config)
+            return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    return RoundingLinear
+
+
+def scale_weights(model: nn.Module) -> None:
+    """Compute the scales of all weights that are gathered in fp8, in one all-reduce in place of one a weight, unless they are
+    known. Whoever changes weights calls ``forget_scales``.
+
+    Args:
+        model: laid out.
+    """
+    found = _gathered_in_fp8(model)
+    # shards on the host are copied to the device before they are converted, and the copies have no scales
+    if (
+        found
+        and found[0].device.type == found[0].device_mesh.device_type
+        and found[0]._local_tensor._precomputed_scale is None
+    ):
+        from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+        precompute_float8_dynamic_scale_for_fsdp(model)
+
+
+def forget_scales(model: nn.Module) -> None:
+    """Forget what ``scale_weights`` computed.
+
+    Args:
+        model: laid out.
+    """
+    for weight in _gathered_in_fp8(model):
+        weight._local_tensor._precomputed_scale = None
+
+
+def _gathered_in_fp8(model: nn.Module) -> list[Any]:
+    sharded = (one for one in model.parameters() if isinstance(one, DTensor))
+    return [one for one in sharded if hasattr(one._local_tensor, "_precomputed_scale")]

@@ -1,0 +1,78 @@
+"""What a step keeps in the host's memory in place of the device's (``parallel.offload``).
+
+    parameters    shards of weights, gradients and the optimizer's state, by FSDP2; the update is computed on the host
+    activations   inputs of blocks that are recomputed in backward: copied to pinned memory as forward goes, and back
+
+Copies run in the stream that computes, in its order: the host does not wait for them, and the device does. Checkpoints are the
+same with and without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
+
+from springtide.config.engine import ParallelConfig
+
+_as_if: ContextVar[bool] = ContextVar("as_if", default=False)
+
+
+@contextlib.contextmanager
+def as_if_offloaded() -> Iterator[None]:
+    """In this block activations that would be on the host are nowhere, and come back as any numbers: for a step on tensors
+    without memory, whose device and host are one."""
+    before = _as_if.set(True)
+    try:
+        yield
+    finally:
+        _as_if.reset(before)
+
+
+def weights_on(config: ParallelConfig, device: torch.device) -> torch.device:
+    """Return where a rank that computes on ``device`` holds its weights and updates them."""
+    return torch.device("cpu") if config.offloads_parameters else device
+
+
+def offload_policy(config: ParallelConfig, device: torch.device) -> OffloadPolicy:
+    """Return FSDP2's policy for shards of a model that computes on ``device``."""
+    return CPUOffloadPolicy(pin_memory=device.type == "cuda") if config.offloads_parameters else OffloadPolicy()
+
+
+def offload_activations(model: nn.Module) -> None:
+    """Have ``model`` keep on the host what forward keeps for backward, weights and what has no gradient aside."""
+    entered: list[saved_tensors_hooks] = []
+
+    def enter(*_: Any) -> None:
+        entered.append(saved_tensors_hooks(_pack, _unpack))
+        entered[-1].__enter__()
+
+    def leave(*_: Any) -> None:
+        entered.pop().__exit__()
+
+    # the model's own hooks: those of a compiled block would be compiled with it
+    model.register_forward_pre_hook(enter)
+    model.register_forward_hook(leave, always_call=True)
+
+
+def _pack(tensor: Tensor) -> Tensor | tuple[torch.device, Tensor]:
+    base = tensor if tensor._base is None else tensor._base
+    if isinstance(base, nn.Parameter) or not tensor.requires_grad:  # masks and rotary tables are those of all blocks
+        return tensor
+    if _as_if.get():
+        return tensor.device, tensor.to("meta")
+    kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+    return tensor.device, kept.copy_(tensor.detach(), non_blocking=True)
+
+
+def _unpack(packed: Tensor | tuple[torch.device, Tensor]) -> Tensor:
+    if isinstance(packed, Tensor):
+        return packed
+    device, kept = packed
+    return torch.empty_like(kept, device=device) if kept.device.type == "meta" else kept.to(device, non_blocking=True)
