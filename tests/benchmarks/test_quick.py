@@ -50,7 +50,7 @@ CLAIMS = {
             f"exponent_{what}"
             for what in ("save", "commit", "retention", "restore", "lookup", "start", "poll", "compare")
         ),
-        *(f"exponent_{what}" for what in ("connections", "queue", "open", "seek", "journal", "report")),
+        *(f"exponent_{what}" for what in ("connections", "queue", "feed_start", "open", "seek", "journal", "report")),
     },
     "small_devices": {"lora_0_5b_peak_gib", "lora_1_5b_peak_gib", "qlora_4b_peak_gib"},
 }
