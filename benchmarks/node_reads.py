@@ -1,9 +1,9 @@
-"""How often nodes fetch a row group from object storage, when two of each node's ranks read: a real Ray of three raylets, each with
-a cache of its own, two of which have two ranks each; and a real S3 server.
+"""How often nodes fetch a row group from object storage, when two ranks of each read: a real Ray of three raylets, each with a
+cache of its own, two of which have two ranks each; and a real S3 server.
 
-8,192 rows of 65 ids in row groups of 64, 16 lanes, four ranks, reads of about three steps. Each rank is an actor on its node that
-reads its plan through the feed and checks each batch against the order. After that a node's cache has one file for each row
-group that it has fetched, because nothing is evicted: each is a request to the store.
+8,192 rows of 65 ids in row groups of 64, 16 lanes, four ranks, reads of about three steps. Each rank is an actor on its node,
+which reads its plan through the feed and checks each batch against the order. After that a node's cache has one file for each
+row group that it has fetched, because nothing is evicted: each was a request to the store.
 
     node     a read prefers its rank's node, as the feed has it
     spread   a read goes to any node, as Ray Data has it
@@ -89,7 +89,9 @@ def needed(dataset: str, last: int) -> int:
     found = 0
     for first in range(0, RANKS, RANKS_A_NODE):
         ranks = range(first, first + RANKS_A_NODE)
-        ids = [order.rank_batch(order.step_after(StepsDone(step)), rank, RANKS) for step in range(last) for rank in ranks]
+        ids = [
+            order.rank_batch(order.step_after(StepsDone(step)), rank, RANKS) for step in range(last) for rank in ranks
+        ]
         found += len(np.unique(corpus_and_row(np.concatenate(ids))[1] // GROUP_ROWS))
     return found
 

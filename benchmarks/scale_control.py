@@ -144,8 +144,8 @@ def queue(runs: int, rounds: int) -> Cost:
 
 
 def feed_start(ranks: int, rounds: int) -> Cost:
-    """All ranks' pipelines start: what this costs the two actors of which a cluster has one, in Ray's own code: the one that shares
-    resources out, and the one that Ray's dashboard asks."""
+    """All ranks' pipelines start: what this costs the two actors of which a cluster has one, in Ray's own code: the one that
+    shares resources out, and the one that Ray's dashboard asks."""
     from ray.data import DataContext
     from ray.data._internal import stats
     from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinators
@@ -172,10 +172,10 @@ def feed_start(ranks: int, rounds: int) -> Cost:
 
     context = SimpleNamespace(get_job_id=lambda: "01000000")
     with (
-        mock.patch.object(coordinators, "get_or_create_autoscaling_coordinator", lambda: Actor("coordinator")),
-        mock.patch.object(stats, "get_or_create_stats_actor", lambda: Actor("dashboard")),
-        mock.patch.object(stats.ray, "get", lambda _: len(asked)),
-        mock.patch.object(stats.ray, "get_runtime_context", lambda: context),
+        mock.patch.object(coordinators, "get_or_create_autoscaling_coordinator", return_value=Actor("coordinator")),
+        mock.patch.object(stats, "get_or_create_stats_actor", return_value=Actor("dashboard")),
+        mock.patch.object(stats.ray, "get", side_effect=lambda _: len(asked)),
+        mock.patch.object(stats.ray, "get_runtime_context", return_value=context),
     ):
         for _ in range(ranks):
             limits = DataContext()
