@@ -1,7 +1,7 @@
 """How often nodes fetch a row group from object storage, when two ranks of each read: a real Ray of three raylets, each with a
 cache of its own, two of which have two ranks each; and a real S3 server.
 
-8,192 rows of 65 ids in row groups of 64, 16 lanes, four ranks, reads of about three steps. Each rank is an actor on its node,
+65,536 rows of 65 ids in row groups of 64, 16 lanes, four ranks, reads of about three steps. Each rank is an actor on its node,
 which reads its plan through the feed and checks each batch against the order. After that a node's cache has one file for each
 row group that it has fetched, because nothing is evicted: each was a request to the store.
 
@@ -42,7 +42,7 @@ from springtide.stream import check, open_data
 from springtide.stream.sample_ids import corpus_and_row
 
 ROOT = Path(__file__).parent.parent
-LENGTH, ROWS, GROUP_ROWS, BATCH = 64, 8192, 64, 64
+LENGTH, ROWS, GROUP_ROWS, BATCH = 64, 65_536, 64, 64
 NODES, RANKS_A_NODE = 2, 2
 RANKS = NODES * RANKS_A_NODE
 GOALS = {"row_groups_fetched": 1.0, "row_groups_vs_spread": 0.6}
@@ -60,7 +60,7 @@ def config_of(dataset: str) -> st.Config:
             "stream.global_batch": BATCH,
             "stream.lanes": 16,
             "train.total": "1B",
-            "feed.read_bytes": 8192,
+            "feed.read_bytes": 16384,
             "feed.cache": "",
         }
     )
