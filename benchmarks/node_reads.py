@@ -75,8 +75,8 @@ class Rank:
         reader = open_data(config.data).reader(rank, RANKS)
         plan = reader.plan(StepsDone(first), StepsDone(last), int(config.feed.read_bytes))
         count = 0
-        prefer = (lambda node: "SPREAD") if spread else feeds.prefer_node
-        with mock.patch.object(feeds, "prefer_node", prefer):
+        prefer = (lambda node: "SPREAD") if spread else feeds.node_affinity
+        with mock.patch.object(feeds, "node_affinity", prefer):
             for step, batch in enumerate(feeds.feed(reader, plan, config.feed), start=first):
                 check(reader.data.order, rank, RANKS, StepsDone(step), batch)
                 count += 1

@@ -72,7 +72,7 @@ _DEFINED_IN = {
     "Worker": f"{_EXECUTION}.worker_group.worker",
 }
 
-_ON_ITS_OWN = "springtide.on_its_own"
+_ON_OWN_LIMITS = "springtide.on_own_limits"
 """Key of a ``DataContext`` whose pipelines have nothing to do with Ray Data's coordinator."""
 _ENOUGH = 2.0**50
 """More of each resource than a pipeline can use; Ray Data subtracts limits from each other, so that it must be finite."""
@@ -122,22 +122,22 @@ class OwnLimits:
         return found
 
 
-def run_on_its_own(context: DataContext) -> None:
+def run_on_own_limits(context: DataContext) -> None:
     """Let the pipelines of ``context`` run within the limits of its ``execution_options``, without Ray Data's coordinator.
     Other pipelines of this process keep it."""
     executor = importlib.import_module("ray.data._internal.execution.streaming_executor")
-    context.set_config(_ON_ITS_OWN, True)
+    context.set_config(_ON_OWN_LIMITS, True)
     executor.create_cluster_autoscaler = _create_cluster_autoscaler
 
 
 def _create_cluster_autoscaler(topology: Any, resource_manager: Any, data_context: DataContext, **rest: Any) -> Any:
-    if data_context.get_config(_ON_ITS_OWN):
+    if data_context.get_config(_ON_OWN_LIMITS):
         return OwnLimits()
     create = importlib.import_module("ray.data._internal.cluster_autoscaler").create_cluster_autoscaler
     return create(topology, resource_manager, data_context, **rest)
 
 
-def prefer_node(node_id: str) -> NodeAffinitySchedulingStrategy:
+def node_affinity(node_id: str) -> NodeAffinitySchedulingStrategy:
     """Return the strategy that runs a task on this node, or on another while it has no room, is drained, or is lost."""
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     found: NodeAffinitySchedulingStrategy = strategies.NodeAffinitySchedulingStrategy(

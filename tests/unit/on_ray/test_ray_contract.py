@@ -171,7 +171,7 @@ def test_a_pipeline_on_its_own_asks_no_coordinator_and_others_keep_theirs(monkey
     ours, others = DataContext(), DataContext()
     monkeypatch.setattr(streaming_executor, "create_cluster_autoscaler", cluster_autoscaler.create_cluster_autoscaler)
     monkeypatch.setattr(cluster_autoscaler, "create_cluster_autoscaler", lambda *given, **named: (given, named))
-    private.run_on_its_own(ours)
+    private.run_on_own_limits(ours)
     made = streaming_executor.create_cluster_autoscaler({}, "limits", ours.copy(), execution_id="a")  # type: ignore[arg-type]
     assert isinstance(made, private.OwnLimits)
     assert made.get_total_resources().object_store_memory > 2**49

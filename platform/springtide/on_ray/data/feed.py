@@ -27,7 +27,7 @@ from ray.exceptions import RayError
 
 from springtide.config.data import FeedConfig
 from springtide.config.steps import StepsDone, one_more
-from springtide.on_ray._ray_private import prefer_node, run_on_its_own
+from springtide.on_ray._ray_private import node_affinity, run_on_own_limits
 from springtide.stream import Batch, RankReader, Read, ahead
 
 _log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ def _by_tasks(reader: RankReader, plan: list[Read], config: FeedConfig, name: st
 def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig, name: str) -> ray.data.Dataset:
     context = DataContext.get_current()
     context.enable_progress_bars = False
-    near = prefer_node(ray.get_runtime_context().get_node_id())
+    near = node_affinity(ray.get_runtime_context().get_node_id())
     reads = ray.data.from_items([read._asdict() for read in leg], override_num_blocks=len(leg))
     batches = reads.map_batches(
         _Fetch(reader),
@@ -100,7 +100,7 @@ def limit(context: DataContext, config: FeedConfig) -> None:
     context.execution_options = ExecutionOptions(
         preserve_order=True, resource_limits=ExecutionResources(object_store_memory=store_bytes)
     )
-    run_on_its_own(context)
+    run_on_own_limits(context)
 
 
 class _Fetch:
