@@ -16,6 +16,7 @@ import collections
 import itertools
 import logging
 import math
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
@@ -24,6 +25,7 @@ import ray
 import ray.data
 from ray.data import DataContext, ExecutionOptions, ExecutionResources, TaskPoolStrategy
 from ray.exceptions import RayError
+from ray.util.annotations import RayDeprecationWarning
 
 from springtide.config.data import FeedConfig
 from springtide.config.steps import StepsDone, one_more
@@ -80,14 +82,16 @@ def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig, name: str
     context.enable_progress_bars = False
     near = node_affinity(ray.get_runtime_context().get_node_id())
     reads = ray.data.from_items([read._asdict() for read in leg], override_num_blocks=len(leg))
-    batches = reads.map_batches(
-        _Fetch(reader),
-        batch_size=None,
-        batch_format="pyarrow",
-        num_cpus=config.cpus_per_read,
-        compute=TaskPoolStrategy(size=config.reads_in_flight),
-        ray_remote_args_fn=lambda: {"scheduling_strategy": near},
-    )
+    with warnings.catch_warnings():  # ray_remote_args_fn is deprecated, and nothing else takes a strategy yet
+        warnings.simplefilter("ignore", RayDeprecationWarning)
+        batches = reads.map_batches(
+            _Fetch(reader),
+            batch_size=None,
+            batch_format="pyarrow",
+            num_cpus=config.cpus_per_read,
+            compute=TaskPoolStrategy(size=config.reads_in_flight),
+            ray_remote_args_fn=lambda: {"scheduling_strategy": near},
+        )
     limit(batches.context, config)
     batches.set_name(name or None)
     return batches
