@@ -144,21 +144,55 @@ def queue(runs: int, rounds: int) -> Cost:
 
 
 def feed_start(ranks: int, rounds: int) -> Cost:
-    """Ray Data's coordinator at the start of a group: each rank's pipeline registers, in Ray's own code."""
+    """All ranks' pipelines start: what this costs the two actors of which a cluster has one, in Ray's own code: the one that
+    shares resources out, and the one that Ray's dashboard asks."""
+    from ray.data import DataContext
+    from ray.data._internal import stats
     from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinators
-    from ray.data._internal.cluster_autoscaler.base_autoscaling_coordinator import STANDARD_RESOURCE_TYPES
+    from ray.data._internal.execution import streaming_executor
+    from ray.data._internal.metadata_exporter import Topology
 
+    from springtide.config.data import FeedConfig
+    from springtide.on_ray.data.feed import limit
+
+    asked: list[tuple[str, str, Any, Any]] = []
     table = [
         {"NodeID": name, "Alive": True, "Resources": {"CPU": 64.0, "GPU": 8.0, "memory": 1e12}, "Labels": {}}
         for name in dict.fromkeys(nodes_of(ranks))
     ]
 
+    class Actor:
+        """A handle of an actor: its calls are kept."""
+
+        def __init__(self, who: str) -> None:
+            self._who = who
+
+        def __getattr__(self, method: str) -> Any:
+            return SimpleNamespace(remote=lambda *given, **named: asked.append((self._who, method, given, named)))
+
+    context = SimpleNamespace(get_job_id=lambda: "01000000")
+    with (
+        mock.patch.object(coordinators, "get_or_create_autoscaling_coordinator", return_value=Actor("coordinator")),
+        mock.patch.object(stats, "get_or_create_stats_actor", return_value=Actor("dashboard")),
+        mock.patch.object(stats.ray, "get", side_effect=lambda _: len(asked)),
+        mock.patch.object(stats.ray, "get_runtime_context", return_value=context),
+    ):
+        for _ in range(ranks):
+            limits = DataContext()
+            limit(limits, FeedConfig())
+            name = f"rank_{stats._StatsManager.gen_dataset_id_from_stats_actor()}"
+            streaming_executor.create_cluster_autoscaler({}, SimpleNamespace(), limits, execution_id=name)
+            stats._StatsManager.register_dataset_to_stats_actor(name, ["reads"], Topology([]), limits)
+
     def again() -> None:
-        actor = coordinators._AutoscalingCoordinatorActor(
-            send_resources_request=lambda *_, **__: None, get_cluster_nodes=lambda: table
-        )
-        for rank in range(ranks):
-            actor.request_resources(f"data-{rank}", [], 180.0, request_remaining=STANDARD_RESOURCE_TYPES)
+        actors = {
+            "coordinator": coordinators._AutoscalingCoordinatorActor(
+                send_resources_request=lambda *_, **__: None, get_cluster_nodes=lambda: table
+            ),
+            "dashboard": stats._StatsActor.__ray_metadata__.modified_class(),
+        }
+        for who, method, given, named in asked:
+            getattr(actors[who], method)(*given, **named)
 
     logging.getLogger("ray.data").setLevel(logging.ERROR)
-    return cost_of(again, rounds)._replace(calls=ranks)
+    return cost_of(again, rounds)._replace(calls=len(asked))

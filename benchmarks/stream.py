@@ -35,6 +35,7 @@ import claims  # noqa: E402 - the clock above starts first
 import numpy as np  # noqa: E402
 
 import springtide as st  # noqa: E402
+from springtide.config.data import ShardsConfig  # noqa: E402
 from springtide.shards import HELDOUT, TRAIN, Manifest, Split, write_manifest, write_shard  # noqa: E402
 from springtide.store import Folder  # noqa: E402
 from springtide.stream import Batch, RankReader, Read, check, load, open_data  # noqa: E402
@@ -74,9 +75,9 @@ def config_of(dataset: str, cache: str) -> st.Config:
     )
 
 
-def write_ours(rows: np.ndarray, folder: str) -> None:
+def write_ours(rows: np.ndarray, folder: str, config: ShardsConfig | None = None) -> None:
     """Seal ``rows`` as a dataset; the held-out split has one shard of the first of them."""
-    dataset, shards, config = Folder(folder), [], config_of("", "").shards
+    dataset, shards, config = Folder(folder), [], config or config_of("", "").shards
     shard_rows = config.rows_per_group * config.groups_per_shard
     for number, first in enumerate(range(0, len(rows), shard_rows)):
         part = rows[first : first + shard_rows]
@@ -95,7 +96,10 @@ def write_ours(rows: np.ndarray, folder: str) -> None:
         "source": {},
     }
     manifest = Manifest(
-        sequence_length=LENGTH, token_type="uint16", sources={"corpus": {TRAIN: split, HELDOUT: other}}, **ids
+        sequence_length=config.sequence_length,
+        token_type="uint16",
+        sources={"corpus": {TRAIN: split, HELDOUT: other}},
+        **ids,
     )
     write_manifest(dataset, manifest)
 

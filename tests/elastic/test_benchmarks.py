@@ -35,6 +35,11 @@ def test_a_node_is_lost_and_a_step_is_measured_without_all_that() -> None:
 
 
 @pytest.mark.full
+def test_what_nodes_fetch_is_counted_and_a_drained_node_reads_elsewhere() -> None:
+    assert claims("node_reads").keys() == {"row_groups_fetched", "row_groups_vs_spread"}
+
+
+@pytest.mark.full
 def test_a_race_of_sweeps_has_its_end() -> None:
     assert claims("sweep", "--only", "race").keys() == {"worker_seconds_vs_fixed_asha", "trial_start_vs_bare_tune"}
 

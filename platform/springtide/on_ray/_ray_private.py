@@ -12,7 +12,11 @@ import importlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.data import DataContext, ExecutionResources
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 SUPPORTED = ((2, 60), (2, 61))
 """The first supported version of Ray, and the first that is not."""
@@ -68,6 +72,11 @@ _DEFINED_IN = {
     "Worker": f"{_EXECUTION}.worker_group.worker",
 }
 
+_ON_OWN_LIMITS = "springtide.on_own_limits"
+"""Key of a ``DataContext`` whose pipelines have nothing to do with Ray Data's coordinator."""
+_ENOUGH = 2.0**50
+"""More of each resource than a pipeline can use; Ray Data subtracts limits from each other, so that it must be finite."""
+
 
 def __getattr__(name: str) -> Any:
     if name not in _DEFINED_IN:
@@ -91,6 +100,50 @@ def replace_synchronization_actor(stand_in: object) -> None:
     from ray.train.v2._internal.execution.worker_group import worker_group
 
     worker_group.SynchronizationActor = stand_in
+
+
+class OwnLimits:
+    """In place of Ray Data's cluster autoscaler for one pipeline: the limits of its ``execution_options`` alone apply.
+
+    Ray Data's own registers each pipeline with one actor, ``AutoscalingCoordinator``, which then computes the share of each
+    pipeline of each node anew: W pipelines that start cost it W x W x N.
+    """
+
+    def try_trigger_scaling(self) -> None:
+        """Ask for no nodes."""
+
+    def on_executor_shutdown(self) -> None:
+        """Give nothing back."""
+
+    def get_total_resources(self) -> ExecutionResources:
+        """Return more than a pipeline can use."""
+        resources: Any = importlib.import_module("ray.data").ExecutionResources
+        found: ExecutionResources = resources(_ENOUGH, 0, _ENOUGH, _ENOUGH)
+        return found
+
+
+def run_on_own_limits(context: DataContext) -> None:
+    """Let the pipelines of ``context`` run within the limits of its ``execution_options``, without Ray Data's coordinator.
+    Other pipelines of this process keep it."""
+    executor = importlib.import_module("ray.data._internal.execution.streaming_executor")
+    context.set_config(_ON_OWN_LIMITS, True)
+    executor.create_cluster_autoscaler = _create_cluster_autoscaler
+
+
+def _create_cluster_autoscaler(topology: Any, resource_manager: Any, data_context: DataContext, **rest: Any) -> Any:
+    if data_context.get_config(_ON_OWN_LIMITS):
+        return OwnLimits()
+    create = importlib.import_module("ray.data._internal.cluster_autoscaler").create_cluster_autoscaler
+    return create(topology, resource_manager, data_context, **rest)
+
+
+def node_affinity(node_id: str) -> NodeAffinitySchedulingStrategy:
+    """Return the strategy that runs a task on this node, or on another while it has no room, is drained, or is lost."""
+    strategies = importlib.import_module("ray.util.scheduling_strategies")
+    found: NodeAffinitySchedulingStrategy = strategies.NodeAffinitySchedulingStrategy(
+        node_id, soft=True, _spill_on_unavailable=True
+    )
+    return found
 
 
 def replace_runtime_context(context: object) -> None:

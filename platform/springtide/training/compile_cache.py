@@ -114,7 +114,9 @@ class CompileCache:
             "torch": [torch.__version__, torch.version.cuda, torch.version.hip, platform.python_version()],
             "device": model,
             "model": config.model.model_dump(mode="json"),
-            "parallel": config.parallel.model_dump(include={"precision", "offload", "reduction", "recompute", "compile"}),
+            "parallel": config.parallel.model_dump(
+                include={"precision", "offload", "reduction", "recompute", "compile"}
+            ),
             "rows": [config.shards.sequence_length, config.shards.mask_across_documents],
         }
         return f"compiled/{of_bytes(to_json(about).encode())}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,36 @@ def test_the_installed_version_is_supported_and_another_is_refused_with_both() -
     for version in ("2.59.1", "2.61.0", "3.0.0.dev0"):
         with pytest.raises(ConfigError, match=rf"{version}.*>= 2\.60 and < 2\.61"):
             check_version(version)
+
+
+def test_a_pipeline_on_its_own_asks_no_coordinator_and_others_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.data import DataContext
+    from ray.data._internal import cluster_autoscaler
+    from ray.data._internal.execution import streaming_executor
+
+    ours, others = DataContext(), DataContext()
+    monkeypatch.setattr(streaming_executor, "create_cluster_autoscaler", cluster_autoscaler.create_cluster_autoscaler)
+    monkeypatch.setattr(cluster_autoscaler, "create_cluster_autoscaler", lambda *given, **named: (given, named))
+    private.run_on_own_limits(ours)
+    made = streaming_executor.create_cluster_autoscaler({}, "limits", ours.copy(), execution_id="a")  # type: ignore[arg-type]
+    assert isinstance(made, private.OwnLimits)
+    assert made.get_total_resources().object_store_memory > 2**49
+    kept = streaming_executor.create_cluster_autoscaler({}, "limits", others, execution_id="b")  # type: ignore[arg-type]
+    assert kept == (({}, "limits", others), {"execution_id": "b"})
+
+
+def test_what_stands_in_for_the_cluster_autoscaler_has_all_that_an_executor_calls() -> None:
+    from ray.data._internal.cluster_autoscaler import ClusterAutoscaler, create_cluster_autoscaler
+    from ray.data._internal.execution import streaming_executor
+
+    methods = {name for name in vars(private.OwnLimits) if not name.startswith("_")}
+    assert ClusterAutoscaler.__abstractmethods__ == methods
+    assert [*inspect.signature(create_cluster_autoscaler).parameters] == [
+        *("topology", "resource_manager", "data_context", "execution_id")
+    ]
+    source = inspect.getsource(streaming_executor.StreamingExecutor)
+    assert "= create_cluster_autoscaler(" in source
+    assert set(re.findall(r"_cluster_autoscaler\.(\w+)", source)) <= methods
 
 
 if __name__ == "__main__":

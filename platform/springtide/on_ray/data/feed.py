@@ -1,11 +1,13 @@
 """The feed: one Ray Data pipeline per rank, which executes that rank's plan.
 
     plan      [steps 40-47] [steps 48-55] ...      one row per read, an in-memory table
-    reads     map_batches in Ray tasks             rows of the shards, each with its stored id
+    reads     map_batches in Ray tasks on its node rows of the shards, each with its stored id
     batches   one per step, in order               checked against the order by the loop
 
 The worker builds the pipeline at the step that it restored: training and data resume at the same place by one decision.
-There is no central split coordinator, so the feed scales with the ranks.
+Nothing central knows all pipelines but the actor that shows them on Ray's dashboard: there is no split coordinator, and none of
+Ray Data's shares of resources. So the feed scales with the ranks. Reads run on the rank's node, whose cache has the row group
+that another of its ranks has read.
 """
 
 from __future__ import annotations
@@ -14,16 +16,20 @@ import collections
 import itertools
 import logging
 import math
+import warnings
 from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import ray
 import ray.data
 from ray.data import DataContext, ExecutionOptions, ExecutionResources, TaskPoolStrategy
 from ray.exceptions import RayError
+from ray.util.annotations import RayDeprecationWarning
 
 from springtide.config.data import FeedConfig
 from springtide.config.steps import StepsDone, one_more
+from springtide.on_ray._ray_private import node_affinity, run_on_own_limits
 from springtide.stream import Batch, RankReader, Read, ahead, load
 
 _log = logging.getLogger(__name__)
@@ -78,21 +84,31 @@ def _by_tasks(reader: RankReader, plan: list[Read], config: FeedConfig, name: st
 def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig, name: str) -> ray.data.Dataset:
     context = DataContext.get_current()
     context.enable_progress_bars = False
+    near = node_affinity(ray.get_runtime_context().get_node_id())
     reads = ray.data.from_items([read._asdict() for read in leg], override_num_blocks=len(leg))
-    batches = reads.map_batches(
-        _Fetch(reader),
-        batch_size=None,
-        batch_format="pyarrow",
-        num_cpus=config.cpus_per_read,
-        compute=TaskPoolStrategy(size=config.reads_in_flight),
-    )
-    # the tasks of one rank must not fill the node's object store: room for four times the reads in flight
-    store_bytes = 4 * config.reads_in_flight * max(int(config.read_bytes), 2**20)
-    batches.context.execution_options = ExecutionOptions(
-        preserve_order=True, resource_limits=ExecutionResources(object_store_memory=store_bytes)
-    )
+    with warnings.catch_warnings():  # ray_remote_args_fn is deprecated, and nothing else takes a strategy yet
+        warnings.simplefilter("ignore", RayDeprecationWarning)
+        batches = reads.map_batches(
+            _Fetch(reader),
+            batch_size=None,
+            batch_format="pyarrow",
+            num_cpus=config.cpus_per_read,
+            compute=TaskPoolStrategy(size=config.reads_in_flight),
+            ray_remote_args_fn=lambda: {"scheduling_strategy": near},
+        )
+    limit(batches.context, config)
     batches.set_name(name or None)
     return batches
+
+
+def limit(context: DataContext, config: FeedConfig) -> None:
+    """Set what the pipelines of ``context`` may use. Their tasks must not fill the node's object store: it has room for four
+    times the reads in flight."""
+    store_bytes = 4 * config.reads_in_flight * max(int(config.read_bytes), 2**20)
+    context.execution_options = ExecutionOptions(
+        preserve_order=True, resource_limits=ExecutionResources(object_store_memory=store_bytes)
+    )
+    run_on_own_limits(context)
 
 
 class _Fetch:
