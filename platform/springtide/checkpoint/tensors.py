@@ -96,8 +96,11 @@ def _materialize_adamw(optimizer: torch.optim.AdamW) -> None:
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a distributed tensor, or the tensor itself: its numbers, without what torchao wraps around
     weights that are gathered in fp8."""
-    found = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return getattr(found, found.__tensor_flatten__()[0][0]) if hasattr(found, "fsdp_pre_all_gather") else found
+    found: Any = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    numbers: Tensor = (
+        getattr(found, found.__tensor_flatten__()[0][0]) if hasattr(found, "fsdp_pre_all_gather") else found
+    )
+    return numbers
 
 
 def box(tensor: Tensor) -> Box:

@@ -125,7 +125,7 @@ class OwnLimits:
 def run_on_own_limits(context: DataContext) -> None:
     """Let the pipelines of ``context`` run within the limits of its ``execution_options``, without Ray Data's coordinator.
     Other pipelines of this process keep it."""
-    executor = importlib.import_module("ray.data._internal.execution.streaming_executor")
+    executor: Any = importlib.import_module("ray.data._internal.execution.streaming_executor")
     context.set_config(_ON_OWN_LIMITS, True)
     executor.create_cluster_autoscaler = _create_cluster_autoscaler
 

@@ -129,7 +129,7 @@ def _rounding_layer() -> Any:
     computes what several compute."""
     from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
 
-    class RoundingLinear(Float8Linear):  # type: ignore[misc]
+    class RoundingLinear(Float8Linear):
         def forward(self, x: Tensor) -> Tensor:
             weight = self.weight.to(x.dtype)
             y: Tensor = matmul_with_hp_or_float8_args.apply(x, weight.t(), self.linear_mm_config, self.config)
