@@ -117,8 +117,8 @@ class OwnLimits:
 
     def get_total_resources(self) -> ExecutionResources:
         """Return more than a pipeline can use."""
-        resources: Any = importlib.import_module("ray.data").ExecutionResources
-        found: ExecutionResources = resources(_ENOUGH, 0, _ENOUGH, _ENOUGH)
+        made = importlib.import_module("ray.data").ExecutionResources
+        found: ExecutionResources = made(_ENOUGH, 0, _ENOUGH, _ENOUGH)
         return found
 
 
@@ -130,11 +130,14 @@ def run_on_own_limits(context: DataContext) -> None:
     executor.create_cluster_autoscaler = _create_cluster_autoscaler
 
 
-def _create_cluster_autoscaler(topology: Any, resource_manager: Any, data_context: DataContext, **rest: Any) -> Any:
+def _create_cluster_autoscaler(
+    topology: object, resource_manager: object, data_context: DataContext, **rest: object
+) -> object:
     if data_context.get_config(_ON_OWN_LIMITS):
         return OwnLimits()
     create = importlib.import_module("ray.data._internal.cluster_autoscaler").create_cluster_autoscaler
-    return create(topology, resource_manager, data_context, **rest)
+    made: object = create(topology, resource_manager, data_context, **rest)
+    return made
 
 
 def node_affinity(node_id: str) -> NodeAffinitySchedulingStrategy:

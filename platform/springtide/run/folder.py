@@ -6,8 +6,7 @@
                 compiled/      compiled code of its nodes, sealed
                 tasks/         scores of checkpoints on tasks
                 control/       commands to it, and their results
-                mlflow.json    the one MLflow run
-                origin.json    command and commit of the newest start
+                mlflow.json    the one MLflow run; origin.json: command and commit of the newest start
                 report.html    written when training ends
 """
 

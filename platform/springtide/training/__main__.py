@@ -104,9 +104,9 @@ def train(
     data.check_epochs(config.num_steps)
     check_objective(config, data)
     compiled = CompileCache(folder, key_of(folder, config), config)
-    placement = Placement(owner, heartbeat=watch.heartbeat)
+    placement = Placement(owner, heartbeat=watch.heartbeat, compiled=compiled)
     compiled.load(here.device)
-    run = TrainLoop(config, here, data, folder, placement=placement, compiled=compiled)
+    run = TrainLoop(config, here, data, folder, placement=placement)
     if config.train.start_from:
         on_first(lambda: check_begin(run))
     if config.objective.teacher:

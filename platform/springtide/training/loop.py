@@ -37,7 +37,7 @@ from springtide.stream import Batch, Data, RankReader, check, digest
 from springtide.training import source_figures
 from springtide.training.anchor import Anchor
 from springtide.training.checkpoint_schedule import CheckpointSchedule
-from springtide.training.compile_cache import CompileCache, CompiledCode
+from springtide.training.compile_cache import CompiledCode
 from springtide.training.device import peak_memory, to_device
 from springtide.training.device_check import StragglerDetector
 from springtide.training.energy import energy_meter
@@ -85,8 +85,6 @@ class TrainLoop:
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Duration of each phase of the start [s]."""
     placement: Placement = dataclasses.field(default_factory=Placement)
-    compiled: CompileCache | None = None
-    """The run's compiled code; None keeps none."""
 
     def __post_init__(self) -> None:
         begin, config = time.perf_counter(), self.config
@@ -201,7 +199,7 @@ class TrainLoop:
             self.state.energy,
             Recheck(config, self.world, self.state, nodes, saves, self.lease),
             Recompiles(config.parallel.compile),
-            CompiledCode(self.compiled, self.world, self.lease),
+            CompiledCode(self.placement.compiled, self.world, self.lease),
             self.state.guard,
             Profile(config.train.profile, self.world, self.folder, tools_of(self.world.device)),
             saves,

@@ -1,12 +1,16 @@
-"""Where a worker group runs, and who watches it there."""
+"""Where a worker group runs, who watches it there, and what compiled code it has."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from springtide.checkpoint.second_reader import ReadElsewhere
+
+if TYPE_CHECKING:
+    from springtide.training.compile_cache import CompileCache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,3 +29,5 @@ class Placement:
     """Called again and again while a save or an evaluation lasts: the group is alive, although it makes no step."""
     leave_left_s: Callable[[], float] = lambda: math.inf
     """Called on rank 0 of a group that was asked to leave: returns how long its copy in memory may take [s]."""
+    compiled: CompileCache | None = None
+    """The run's compiled code; None keeps none."""

@@ -11,7 +11,7 @@ _WAIT_S = 30.0
 """A task that has not begun by then waits for a GPU that others use: the data sheet counts then."""
 _ACCELERATOR = "accelerator_type:"
 _A_LITTLE = 0.001
-"""Of a node's resource of its kind, of which it has one."""
+"""The part that a task takes of a node's one unit of the resource that names its kind of GPU."""
 _TASK = "measure-memory"
 
 

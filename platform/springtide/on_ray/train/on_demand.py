@@ -42,6 +42,8 @@ from springtide.on_ray.train.worker import TrainJob
 
 ON_DEMAND = "on-demand"
 """Market label of nodes that are not taken away, as Ray's documentation writes it."""
+_Entry = Mapping[str, Any]
+"""A node in Ray's table."""
 _LOOK_S = 1.0
 _AGAIN_S = 15.0
 """Least time between two decisions while the nodes are the same; half a changeover if that is longer, as when simulated [s]."""
@@ -118,7 +120,7 @@ class OnDemandNodes:
     def look(
         self,
         nodes: Sequence[Node],
-        table: Sequence[Mapping[str, Any]],
+        table: Sequence[_Entry],
         busy: tuple[str, ...],
         bounds: Bounds,
         progress: Progress,
@@ -160,7 +162,7 @@ class OnDemandNodes:
     def _decide(
         self,
         nodes: Sequence[Node],
-        entries: Mapping[str, Mapping[str, Any]],
+        entries: Mapping[str, _Entry],
         busy: tuple[str, ...],
         bounds: Bounds,
         progress: Progress,
@@ -213,7 +215,7 @@ class OnDemandNodes:
         self,
         order: Order,
         here: Mapping[str, MarketNode],
-        entries: Mapping[str, Mapping[str, Any]],
+        entries: Mapping[str, _Entry],
         progress: Progress,
         now: float,
     ) -> None:
@@ -231,7 +233,7 @@ class OnDemandNodes:
             except (RayError, OSError, RuntimeError) as error:
                 _log.warning("node %s is given back, but Ray does not drain it: %s", node[:8], error)
 
-    def _end_what_is_left(self, entries: Mapping[str, Mapping[str, Any]], busy: tuple[str, ...], is_safe: bool) -> None:
+    def _end_what_is_left(self, entries: Mapping[str, _Entry], busy: tuple[str, ...], is_safe: bool) -> None:
         """End what the run has on nodes that its group has left, once the next group trains or the state is in the store: Ray
         ends a node that is idle. What was in their memory was copied to nodes that stay."""
         left = [node for node in self._given if node in entries and node not in busy]
@@ -297,7 +299,7 @@ class OnDemandNodes:
         self._job.mailbox.post([event])
 
 
-def _market(entry: Mapping[str, Any]) -> str:
+def _market(entry: _Entry) -> str:
     """Return a node's market; none for the head, which no order brings and no run gives back."""
     return "" if HEAD in entry["Resources"] else str((entry.get("Labels") or {}).get(MARKET_LABEL, "")).lower()
 

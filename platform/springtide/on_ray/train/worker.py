@@ -223,9 +223,9 @@ def _train(job: TrainJob) -> bool:
     sender = EventSender(job.mailbox) if here.is_first else None
     beat = sender.heartbeat if sender else lambda: None
     left_s = sender.leave_left_s if sender else lambda: math.inf
-    placement = Placement(job.owner, nodes, markets, functools.partial(read_elsewhere, job.mailbox), beat, left_s)
-    compiled = dataclasses.replace(job.compiled, config=config)
-    run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement, compiled)
+    compiled, read = dataclasses.replace(job.compiled, config=config), functools.partial(read_elsewhere, job.mailbox)
+    placement = Placement(job.owner, nodes, markets, read, beat, left_s, compiled)
+    run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement)
     _live = LiveState(run.state, here, run.described, servers, config.checkpoint.stage)
     left = False
     for event in run.events(batches, sender.interrupt if sender else lambda: None, [_live]):
