@@ -28,7 +28,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     root = tmp_path_factory.mktemp("eight-bits")
     changes: dict[str, Any] = {"run.root": f"{root}/runs", "shards.root": f"{root}/datasets", "corpus.max_files": 20}
     changes |= {"train.total": STEPS * 12 * 64, "train.eval_tokens": 0, "train.micro_batch": 2}
-    changes |= {"checkpoint.every_steps": 0, "elastic.min_workers": 4, "elastic.max_workers": 4}
+    changes |= {"optim.warmup": 2 * 12 * 64, "checkpoint.every_steps": 0}
+    changes |= {"elastic.min_workers": 4, "elastic.max_workers": 4}
     return prepare(configs.recipes.tiny().override(changes))
 
 

@@ -12,7 +12,13 @@ from springtide.on_ray.cluster import session
 from springtide.on_ray.cluster.device_size import DeviceSize
 
 CONFIG = configs.recipes.demo().override(
-    {"elastic.gpus_per_worker": 1, "stream.global_batch": 64, "elastic.max_workers": 16, "elastic.min_workers": 8}
+    {
+        "elastic.gpus_per_worker": 1,
+        "stream.global_batch": 64,
+        "stream.lanes": 64,
+        "elastic.max_workers": 16,
+        "elastic.min_workers": 8,
+    }
 )
 H100 = 85_030_000_000
 
