@@ -19,7 +19,10 @@ class Status(enum.IntEnum):
         one.__doc__ = meaning
         return one
 
-    DONE = 0, "Done. Of `train` and `sweep` also: asked to stop, saved, stopped; the last line says how to continue."
+    DONE = (
+        0,
+        "Done. Also asked to stop: `train` has saved, `sweep` has its result so far; the last line says how to continue.",
+    )
     FAILED = 1, "The work failed: training raised an error, a check did not hold, a checkpoint or a dataset is damaged."
     BAD_INPUT = 2, "A setting, an argument or an input cannot work; nothing was started."
     REFUSED = (
