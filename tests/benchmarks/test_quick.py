@@ -55,7 +55,7 @@ def test_a_benchmark_runs_and_ends_with_its_claims(benchmark: str) -> None:
 def test_scale_says_how_each_cost_grows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """In this process: it imports nearly all of the package."""
     state = {"save", "commit", "retention", "restore", "lookup", "pieces"}
-    control = {"start", "poll", "compare", "connections", "queue"}
+    control = {"start", "poll", "compare", "connections", "queue", "feed_start"}
     data = {"open", "seek", "journal", "report"}
     found = claims_here("scale", monkeypatch, capsys)
     assert found.keys() == {f"exponent_{what}" for what in state | control | data}
