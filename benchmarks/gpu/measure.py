@@ -30,7 +30,7 @@ from springtide.config import Config, code_fingerprint
 from springtide.dist import World, backend, world
 from springtide.model import skeleton
 from springtide.parallel import parallelize
-from springtide.training.optim import optimizer_of
+from springtide.training.optim import may_fuse, optimizer_of
 
 CUDA = torch.cuda.is_available()
 KIND = "cuda" if CUDA else "cpu"
@@ -300,8 +300,7 @@ def laid_out(config: Config, here: World, vocab_size: int) -> tuple[nn.Module, t
     """The model as a run lays it out, with weights drawn on the device, and its optimizer."""
     model = parallelize(skeleton(config.model, vocab_size, None), config.parallel, here)
     draw(model)
-    fused = config.parallel.reduction != "fp64" or CUDA
-    return model, optimizer_of(model, config.optim, fused=fused)
+    return model, optimizer_of(model, config.optim, may_fuse(config.parallel, here.device))
 
 
 @torch.no_grad()

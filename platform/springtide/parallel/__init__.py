@@ -9,8 +9,14 @@ from springtide.parallel.compiled import (
     takes_flex,
     uncompiled,
 )
-from springtide.parallel.float8 import forget_scales
-from springtide.parallel.fsdp import in_precision, parallelize, reduces_each, reshard, set_gradient_sync
+from springtide.parallel.fsdp import (
+    in_precision,
+    parallelize,
+    reduces_each,
+    reshard,
+    set_gradient_sync,
+    weights_changed,
+)
 from springtide.parallel.gradient_squares import GradientSquares, watch_gradients
 from springtide.parallel.offload import as_if_offloaded, weights_on
 
@@ -19,7 +25,6 @@ __all__ = [
     "as_if_offloaded",
     "compiled_artifacts",
     "compiled_folder",
-    "forget_scales",
     "gave_up",
     "in_precision",
     "load_compiled",
@@ -31,5 +36,6 @@ __all__ = [
     "takes_flex",
     "uncompiled",
     "watch_gradients",
+    "weights_changed",
     "weights_on",
 ]

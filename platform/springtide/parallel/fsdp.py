@@ -19,7 +19,7 @@ from springtide.dist.world import World
 from springtide.errors import ConfigError, explain
 from springtide.model import Decoder
 from springtide.parallel.compiled import compile_block, compiled_loss, flex_kernel
-from springtide.parallel.float8 import convert, scale_weights
+from springtide.parallel.float8 import convert, forget_scales, scale_weights
 from springtide.parallel.offload import offload_activations, offload_policy, weights_on
 from springtide.parallel.recompute import recomputed
 
@@ -106,6 +106,12 @@ def set_gradient_sync(model: nn.Module, last: bool) -> None:
         model.set_is_last_backward(last)
         # the weights do not change between micro-batches: if memory holds them whole, they are gathered once per step
         model.set_reshard_after_backward(last or config.strategy == "zero3")
+
+
+def weights_changed(model: nn.Module) -> None:
+    """Forget what was computed of the weights for this step: it ends, and the next one has others."""
+    if isinstance(model, FSDPModule) and getattr(model, _CONFIG).float8:
+        forget_scales(model)
 
 
 def reduces_each(model: nn.Module) -> bool:

@@ -31,7 +31,7 @@ from springtide.events import Evaluated, Event, Left, Rejected, RolledBack, Star
 from springtide.faults import reach
 from springtide.model import as_held, make
 from springtide.objective import Columns
-from springtide.parallel import parallelize, weights_on
+from springtide.parallel import parallelize
 from springtide.store import Folder
 from springtide.stream import Batch, Data, RankReader, check, digest
 from springtide.training import source_figures
@@ -47,7 +47,7 @@ from springtide.training.group_lease import GroupLease
 from springtide.training.hooks import StepContext, StepHook, StepHooks
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
 from springtide.training.nvidia_ranges import tools_of
-from springtide.training.optim import optimizer_of, rate_after, set_learning_rate
+from springtide.training.optim import may_fuse, optimizer_of, rate_after, set_learning_rate
 from springtide.training.parameter_groups import check_groups, freeze
 from springtide.training.pauses import Pauses, check_can_tell, sensors
 from springtide.training.placement import Placement
@@ -101,8 +101,7 @@ class TrainLoop:
         freeze(model, config.optim)
         figures = ModelFigures.of(model, self.data.sequence_length, config.parallel.recompute)
         model = parallelize(model, config.parallel, self.world)
-        updates_on = weights_on(config.parallel, self.world.device).type
-        optimizer = optimizer_of(model, config.optim, fused=not (config.parallel.exact and updates_on == "cpu"))
+        optimizer = optimizer_of(model, config.optim, may_fuse(config.parallel, self.world.device))
         objective, teacher = objective_of(config, self.data, self.world.device)
         names = config.train.metrics
         metrics = StepMetrics(names, model, self.world) if names else None

@@ -11,10 +11,11 @@ from torch import nn
 from springtide.checkpoint.adapters import is_adapter
 from springtide.checkpoint.tensors import local, plain_name
 from springtide.config import Config
-from springtide.config.engine import OptimConfig
+from springtide.config.engine import OptimConfig, ParallelConfig
 from springtide.config.steps import StepsDone
 from springtide.errors import ConfigError, explain
 from springtide.model import Decoder
+from springtide.parallel import weights_on
 from springtide.training.adafactor import Adafactor
 from springtide.training.lamb import Lamb
 from springtide.training.muon import Muon
@@ -33,13 +34,20 @@ def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> t
     equals that of the others, so weights average over the same number of steps at every width (Wang and Aitchison, "How to
     set AdamW's weight decay as you scale model and dataset size", 2024).
 
-    ``fused`` is faster. On a CPU it rounds the elements that do not fill a vector register differently from the rest, so the
-    last bit depends on where shards are cut.
+    ``fused`` is faster; see ``may_fuse``.
     """
     optimizer = own_optimizer(model, config) if config.source else _ours(model, config, fused)
     if config.ema_half_life:
         keep_average(optimizer)
     return optimizer
+
+
+def may_fuse(config: ParallelConfig, device: torch.device) -> bool:
+    """Return whether the optimizer of a model that computes on ``device`` may be fused. A fused one on a CPU rounds the
+    elements that do not fill a vector register differently from the rest, so the last bit depends on where shards are cut: an
+    exact run does without.
+    """
+    return not (config.exact and weights_on(config, device).type == "cpu")
 
 
 def _ours(model: nn.Module, config: OptimConfig, fused: bool) -> torch.optim.Optimizer:

@@ -19,13 +19,13 @@ from springtide.dist import World, backend, world
 from springtide.elastic.health import Health
 from springtide.errors import ConfigError, explain
 from springtide.model import skeleton
-from springtide.parallel import parallelize, weights_on
+from springtide.parallel import parallelize
 from springtide.store.host_limits import lacks_locked_memory, lacks_shared_memory
 from springtide.training.compile_cache import CompileCache, padded_rows
 from springtide.training.device_check import check_device
 from springtide.training.numa import bind_to_gpu
 from springtide.training.nvml import gpu_of
-from springtide.training.optim import optimizer_of
+from springtide.training.optim import may_fuse, optimizer_of
 from springtide.training.parameter_groups import freeze
 from springtide.training.peak_flops import peak_flops
 from springtide.training.step import train_step
@@ -153,9 +153,7 @@ def _step(
     model = parallelize(plain, config.parallel, here)
     initialize(model, model_config, vocab_size)
     ours = config.optim.model_copy(update={"source": ""})  # a user's optimizer may know the names of his model only
-    optimizer = optimizer_of(
-        model, ours, fused=not (config.parallel.exact and weights_on(config.parallel, here.device).type == "cpu")
-    )
+    optimizer = optimizer_of(model, ours, may_fuse(config.parallel, here.device))
     rows_NL = torch.randint(vocab_size, (rows, length + 1), device=here.device)
     whole, tokens, took_s = [slice(0, rows)], rows * length, []
     for _ in range(times):

@@ -20,7 +20,7 @@ from springtide.elastic import Interrupt
 from springtide.errors import TrainingFailed
 from springtide.model import IGNORE_INDEX, LargestLogit
 from springtide.objective import Columns, Objective
-from springtide.parallel import forget_scales, set_gradient_sync
+from springtide.parallel import set_gradient_sync, weights_changed
 from springtide.training.anchor import NUM_SUMS, Anchor
 from springtide.training.optim import local_gradients, square_norm
 from springtide.training.step_metrics import StepMetrics
@@ -219,7 +219,7 @@ def train_step(
     before_update()
     if updated := allows_update(loss, grad_norm):
         optimizer.step()
-    forget_scales(model)
+    weights_changed(model)
     optimizer.zero_grad(set_to_none=True)
     return agreed._replace(loss=loss, grad_norm=grad_norm, updated=updated, extra=extra)
 
