@@ -152,10 +152,8 @@ def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> in
     head = (4 + 2 * cast + cast * (all_logits > logits)) * logits + kept.around * tokens + 4 * size.table
     there = kept.kept * tokens * (1 if gpu and parallel.offloads_activations else size.num_layers)
     forward, backward = there + head, there + kept.again * tokens
-    states, weights = float(state_bytes(size, config.optim)), size.num_parameters
-    shares = float(parallel.shards or world_size)
-    if gpu and parallel.offloads_parameters:  # shards are on the host
-        states, shares = 0.0, math.inf
+    states, weights = state_bytes(size, config.optim), size.num_parameters
+    shares = math.inf if gpu and parallel.offloads_parameters else shards  # with these, shards are on the host
     if world_size == 1 and not parallel.exact and parallel.offload == "none":
         copies = 0
         if (

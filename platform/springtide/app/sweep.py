@@ -65,8 +65,8 @@ def sweep(
     """Try points of a space in parallel, and rank them.
 
     Trials share the workers of the cluster: each has from ``elastic.min_workers`` to ``elastic.max_workers`` of them. A trial
-    that fails is marked and does not end the sweep. Ctrl-C or SIGTERM ends it with its result so
-    far; resumed trials continue from their newest checkpoints.
+    that fails is marked and does not end the sweep. Ctrl-C or SIGTERM ends it with its result so far;
+    resumed trials continue from their newest checkpoints.
 
     Args:
         base: config of every trial, before the values of its point.

@@ -96,10 +96,9 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
         here = world("cpu", 0, config.parallel.shards)
         device = "cuda" if config.elastic.gpus_per_worker else "cpu"
         as_there = (logits_as_on(device), attention_as_on(device))
-        on_gpu = contextlib.ExitStack()
-        if device == "cuda" and config.parallel.offloads_activations:
-            on_gpu.enter_context(as_if_offloaded())
-        with as_there[0], as_there[1], on_gpu, FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
+        leaves = device == "cuda" and config.parallel.offloads_activations
+        offloads = as_if_offloaded() if leaves else contextlib.nullcontext()
+        with as_there[0], as_there[1], offloads, FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
             # only shapes matter, nothing runs; and what fp8 keeps for backward is bf16
             layout = config.parallel.model_copy(update={"compile": False, "precision": config.parallel.computes_in})
             model = make(config.model, vocab_size, eos_id)

@@ -9,7 +9,8 @@ import ray
 
 _WAIT_S = 30.0
 """A task that has not begun by then waits for a GPU that others use: the data sheet counts then."""
-_ACCELERATOR = "accelerator_type:"
+ACCELERATOR = "accelerator_type:"
+"""What begins Ray's name of a kind of device, as a resource of nodes that have one."""
 _A_LITTLE = 0.001
 """The part that a task takes of a node's one unit of the resource that names its kind of GPU."""
 _TASK = "measure-memory"
@@ -33,7 +34,7 @@ def device_sizes(kinds: Sequence[str], gpus: float) -> list[DeviceSize]:
     """
     tasks = [
         ray.remote(_size)
-        .options(name=_TASK, num_cpus=0, num_gpus=gpus, resources={f"{_ACCELERATOR}{kind}": _A_LITTLE}, max_retries=0)
+        .options(name=_TASK, num_cpus=0, num_gpus=gpus, resources={f"{ACCELERATOR}{kind}": _A_LITTLE}, max_retries=0)
         .remote()
         for kind in kinds
     ]

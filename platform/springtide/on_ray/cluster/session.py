@@ -32,7 +32,7 @@ from springtide.on_ray._ray_private import (
 )
 from springtide.on_ray.cluster import reaper
 from springtide.on_ray.cluster.connect import AUTH_MODE, TOKEN, TOKEN_FILE, connect
-from springtide.on_ray.cluster.device_size import DeviceSize, device_sizes
+from springtide.on_ray.cluster.device_size import ACCELERATOR, DeviceSize, device_sizes
 from springtide.on_ray.names import job_metadata
 
 _DEVICE_GB = {"V100": 32, "T4": 16, "L4": 24, "A10G": 24, "L40S": 48, "A100": 80, "H100": 80, "H200": 141, "B200": 180}
@@ -41,7 +41,6 @@ _WITHOUT_BF16 = ("K80", "P100", "P4", "V100", "T4")
 """Devices older than Ampere: they emulate bf16, slower than fp32."""
 _WITHOUT_FP8 = (*_WITHOUT_BF16, "A100", "A100-40G", "A100-80G", "A10G", "A10", "A6000")
 """Those and Ampere: they have no products of 8 bits."""
-_ACCELERATOR = "accelerator_type:"
 _RAY_FOLDER = "RAY_TMPDIR"
 _PREFIX = "springtide-ray-"
 _STORE_BYTES = 512 * 2**20
@@ -260,7 +259,7 @@ def _speed(config: Config, vocab_size: int) -> float:
 
 def _kinds(nodes: Sequence[dict[str, float]]) -> list[str]:
     """Return Ray's names for the devices of nodes with these resources."""
-    return sorted({name.partition(":")[2] for node in nodes for name in node if name.startswith(_ACCELERATOR)})
+    return sorted({name.partition(":")[2] for node in nodes for name in node if name.startswith(ACCELERATOR)})
 
 
 def check_precision(config: Config, nodes: Sequence[dict[str, float]]) -> None:

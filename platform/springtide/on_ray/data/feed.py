@@ -42,9 +42,8 @@ def feed(reader: RankReader, plan: list[Read], config: FeedConfig, name: str = "
     """Yield the batches of ``plan``. This process makes the first read itself, without a start-up, while Ray starts the rest:
     a new worker group trains at once. ``name`` is what Ray's dashboard calls the pipelines."""
     mine = load(reader, plan[:1])
-    if (
-        plan and len(plan[0].steps) > 1
-    ):  # to start a pipeline takes much of a core: no rank waits for that in the first step
+    # to start a pipeline takes much of a core: no rank waits for that in the first step
+    if plan and len(plan[0].steps) > 1:
         yield from itertools.islice(mine, 1)
     rest = ahead(_by_tasks(reader, plan[1:], config, name))
     try:

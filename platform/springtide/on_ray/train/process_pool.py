@@ -245,9 +245,8 @@ class WorkerProcessPool:
         except RayError as error:
             self.exclude(node, f"no worker came up on it: {last_line(error)}", is_process_lost=True)
             return None
-        if not health.network_bytes_per_s and (
-            before := self._health.get(node)
-        ):  # another process there has measured it
+        before = self._health.get(node)
+        if before is not None and not health.network_bytes_per_s:  # another process there has measured it
             health = health._replace(network_bytes_per_s=before.network_bytes_per_s)
         reason = known.unfit(node, health)
         # by its network alone: it may have been measured while others fetched, too
