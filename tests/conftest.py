@@ -10,6 +10,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import s3_server
@@ -38,6 +39,9 @@ from prepared import prepare
 
 from springtide import config as configs
 from springtide.config import Config
+
+if TYPE_CHECKING:
+    from springtide.dist import World
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -70,6 +74,18 @@ def ray_authentication() -> Iterator[None]:
     from springtide.on_ray._ray_private import read_authentication
 
     read_authentication()
+
+
+@pytest.fixture
+def one() -> Iterator[World]:
+    """This process as a group of its own."""
+    import torch.distributed as dist
+
+    from springtide.dist import world
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield world("cpu")
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from eight_bits import train_in_fp8
 from loops import train_laid_out
-from prepared import prepare
+from prepared import short_run
 
-from springtide import config as configs
 from springtide.config import Config
 from springtide.events import Event, Started, StepDone
 
@@ -25,12 +24,13 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    root = tmp_path_factory.mktemp("eight-bits")
-    changes: dict[str, Any] = {"run.root": f"{root}/runs", "shards.root": f"{root}/datasets", "corpus.max_files": 20}
-    changes |= {"train.total": STEPS * 12 * 64, "train.eval_tokens": 0, "train.micro_batch": 2}
-    changes |= {"optim.warmup": 2 * 12 * 64, "checkpoint.every_steps": 0}
-    changes |= {"elastic.min_workers": 4, "elastic.max_workers": 4}
-    return prepare(configs.recipes.tiny().override(changes))
+    return short_run(
+        tmp_path_factory.mktemp("eight-bits"),
+        STEPS,
+        optim__warmup=2 * 12 * 64,
+        elastic__min_workers=4,
+        elastic__max_workers=4,
+    )
 
 
 def losses(events: list[Event]) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from loops import train, train_laid_out, train_poisoned
-from prepared import prepare
+from prepared import short_run
 
 from springtide import config as configs
 from springtide.checkpoint.format import committed, read_manifest
@@ -33,16 +33,7 @@ TOLERANCES = {"fp32": 5e-5, "bf16": 0.05, "fp16": 0.01}
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     root = tmp_path_factory.mktemp("layouts")
-    changes = {
-        "run.root": f"{root}/runs",
-        "shards.root": f"{root}/datasets",
-        "corpus.max_files": 20,
-        "train.total": STEPS * 12 * 64,
-        "train.eval_tokens": 0,
-        "train.micro_batch": 2,
-        "checkpoint.every_steps": 0,
-    }
-    return prepare(configs.recipes.tiny().override(changes))
+    return short_run(root, STEPS)
 
 
 def laid_out(config: Config, name: str, **changes: Any) -> Config:

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from loops import train_laid_out
-from prepared import prepare
+from prepared import short_run
 
-from springtide import config as configs
 from springtide.config import Config
 from springtide.events import Event, StepDone
 
@@ -19,13 +18,15 @@ STEPS = 8
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
-    root = tmp_path_factory.mktemp("offload")
-    changes: dict[str, Any] = {"run.root": f"{root}/runs", "shards.root": f"{root}/datasets", "corpus.max_files": 20}
-    changes |= {"train.total": STEPS * 12 * 64, "train.eval_tokens": 0, "train.micro_batch": 2}
-    changes |= {"optim.warmup": 2 * 12 * 64, "checkpoint.every_steps": 0}
-    changes |= {"elastic.min_workers": 2, "elastic.max_workers": 2}
-    changes |= {"parallel.recompute": "full", "parallel.reduction": "fp64"}
-    return prepare(configs.recipes.tiny().override(changes))
+    return short_run(
+        tmp_path_factory.mktemp("offload"),
+        STEPS,
+        optim__warmup=2 * 12 * 64,
+        elastic__min_workers=2,
+        elastic__max_workers=2,
+        parallel__recompute="full",
+        parallel__reduction="fp64",
+    )
 
 
 def losses(events: list[Event]) -> list[float]:

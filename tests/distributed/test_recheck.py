@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from loops import train_with_dropout
-from prepared import prepare
+from prepared import short_run
 from wrong_results import LOW_BIT, in_turn, train_with_flips
 
 from springtide import config as configs
@@ -28,19 +28,8 @@ STEPS = 20
 def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     """Twenty steps that take no time, with a checkpoint every five, and checks as often as can be."""
     root = tmp_path_factory.mktemp("recheck")
-    changes = {
-        "run.root": f"{root}/runs",
-        "shards.root": f"{root}/datasets",
-        "corpus.max_files": 20,
-        "train.total": STEPS * 12 * 64,
-        "train.eval_tokens": 0,
-        "train.sample_tokens": 0,
-        "train.micro_batch": 2,
-        "checkpoint.every_steps": 5,
-        "elastic.recheck": 1e-6,
-        "elastic.max_workers": 4,
-    }
-    return prepare(configs.recipes.tiny().override(changes))
+    often = {"checkpoint__every_steps": 5, "elastic__recheck": 1e-6}
+    return short_run(root, STEPS, train__sample_tokens=0, elastic__max_workers=4, **often)
 
 
 def named(config: Config, name: str, **changes: Any) -> Config:

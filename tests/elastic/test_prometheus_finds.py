@@ -93,10 +93,8 @@ def run(ray_cluster: str, tiny: Config) -> st.Run:
 
 
 def test_ray_exports_what_the_run_told(run: st.Run) -> None:
-    ended = {
-        "step": float(run.last_step),
-        "workers": 0.0,
-    }  # which of a run's last values Ray exports first is its affair
+    # which of a run's last values Ray exports first is its affair
+    ended = {"step": float(run.last_step), "workers": 0.0}
     until(lambda: {name: value for name, value in scraped("scraped").items() if name in ended}, ended)
     found = scraped("scraped")
     last = run.steps[-1]

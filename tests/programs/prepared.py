@@ -31,6 +31,21 @@ def prepare(config: Config, run: Map = in_process) -> Config:
     return config.override({"shards.dataset": make_dataset(config.corpus, config.shards, silent, run)})
 
 
+def short_run(root: Path, steps: int, **changes: Any) -> Config:
+    """Return a config of ``steps`` steps of the tiny recipe below ``root``: no evaluations, one checkpoint."""
+    settings = {
+        "run.root": f"{root}/runs",
+        "shards.root": f"{root}/datasets",
+        "corpus.max_files": 20,
+        "train.total": steps * 12 * 64,
+        "train.eval_tokens": 0,
+        "train.micro_batch": 2,
+        "checkpoint.every_steps": 0,
+        **{key.replace("__", "."): value for key, value in changes.items()},
+    }
+    return prepare(configs.recipes.tiny().override(settings))
+
+
 def format_8(dataset: str) -> dict[str, Any]:
     """The manifest of a dataset as the format before the index of row groups had it, with its digest."""
     manifest = load_manifest(Folder(dataset)).model_copy(update={"format": 8, "row_groups": None})

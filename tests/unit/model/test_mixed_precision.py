@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import torch.distributed as dist
+from one_batch import backward_of_one_batch
 from torch import Tensor
 
 from springtide import config as configs
 from springtide.checkpoint.tensors import local, plain_name
 from springtide.config import Config
-from springtide.dist import World, world
+from springtide.dist import World
 from springtide.model import skeleton
 from springtide.parallel import fsdp, parallelize
-
-
-@pytest.fixture
-def one() -> Iterator[World]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield world("cpu")
-    dist.destroy_process_group()
 
 
 def gradients(config: Config, one: World, sharded: bool) -> tuple[float, dict[str, Tensor]]:
@@ -34,15 +25,9 @@ def gradients(config: Config, one: World, sharded: bool) -> tuple[float, dict[st
         model.place(one.device)
     else:
         parallelize(model, config.parallel, one)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            local(parameter).normal_(0.0, 0.1, generator=generator)
-    ids = torch.randint(256, (3, 33), generator=generator)
-    total, _ = model(ids[:, :-1], ids[:, 1:])
-    (total / 96).backward()
+    loss = backward_of_one_batch(model)
     named = {plain_name(name): parameter.grad for name, parameter in model.named_parameters()}
-    return total.item(), {name: local(grad) for name, grad in named.items() if grad is not None}
+    return loss, {name: local(grad) for name, grad in named.items() if grad is not None}
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

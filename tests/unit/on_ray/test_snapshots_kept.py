@@ -204,7 +204,7 @@ def test_a_place_that_tells_of_other_pieces_than_the_first_is_none(cluster: Any)
 
 
 def test_a_look_up_tells_no_pieces_and_each_holder_is_asked_for_them_once(cluster: Any) -> None:
-    """Of those that are chosen alone: a server of a large group holds tens of thousands."""
+    """A server of a large group holds tens of thousands of pieces, and tells those of the chosen parts only."""
     nodes, sizes = cluster("ab"), []
     for pieces in (1, 1000):
         meta = Meta(step=7, tokens=7, world_size=16, order_identity="o", config_fingerprint="c")

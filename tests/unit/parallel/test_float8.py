@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from one_batch import backward_of_one_batch
 from torch import Tensor, nn
 
 from springtide import config as configs
 from springtide.checkpoint.tensors import local, named_tensors, plain_name
 from springtide.config import Config
-from springtide.dist import World, world
+from springtide.dist import World
 from springtide.errors import ConfigError
 from springtide.model import AdaptedLinear, skeleton
 from springtide.on_ray.cluster.session import check_precision
@@ -25,13 +24,6 @@ from springtide.training.memory_estimate import predicted_bytes
 
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs springtide[fp8]")
 TINY = configs.recipes.tiny().override({"model.tied_head": False})
-
-
-@pytest.fixture
-def one() -> Iterator[World]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield world("cpu")
-    dist.destroy_process_group()
 
 
 def test_matrices_of_blocks_are_converted_and_nothing_else() -> None:
@@ -112,16 +104,10 @@ def gradients(config: Config, one: World, sharded: bool) -> tuple[float, dict[st
             model.place(one.device)
         else:
             parallelize(model, config.parallel, one)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            local(parameter).normal_(0.0, 0.1, generator=generator)
-    ids = torch.randint(256, (3, 33), generator=generator)
-    total, _ = model(ids[:, :-1], ids[:, 1:])
-    (total / 96).backward()
+    loss = backward_of_one_batch(model)
     assert {tensor.dtype for tensor in named_tensors(model).values()} == {torch.float32}
     assert all(type(local(tensor)) in (Tensor, nn.Parameter) for tensor in named_tensors(model).values())
-    return total.item(), {plain_name(name): local(one.grad) for name, one in model.named_parameters()}
+    return loss, {plain_name(name): local(one.grad) for name, one in model.named_parameters()}
 
 
 @needs_torchao

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from one_batch import draw_weights, three_rows
 from torch import Tensor
 
 from springtide import config as configs
 from springtide.app.plan_memory import model_size, predicted_step_bytes
 from springtide.checkpoint.tensors import local, named_tensors
-from springtide.dist import World, world
+from springtide.dist import World
 from springtide.errors import ConfigError
 from springtide.model import skeleton
 from springtide.parallel import as_if_offloaded, offload, parallelize, weights_on
@@ -24,23 +23,13 @@ from springtide.training.optim import optimizer_of
 TINY = configs.recipes.tiny().override({"parallel.recompute": "full"})
 
 
-@pytest.fixture
-def one() -> Iterator[World]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield world("cpu")
-    dist.destroy_process_group()
-
-
 def steps(one: World, **changes: Any) -> tuple[list[float], dict[str, Tensor]]:
     """Losses of three steps of two micro-batches, and the state afterwards."""
     config = TINY.override({f"parallel.{name}": value for name, value in changes.items()})
     model = parallelize(skeleton(config.model, 256), config.parallel, one)
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            local(parameter).normal_(0.0, 0.1, generator=generator)
+    generator = draw_weights(model)
     optimizer = optimizer_of(model, config.optim, fused=False)
-    ids = torch.randint(256, (3, 33), generator=generator)
+    ids = three_rows(generator)
     how: dict[str, Any] = {"micro_batches": [slice(0, 2), slice(2, 3)], "tokens_per_step": 96, "clip_norm": 1.0}
     found = [train_step(model, optimizer, ids, 0, one, **how).loss for _ in range(3)]
     return found, {name: local(tensor).clone() for name, tensor in named_tensors(model, optimizer).items()}
