@@ -9,7 +9,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
-from scale_counts import Cost, cost_of
+from scale_counts import Calls, Cost, cost_of
 
 RANKS_A_NODE = 8
 
@@ -27,7 +27,7 @@ def start(ranks: int, rounds: int) -> Cost:
     from springtide.on_ray.train.process_pool import WorkerProcessPool
     from springtide.on_ray.train.worker import TrainJob
 
-    calls, health = 0, Health(1e12, 1e11, network_bytes_per_s=1e9)
+    called, health = Calls(), Health(1e12, 1e11, network_bytes_per_s=1e9)
 
     class Ref:
         pass
@@ -36,16 +36,6 @@ def start(ranks: int, rounds: int) -> Cost:
         def __init__(self, *_: Any) -> None:
             self.metadata = SimpleNamespace(node_id=_[0])
             self.execute = SimpleNamespace(remote=lambda *_: called(Ref()))
-
-    def called(value: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        return value
-
-    def others() -> tuple[int, int]:
-        nonlocal calls
-        before, calls = calls, 0
-        return before, 0
 
     def wait(refs: list[Any], num_returns: int = 1, timeout: float = 0.0) -> tuple[list[Any], list[Any]]:
         return called((list(refs), []))
@@ -76,7 +66,7 @@ def start(ranks: int, rounds: int) -> Cost:
         mock.patch.object(process_pool, "unanswering", return_value=set()),
         mock.patch.object(process_pool, "_settled", lambda outcomes: [(worker, True) for worker, _ in outcomes]),
     ):
-        return cost_of(again, rounds, others, prepare)
+        return cost_of(again, rounds, called.spent, prepare)
 
 
 def poll(ranks: int, rounds: int) -> Cost:

@@ -31,6 +31,23 @@ class Cost(NamedTuple):
     """Most memory that it allocated meanwhile, as Python's allocator and numpy count it."""
 
 
+class Calls:
+    """A count of the calls to other processes, each of which returns at once what it is given."""
+
+    def __init__(self, told: int = 0) -> None:
+        """``told``: bytes that all of them move together."""
+        self._number, self._told = 0, told
+
+    def __call__(self, answer: Any = None) -> Any:
+        self._number += 1
+        return answer
+
+    def spent(self) -> tuple[int, int]:
+        """Return the calls since the last time, and their bytes."""
+        before, self._number = self._number, 0
+        return before, self._told
+
+
 @contextlib.contextmanager
 def counted() -> Iterator[Counter[str]]:
     """Count requests and bytes of all folders in the block."""

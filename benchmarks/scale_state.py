@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from scale_counts import Cost, cost_of
+from scale_counts import Calls, Cost, cost_of
 
 from springtide.checkpoint import commit as commits
 from springtide.checkpoint import leases, snapshots
@@ -29,7 +29,7 @@ from springtide.checkpoint.piece_table import PieceTable
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.second_reader import BadFileReport
 from springtide.checkpoint.shared_memory import HeldAt
-from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotKey, SnapshotPart
+from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart
 from springtide.checkpoint.tensors import Box
 from springtide.config.steps import StepsDone
 from springtide.store import Folder, digest
@@ -170,23 +170,14 @@ def pieces(ranks: int, rounds: int) -> Cost:
     parts for their pieces, and hears those of all; the calls are those of all ranks."""
     from springtide.on_ray.train import snapshot_client
 
-    rank, calls = ranks - 1, 0
+    rank = ranks - 1
     taken = [snapshot(ranks, one, 9) for one in range(ranks)]
     tables = {one.key: pickle.dumps(one.table) for one in taken}
     others = [one.table for one in taken]
     told = sum(map(len, tables.values()))
+    ask = Calls(told)
     place = HeldAt("node", 1, 3)
     parts = [dataclasses.replace(one.part, held_at=(place,)) for one in taken]
-
-    def ask(keys: list[SnapshotKey]) -> list[SnapshotKey]:
-        nonlocal calls
-        calls += 1
-        return keys
-
-    def count() -> tuple[int, int]:
-        nonlocal calls
-        before, calls = calls, 0
-        return before, told
 
     def gathered(value: Any) -> list[Any]:
         return [("", one) for one in others] if isinstance(value, tuple) else [value] * ranks
@@ -215,7 +206,7 @@ def pieces(ranks: int, rounds: int) -> Cost:
         def again() -> None:
             assert snapshots.restore_from_snapshots(Folder("/x"), client, None, None, None)  # type: ignore[arg-type]
 
-        found = cost_of(again, rounds, count)
+        found = cost_of(again, rounds, ask.spent)
     return found._replace(calls=found.calls * ranks, peak_bytes=found.peak_bytes + told)
 
 
@@ -225,7 +216,7 @@ def lookup(ranks: int, rounds: int) -> Cost:
     from springtide.on_ray.cluster import nodes
     from springtide.on_ray.train import snapshot_client, snapshot_lookup
 
-    number, calls = max(1, ranks // RANKS_A_NODE), 0
+    number = max(1, ranks // RANKS_A_NODE)
     names = [f"{one:056x}" for one in range(number)]
 
     def held(node: int) -> list[tuple[SnapshotPart, int]]:
@@ -239,10 +230,7 @@ def lookup(ranks: int, rounds: int) -> Cost:
 
     answers = [pickle.dumps(((name, 1), held(place))) for place, name in enumerate(names)]
 
-    def call(value: Any = None) -> Any:
-        nonlocal calls
-        calls += 1
-        return value
+    call = Calls(sum(map(len, answers)))
 
     class Server:
         def __init__(self, place: int) -> None:
@@ -280,11 +268,6 @@ def lookup(ranks: int, rounds: int) -> Cost:
     client = snapshot_client.SnapshotClient.__new__(snapshot_client.SnapshotClient)
     client._prefix = "run-"
 
-    def others() -> tuple[int, int]:
-        nonlocal calls
-        before, calls = calls, 0
-        return before, sum(map(len, answers))
-
     with contextlib.ExitStack() as patches:
         for module, name, stand_in in (
             (snapshot_lookup, "ray", ray),
@@ -299,4 +282,4 @@ def lookup(ranks: int, rounds: int) -> Cost:
             assert len(client.found()) == 2 * ranks
             client.forget(9)
 
-        return cost_of(again, rounds, others)
+        return cost_of(again, rounds, call.spent)

@@ -119,7 +119,7 @@ def _ids() -> Tensor:
 
 
 def _mask() -> Tensor:
-    """Who may attend to whom, as the decoder makes it where no kernel takes documents."""
+    """The attention mask of that row: what the decoder makes where FlexAttention does not run."""
     return documents(_ids(), EOS, BOS)[1]
 
 
@@ -287,7 +287,7 @@ def _head() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def head_loss(logits: int, fused: bool) -> dict[str, Any]:
-    """springtide's, with so many logits at once; ``fused``: as with parallel.compile."""
+    """Measure springtide's head loss, ``logits`` logits at a time; ``fused``: as with ``parallel.compile``."""
     sizes = getattr(loss, "_LOGITS_AT_ONCE", None)
     if not isinstance(sizes, dict):
         raise NotHere("head_loss has no size of its parts any more")
