@@ -405,8 +405,7 @@ def test_a_refused_run_and_a_dry_run_leave_nothing(tiny: Config, ray_cluster: st
 
 
 def test_the_line_between_workers_and_driver_loses_nothing(ray_cluster: str) -> None:
-
-    mailbox = open_mailbox("line")
+    mailbox = open_mailbox(None)
     line = EventSender(mailbox)
 
     def heard() -> Interrupt | None:

@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
+import math
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -103,6 +104,10 @@ def convert(blocks: nn.ModuleList, precision: str, recipe: str, device: torch.de
     changes = {"emulate": _emulated.get(), "enable_fsdp_float8_all_gather": gathers and by_tensor}
     found = dataclasses.replace(ao.Float8LinearConfig.from_recipe_name(recipe), **changes)
     ao.convert_to_float8_training(blocks, config=found, module_filter_fn=lambda layer, name: converts(layer))
+    if gathers and by_tensor:
+        padded = _padded_weight()
+        for layer in filter(converts, blocks.modules()):
+            layer.weight = nn.Parameter(padded.of(layer.weight), requires_grad=layer.weight.requires_grad)
     if gathers or by_tensor:
         return
     rounding = _rounding_layer()
@@ -138,6 +143,37 @@ def _rounding_layer() -> Any:
     return RoundingLinear
 
 
+@functools.cache
+def _padded_weight() -> Any:
+    """Return torchao's weight that is gathered in fp8, but for any number of shards: FSDP gathers shards of one size, so a shard
+    with fewer rows is padded with zeros, which change no scale, and they are cut off what was gathered."""
+    from torch.utils._pytree import tree_map_only
+    from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor as Weight
+
+    class PaddedWeight(Weight):
+        @classmethod
+        def of(cls, weight: Any, tensor: Tensor | None = None) -> Any:
+            tensor = weight._tensor if tensor is None else tensor
+            return cls(tensor, weight._linear_mm_config, weight._dtype, weight._precomputed_scale)
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
+            return tree_map_only(Weight, cls.of, super().__torch_dispatch__(func, types, args, kwargs))
+
+        def fsdp_pre_all_gather(self, mesh: Any, size: Any, stride: Any, module: Any, policy: Any) -> Any:
+            missing = -(-size[0] // mesh.size()) - len(self._tensor)
+            whole = self.of(self, nn.functional.pad(self._tensor, (0, 0, 0, missing))) if missing else self
+            data, (scale,) = Weight.fsdp_pre_all_gather(whole, mesh)
+            return data, (scale, size[0])
+
+        def fsdp_post_all_gather(self, gathered: Any, metadata: Any, dtype: Any, *, out: Any = None) -> Any:
+            scale, rows = metadata
+            found = super().fsdp_post_all_gather((gathered[0][:rows],), (scale,), dtype, out=out)
+            return found if found is None else (found[0], gathered)
+
+    return PaddedWeight
+
+
 def scale_weights(model: nn.Module) -> None:
     """Compute the scales of all weights that are gathered in fp8, in one all-reduce in place of one a weight, unless they are
     known. Whoever changes weights calls ``forget_scales``.
@@ -146,15 +182,18 @@ def scale_weights(model: nn.Module) -> None:
         model: laid out.
     """
     found = _gathered_in_fp8(model)
-    # shards on the host are copied to the device before they are converted, and the copies have no scales
-    if (
-        found
-        and found[0].device.type == found[0].device_mesh.device_type
-        and found[0]._local_tensor._precomputed_scale is None
-    ):
+    # who has no scale at hand asks all ranks for it, so none or all must have one. Shards on the host are copied to the device
+    # before they are converted, and FSDP makes those that it pads anew in its first forward: neither copy has a scale
+    if found and found[0]._local_tensor._precomputed_scale is None and all(map(_keeps_its_shard, found)):
         from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
         precompute_float8_dynamic_scale_for_fsdp(model)
+
+
+def _keeps_its_shard(weight: DTensor) -> bool:
+    mesh = weight.device_mesh
+    shards = math.prod(mesh.size(of) for of, placement in enumerate(weight.placements) if placement.is_shard())
+    return weight.device.type == mesh.device_type and weight.shape[0] % shards == 0
 
 
 def forget_scales(model: nn.Module) -> None:

@@ -112,8 +112,10 @@ class MailboxClient:
     def __getattr__(self, method: str) -> Callable[..., Reference]:
         return functools.partial(self._call, method)
 
-    def request(self, heard: Any) -> Reference:
+    def request(self, heard: Any, followed: Any = None) -> Reference:
         """As the real one's, which waits."""
+        if followed is not None:
+            self._call("cancel", followed)
         return AwaitedRequest(self, heard)
 
     def taken(self) -> list[Any]:

@@ -72,16 +72,18 @@ def test_a_worker_that_waits_gets_each_request_at_once_and_none_of_another_group
     async def run() -> None:
         mailbox = Mailbox("a", 10, 0.0)
 
-        async def waiting(heard: Interrupt | None, key: str = "a") -> asyncio.Task[Interrupt | None]:
-            task = asyncio.create_task(mailbox.request(key, heard))
+        async def waiting(
+            heard: Interrupt | None, followed: Interrupt | None = None
+        ) -> asyncio.Task[Interrupt | None]:
+            task = asyncio.create_task(mailbox.request("a", heard, followed))
             await asyncio.sleep(0)
             return task
 
         first = await waiting(None)
         await mailbox.ask("a", Interrupt.SAVE)
         assert await asyncio.wait_for(first, 5.0) is Interrupt.SAVE
-        await mailbox.cancel("a", Interrupt.SAVE)
-        second = await waiting(None)
+        second = await waiting(None, Interrupt.SAVE)
+        assert not second.done()  # it is told once
         await mailbox.ask("a", Interrupt.COPY)
         assert await asyncio.wait_for(second, 5.0) is Interrupt.COPY
         await mailbox.cancel("a", Interrupt.COPY)
@@ -256,16 +258,15 @@ def test_a_save_that_is_heard_does_not_take_back_a_request_to_stop() -> None:
 
 
 @pytest.mark.parametrize("asked", [Interrupt.SAVE, Interrupt.COPY])
-def test_rank_0_cancels_the_request_that_it_has_heard_and_beats_once_a_second(
+def test_rank_0_ends_the_request_that_it_has_heard_and_beats_once_a_second(
     monkeypatch: pytest.MonkeyPatch, asked: Interrupt
 ) -> None:
     calls: list[tuple[str, object]] = []
     replies = [asked, None]
     reply = SimpleNamespace(has_come=lambda timeout_s: bool(replies), get=lambda: replies.pop(0))
     mailbox = SimpleNamespace(
-        request=lambda heard: reply,
+        request=lambda heard, followed=None: calls.append((heard, followed)) or reply,
         post=lambda events: SimpleNamespace(has_come=lambda timeout_s: True, get=lambda: None),
-        cancel=lambda interrupt: calls.append(("cancel", interrupt)),
         heartbeat=lambda: calls.append(("heartbeat", now_s)),
     )
     now_s = 1000.0
@@ -274,11 +275,11 @@ def test_rank_0_cancels_the_request_that_it_has_heard_and_beats_once_a_second(
     sender(EVALUATED)
     assert sender.interrupt() is asked
     assert sender.interrupt() is None
-    assert calls == [("cancel", asked)]
+    assert calls == [(None, None), (None, asked), (None, None)]
     for _ in range(40):
         sender.heartbeat()
         now_s += 0.05
-    assert [what for what, _ in calls[1:]] == ["heartbeat", "heartbeat"]
+    assert [what for what, _ in calls[3:]] == ["heartbeat", "heartbeat"]
 
 
 def test_what_comes_late_for_an_ended_run_changes_nothing_in_the_next() -> None:

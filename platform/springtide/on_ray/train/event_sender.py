@@ -54,10 +54,9 @@ class EventSender:
         if not self._request.has_come(0):
             return self._asked
         asked = self._request.get()
-        if asked in _ONCE:
-            self._mailbox.cancel(asked)
-        self._asked = None if asked in _ONCE else asked
-        self._request = self._mailbox.request(self._asked)
+        once = asked in _ONCE
+        self._asked = None if once else asked
+        self._request = self._mailbox.request(self._asked, asked if once else None)
         return asked
 
     def leave_left_s(self) -> float:

@@ -132,8 +132,12 @@ class Mailbox:
         run.events += events
         run.arrived.set()
 
-    async def request(self, key: str, known: Interrupt | None) -> Interrupt | None:
+    async def request(
+        self, key: str, known: Interrupt | None, followed: Interrupt | None = None
+    ) -> Interrupt | None:
         """See ``MailboxClient.request``."""
+        if followed is not None:
+            await self.cancel(key, followed)
         run = self._run
         group = run.groups
         while self._run is run and run.key == key and run.groups == group and run.request is known:
@@ -173,7 +177,7 @@ class Mailbox:
         return run.leave_by_s - time.monotonic() if key == run.key else None
 
     async def cancel(self, key: str, interrupt: Interrupt) -> None:
-        """See ``MailboxClient.cancel``."""
+        """End the request for ``interrupt``, if it is still the newest."""
         run = self._run
         if key == run.key:
             run.copy &= interrupt is not Interrupt.COPY
@@ -257,8 +261,8 @@ class Mailbox:
 
 @dataclasses.dataclass(frozen=True)
 class Reply(Generic[T]):
-    """The mailbox's reply to a call. Nobody has to wait for it: calls of one process are carried out in order, and without a
-    mailbox a call has no effect."""
+    """The mailbox's reply to a call. Nobody has to wait for it, unless the next call must come after it: Ray carries out the
+    calls of an actor with coroutines in any order. Without a mailbox a call has no effect."""
 
     ref: ObjectRef[T]
 
@@ -283,9 +287,10 @@ class MailboxClient:
         """Post events to the driver."""
         return Reply(self.actor.post.remote(self.key, events))
 
-    def request(self, known: Interrupt | None) -> Reply[Interrupt | None]:
-        """Reply with the request to the workers as soon as it is another than ``known``, or the group is over."""
-        return Reply(self.actor.request.remote(self.key, known))
+    def request(self, known: Interrupt | None, followed: Interrupt | None = None) -> Reply[Interrupt | None]:
+        """Reply with the request to the workers as soon as it is another than ``known``, or the group is over. One that was
+        ``followed`` ends with this call: a call of its own might arrive after this one, and it would be told again."""
+        return Reply(self.actor.request.remote(self.key, known, followed))
 
     def take(self, wait_s: float) -> Reply[list[Event]]:
         """Take everything posted since the last call; waits up to ``wait_s`` for the first event. For the current run only."""
@@ -300,10 +305,6 @@ class MailboxClient:
     def leave_left_s(self) -> Reply[float | None]:
         """Reply with the time until the copy of a group that leaves must be safe in memory [s]."""
         return Reply(self.actor.leave_left_s.remote(self.key))
-
-    def cancel(self, interrupt: Interrupt) -> Reply[None]:
-        """End the request for ``interrupt``, if it is still the newest."""
-        return Reply(self.actor.cancel.remote(self.key, interrupt))
 
     def heartbeat(self) -> Reply[None]:
         """Report that the group is alive, though it has no event to post."""
