@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,15 +21,17 @@ import springtide as st
 from springtide import config as configs
 from springtide.app.sweep import sweep
 from springtide.checkpoint import leases
+from springtide.checkpoint.format import committed
 from springtide.checkpoint.format import name_of as name_at
 from springtide.errors import ConfigError, RunExists
-from springtide.events import Evaluated, Event, Started
+from springtide.events import Evaluated, Event, Started, StepDone
 from springtide.on_ray.tune.held_sweep import HeldSweep
 from springtide.on_ray.tune.messages import TrialJob
 from springtide.on_ray.tune.trial import Trial
 from springtide.on_ray.tune.tuner import BudgetStopper, ProgressCallback
 from springtide.on_ray.tune.worker_pool import WorkerPoolClient, open_worker_pool
 from springtide.store import Folder
+from springtide.track.journal import read_journal
 from springtide.track.mlflow_sink import default_uri
 from springtide.tuning import SweepFolder, name_of, read
 
@@ -227,7 +230,7 @@ def test_a_driver_whose_sweep_was_taken_over_notes_nothing_and_ends(ray_cluster:
         assert "may not write any more" in last["held"]
         trial.cleanup()
         monkey.undo()
-        spent = BudgetStopper(found.budget, pool, ())
+        spent = BudgetStopper(found.budget, pool, (), threading.Event())
         watch = ProgressCallback(found, SimpleNamespace(live=0), spent, said.append, spent.unless_lost(held.end_trial))  # type: ignore[arg-type]
         of = SimpleNamespace(trial_id="0", custom_trial_name=name_of(0), last_result=last)
         watch.on_trial_complete(0, [], of)
@@ -272,7 +275,9 @@ def test_a_sweep_ends_where_its_budget_does(ray_cluster: str, tmp_path: Path) ->
 
 
 @pytest.mark.full
-def test_terminated_as_ray_job_stop_does_it_a_sweep_ends_with_its_result(ray_cluster: str, tmp_path: Path) -> None:
+def test_terminated_as_ray_job_stop_does_it_a_sweep_saves_its_trials_and_ends_with_its_result(
+    ray_cluster: str, tmp_path: Path
+) -> None:
     folder, steps = tmp_path / "runs" / "swept", 150
     process = driver("drive", str(tmp_path), "2", str(steps))
     try:
@@ -289,3 +294,13 @@ def test_terminated_as_ray_job_stop_does_it_a_sweep_ends_with_its_result(ray_clu
     trials = json.loads(told.splitlines()[-1])["trials"]
     assert all(one["reason"].startswith("interrupted at step ") for one in trials), "all may go on"
     assert (folder / "sweep.html").is_file()
+    runs = [st.open_run(str(folder / "trials" / one["name"])) for one in trials]
+    saved = [max(committed(run.folder)) for run in runs]
+    assert saved == [name_at(run.last_step) for run in runs]
+    again = driver("drive", str(tmp_path), "2", str(steps), "resume")
+    told, _ = again.communicate(timeout=400)
+    assert again.returncode == 0
+    for run in runs:
+        journal = read_journal(run.folder)
+        assert [one.step for one in journal if isinstance(one, StepDone)] == list(range(1, steps + 1)), "none twice"
+        assert run.verify().ok

@@ -44,6 +44,8 @@ from springtide.tuning import (
 )
 
 if TYPE_CHECKING:  # Ray loads only when needed
+    import threading
+
     from springtide.on_ray.tune.messages import TrialJob
     from springtide.on_ray.tune.schedulers import TrialScheduler
     from springtide.on_ray.tune.worker_pool import WorkerPoolHandle
@@ -65,8 +67,8 @@ def sweep(
     """Try points of a space in parallel, and rank them.
 
     Trials share the workers of the cluster: each has from ``elastic.min_workers`` to ``elastic.max_workers`` of them. A trial
-    that fails is marked and does not end the sweep. Ctrl-C or SIGTERM ends it with its result so far;
-    resumed trials continue from their newest checkpoints.
+    that fails is marked and does not end the sweep. At Ctrl-C or SIGTERM trials save their state, and the sweep ends with its
+    result so far; a second one ends it at once, and resumed trials continue from their newest checkpoints.
 
     Args:
         base: config of every trial, before the values of its point.
@@ -96,7 +98,7 @@ def sweep(
     from springtide.app.resolve import absolute
     from springtide.app.train import mlflow_uri
     from springtide.on_ray.cluster.session import check_resources, cluster, worker_speed
-    from springtide.on_ray.cluster.stop_signals import terminate_as_interrupt
+    from springtide.on_ray.cluster.stop_signals import stop_signals
     from springtide.on_ray.tune.schedulers import POPULATIONS, scheduler_of
     from springtide.on_ray.tune.worker_pool import open_worker_pool
 
@@ -133,11 +135,11 @@ def sweep(
             check_resources(base)
             if any(Prices.set_in(base.track)) and base.shards.dataset and not base.sources.keys() - {LISTENER}:
                 say(driver.projected_cost(worker_speed(base, open_data(base.data).vocab_size)))
-            with terminate_as_interrupt():  # Ray, when it starts, handles SIGTERM itself
-                limit = driver.try_all(pool, asked, judges, members)
+            with stop_signals() as interrupted:  # Ray, when it starts, handles SIGTERM itself
+                limit = driver.try_all(pool, asked, judges, members, interrupted)
         held.check()
         if limit:
-            say(f"the budget is spent, {limit}")
+            say(f"ended early: {limit}")
         return driver.finish(sink)
 
 
@@ -189,19 +191,25 @@ class SweepDriver:
         return f"{said}; the sweep ends at {' or '.join(limits)}" if limits else said
 
     def try_all(
-        self, pool: WorkerPoolHandle, search: Search, scheduler: TrialScheduler, members: Sequence[Point]
+        self,
+        pool: WorkerPoolHandle,
+        search: Search,
+        scheduler: TrialScheduler,
+        members: Sequence[Point],
+        interrupted: threading.Event,
     ) -> str:
-        """Try every point, then the best again with other seeds; returns the limit of the budget that was reached, or "".
+        """Try every point, then the best again with other seeds; returns why it ended early, or "".
 
         Args:
             members: the points at which a population's trials start; empty for other schedulers.
+            interrupted: set when all trials are to save their state and end.
         """
         from springtide.on_ray.tune.schedulers import scheduler_of
         from springtide.on_ray.tune.tuner import TrialTuner
 
         for number, point in enumerate(members):
             self.held.begin_trial(number, point)
-        tuner = TrialTuner(self._job(pool, members), self.concurrent, self.say)
+        tuner = TrialTuner(self._job(pool, members), self.concurrent, self.say, interrupted)
         limit = tuner.run(search, scheduler, members)
         self.held.check()
         outcomes = self.reader.outcomes()

@@ -21,7 +21,7 @@ class Status(enum.IntEnum):
 
     DONE = (
         0,
-        "Done. Also asked to stop: `train` has saved, `sweep` has its result so far; the last line says how to continue.",
+        "Done. Also asked to stop: `train` and the trials of `sweep` have saved; the last line says how to continue.",
     )
     FAILED = 1, "The work failed: training raised an error, a check did not hold, a checkpoint or a dataset is damaged."
     BAD_INPUT = 2, "A setting, an argument or an input cannot work; nothing was started."

@@ -106,8 +106,9 @@ def convert(blocks: nn.ModuleList, precision: str, recipe: str, device: torch.de
     ao.convert_to_float8_training(blocks, config=found, module_filter_fn=lambda layer, name: converts(layer))
     if gathers and by_tensor:
         padded = _padded_weight()
-        for layer in filter(converts, blocks.modules()):
-            layer.weight = nn.Parameter(padded.of(layer.weight), requires_grad=layer.weight.requires_grad)
+        for layer in blocks.modules():
+            if isinstance(layer, nn.Linear) and converts(layer):
+                layer.weight = nn.Parameter(padded.of(layer.weight), layer.weight.requires_grad)
     if gathers or by_tensor:
         return
     rounding = _rounding_layer()
@@ -145,7 +146,7 @@ def _rounding_layer() -> Any:
 
 @functools.cache
 def _padded_weight() -> Any:
-    """Return torchao's weight that is gathered in fp8, but for any number of shards: FSDP gathers shards of one size, so a shard
+    """Return torchao's weight that is gathered in fp8, for any number of shards: FSDP gathers shards of one size, so a shard
     with fewer rows is padded with zeros, which change no scale, and they are cut off what was gathered."""
     from torch.utils._pytree import tree_map_only
     from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor as Weight

@@ -72,9 +72,7 @@ def test_a_worker_that_waits_gets_each_request_at_once_and_none_of_another_group
     async def run() -> None:
         mailbox = Mailbox("a", 10, 0.0)
 
-        async def waiting(
-            heard: Interrupt | None, followed: Interrupt | None = None
-        ) -> asyncio.Task[Interrupt | None]:
+        async def waiting(heard: Interrupt | None, followed: Interrupt | None = None) -> asyncio.Task[Interrupt | None]:
             task = asyncio.create_task(mailbox.request("a", heard, followed))
             await asyncio.sleep(0)
             return task
@@ -264,8 +262,14 @@ def test_rank_0_ends_the_request_that_it_has_heard_and_beats_once_a_second(
     calls: list[tuple[str, object]] = []
     replies = [asked, None]
     reply = SimpleNamespace(has_come=lambda timeout_s: bool(replies), get=lambda: replies.pop(0))
+
+    def request(heard: Interrupt | None, followed: Interrupt | None = None) -> SimpleNamespace:
+        requested.append((heard, followed))
+        return reply
+
+    requested: list[tuple[Interrupt | None, Interrupt | None]] = []
     mailbox = SimpleNamespace(
-        request=lambda heard, followed=None: calls.append((heard, followed)) or reply,
+        request=request,
         post=lambda events: SimpleNamespace(has_come=lambda timeout_s: True, get=lambda: None),
         heartbeat=lambda: calls.append(("heartbeat", now_s)),
     )
@@ -275,11 +279,11 @@ def test_rank_0_ends_the_request_that_it_has_heard_and_beats_once_a_second(
     sender(EVALUATED)
     assert sender.interrupt() is asked
     assert sender.interrupt() is None
-    assert calls == [(None, None), (None, asked), (None, None)]
+    assert requested == [(None, None), (None, asked), (None, None)]
     for _ in range(40):
         sender.heartbeat()
         now_s += 0.05
-    assert [what for what, _ in calls[3:]] == ["heartbeat", "heartbeat"]
+    assert [what for what, _ in calls] == ["heartbeat", "heartbeat"]
 
 
 def test_what_comes_late_for_an_ended_run_changes_nothing_in_the_next() -> None:

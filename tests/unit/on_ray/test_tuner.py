@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,6 @@ def test_nothing_that_tune_saves_has_the_password_of_the_job(
     assert b"hunter2" in cloudpickle.dumps(job)
     members = random_points(table, base, 0) if name in POPULATIONS else []
     search, scheduler = search_of("random", table, base, 0, []), scheduler_of(name, table)
-    assert tuner.TrialTuner(job, 2, print).run(search, scheduler, members) == ""
+    assert tuner.TrialTuner(job, 2, print, threading.Event()).run(search, scheduler, members) == ""
     assert found["fit"]
     assert b"hunter2" not in cloudpickle.dumps(found)

@@ -32,28 +32,3 @@ def stop_signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does in the block, whoever handles SIGINT at the time, such as Ray Tune, which knows SIGINT
-    only. Does nothing outside the main thread.
-
-    Examples:
-        >>> import signal
-        >>> from springtide.on_ray.cluster.stop_signals import terminate_as_interrupt
-        >>> with terminate_as_interrupt():
-        ...     try:
-        ...         signal.raise_signal(signal.SIGTERM)
-        ...     except KeyboardInterrupt:
-        ...         print("as Ctrl-C")
-        as Ctrl-C
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

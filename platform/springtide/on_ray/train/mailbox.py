@@ -132,9 +132,7 @@ class Mailbox:
         run.events += events
         run.arrived.set()
 
-    async def request(
-        self, key: str, known: Interrupt | None, followed: Interrupt | None = None
-    ) -> Interrupt | None:
+    async def request(self, key: str, known: Interrupt | None, followed: Interrupt | None = None) -> Interrupt | None:
         """See ``MailboxClient.request``."""
         if followed is not None:
             await self.cancel(key, followed)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import math
 import secrets
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ParamSpec, cast
 
@@ -182,15 +183,22 @@ class ProgressCallback(tune.Callback):
 
 
 class BudgetStopper(tune.Stopper):
-    """A stopper that ends the sweep when its budget is spent."""
+    """A stopper that ends the sweep when its budget is spent, or its driver is interrupted: trials save their state, and may
+    continue."""
 
-    def __init__(self, budget: Budget, pool: WorkerPoolHandle, before: Sequence[TrialOutcome]) -> None:
+    def __init__(
+        self, budget: Budget, pool: WorkerPoolHandle, before: Sequence[TrialOutcome], interrupted: threading.Event
+    ) -> None:
         """``before``: ended trials; their results are not reported again."""
-        self._budget, self._pool = budget, pool
+        self._budget, self._pool, self._interrupted = budget, pool, interrupted
         self._by_trial = {one.name: (float(one.tokens), one.worker_s, one.dollars) for one in before}
         self.over = ""
-        """Which limit was met; empty if none is."""
+        """Why the sweep ends early; empty if it does not."""
         self._lost = False
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return what Tune saves of it in the sweep's folder, which nobody reads: an event cannot be saved."""
+        return {**self.__dict__, "_interrupted": None}
 
     def __call__(self, trial_id: str, result: TrialResult) -> bool:
         """Add a trial's result; returns False, because no trial is stopped alone."""
@@ -212,13 +220,15 @@ class BudgetStopper(tune.Stopper):
         return checked
 
     def stop_all(self) -> bool:
-        """Return whether a limit is met, or another driver holds the sweep."""
+        """Return whether a limit is met, the driver is interrupted, or another one holds the sweep."""
         if self._lost:
             return True
         tokens, worker_s, dollars = map(sum, zip(*self._by_trial.values(), (0.0, 0.0, 0.0), strict=True))
         spent = {"tokens": tokens, "worker_hours": worker_s / 3600.0, "dollars": dollars}
         met = [kind for kind, value in spent.items() if 0 < getattr(self._budget, kind) <= value]
-        self.over = f"{met[0]}: {spent[met[0]]:g}" if met else ""
+        self.over = f"the budget is spent, {met[0]}: {spent[met[0]]:g}" if met else ""
+        if self._interrupted.is_set():
+            self.over = "interrupted"
         if self.over:
             self._pool.close.remote()
         return bool(self.over)
@@ -232,6 +242,8 @@ class TrialTuner:
     concurrent: int
     """Number of trials at once; 0: as many as fit."""
     say: Say
+    interrupted: threading.Event
+    """Set when all trials are to save their state and end."""
 
     def run(
         self,
@@ -240,8 +252,8 @@ class TrialTuner:
         population: Sequence[Point] = (),
         before: Sequence[TrialOutcome] = (),
     ) -> str:
-        """Try the points of ``search`` until all are done or the budget is spent. Returns which limit of the budget was met,
-        empty if none.
+        """Try the points of ``search`` until all are done, the budget is spent or the driver is interrupted. Returns why it
+        ended early, empty if it did not.
 
         Args:
             population: the first points of a population's trials, instead of ``search``'s.
@@ -250,7 +262,7 @@ class TrialTuner:
         # neither self nor the job: Tune saves what its searcher and callbacks refer to in the sweep's folder, and a job has
         # passwords
         sweep, held, say = self.job.sweep, self.job.held, self.say
-        spent = BudgetStopper(sweep.budget, self.job.pool, before)
+        spent = BudgetStopper(sweep.budget, self.job.pool, before, self.interrupted)
         room = Room(self.job.pool, self.job.base.elastic.min_workers, self.concurrent)
         # HyperBand halves a bracket by the trials that it knows, and members of a population wait for each other at each
         # rung: these two get all trials at once, and Ray limits how many run
