@@ -70,10 +70,10 @@ def seconds(left: str) -> float:
 
 def left_s() -> float:
     """Return how long this job still has [s]: to the end of its grace time or time limit, else to its kill."""
-    found = told(slurm("scontrol", "show", "job", job()))
+    found = told(slurm("scontrol", "show", "job", to_slurm()))
     left = float("inf")
     if found.get("JobState") == "RUNNING":
-        left = seconds(slurm("squeue", "--noheader", "--jobs", job(), "--format=%L"))
+        left = seconds(slurm("squeue", "--noheader", "--jobs", to_slurm(), "--format=%L"))
         preempted = found.get("PreemptTime", "")
         if preempted[:1].isdigit():  # a job without a time limit has no end that a preemption could bring nearer
             grace = told(slurm("scontrol", "show", "partition", found["Partition"])).get("GraceTime", "0")
@@ -99,6 +99,12 @@ def told(text: str) -> dict[str, str]:
 def job() -> str:
     """Return this job's id; each task of an array has one of its own."""
     return os.environ["SLURM_JOB_ID"]
+
+
+def to_slurm() -> str:
+    """Return what Slurm's commands call this job: the id of one task of an array is also that of the whole array."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID", ""), os.environ.get("SLURM_ARRAY_TASK_ID", "")
+    return f"{array}_{task}" if array else job()
 
 
 def room(nodes: Sequence[Mapping[str, Mapping[str, float]]], cpus: float, gpus: float) -> int:
@@ -186,19 +192,19 @@ class Cluster:
         if all_tasks:
             write(self.folder / "ended", "")
         else:  # the nodes of other tasks stay: they join the next head
-            slurm("scancel", "--signal=KILL", f"{job()}.0")
+            slurm("scancel", "--signal=KILL", f"{to_slurm()}.0")
         try:
             self.srun.wait(30)
         except subprocess.TimeoutExpired:
-            slurm("scancel", "--signal=KILL", f"{job()}.0")
+            slurm("scancel", "--signal=KILL", f"{to_slurm()}.0")
 
 
 def requeue() -> None:
     """Put this job back into the queue, unless Slurm has done so or its user has cancelled it."""
-    state = slurm("squeue", "--noheader", "--jobs", job(), "--format=%T")
+    state = slurm("squeue", "--noheader", "--jobs", to_slurm(), "--format=%T")
     say(f"this job is {state or 'gone'}" + (": back into the queue" if state == "RUNNING" else ""))
     if state == "RUNNING":
-        slurm("scontrol", "requeue", job())
+        slurm("scontrol", "requeue", to_slurm())
 
 
 def drive(cluster: Cluster, arguments: Sequence[str], asked: threading.Event, is_array: bool) -> int:

@@ -209,6 +209,22 @@ def test_outside_slurm_a_job_says_how_to_submit(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_task_of_an_array_speaks_of_itself_not_of_the_array(
+    allocation: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "squeue").write_text(
+        '#!/bin/sh\ncase "$*" in *7_1*) echo RUNNING;; *) echo RUNNING; echo RUNNING;; esac\n'
+    )
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/told\n')
+    for name in ("squeue", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    allocation.requeue()
+    assert (tmp_path / "told").read_text() == "requeue 7_1\n"
+
+
 def test_a_home_that_nobody_can_write_is_refused(
     allocation: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
