@@ -92,8 +92,11 @@ class Group:
 
     def end(self) -> None:
         """Wait until its processes have ended."""
+        for process in self._ranks:  # all, before the first is waited for: they leave their group together
+            assert process.stdin is not None
+            process.stdin.close()
         for process in self._ranks:
-            process.communicate()
+            process.wait()
 
 
 def rank() -> None:
