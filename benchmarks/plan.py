@@ -1,7 +1,8 @@
 """`springtide plan` beside real runs: memory and time of a step as it forecasts them, and as this machine has them.
 
 The node type is this machine, a core a worker: the FLOP/s of its matrix product, the speed of its memory and of gloo between
-two processes are measured at the start. One run, the first of each round, calibrates the roofline (`--measured`); five others,
+two processes are measured at the start, by both at once. Every core trains, as on a cluster: beside a run of one worker there
+is another one. One run, the first of each round, calibrates the roofline (`--measured`); five others,
 of other sizes, layouts and numbers of workers, are forecast and then trained. Rounds alternate. Wall time is what a plan is
 about, and processor time stands beside it, calibrated by itself: where others use the machine, wall time is theirs, too. Memory
 is the most that the C library had given out at once in a second step, asked after each operation, as in benchmarks/layouts.py.
@@ -79,16 +80,24 @@ class Group:
 
     def ask(self, what: str, config: dict[str, Any] | None = None) -> dict[str, Any]:
         """Have it done; what rank 0 found."""
+        self.begin(what, config)
+        return self.answer()
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for what rank 0 found."""
+        assert self._ranks[0].stdout is not None
+        for line in self._ranks[0].stdout:
+            if line.startswith("{"):
+                print(line.strip(), file=sys.stderr, flush=True)
+                return dict(json.loads(line))
+        raise RuntimeError("a rank has ended")
+
+    def begin(self, what: str, config: dict[str, Any] | None = None) -> None:
+        """Have it done, and do not wait."""
         for process in self._ranks:
             assert process.stdin is not None
             process.stdin.write(json.dumps({"what": what, "config": config}) + "\n")
             process.stdin.flush()
-        assert self._ranks[0].stdout is not None
-        for line in self._ranks[0].stdout:
-            if line.startswith("{"):
-                print(what, line.strip(), file=sys.stderr, flush=True)
-                return dict(json.loads(line))
-        raise RuntimeError("a rank has ended")
 
     def end(self) -> None:
         """Wait until its processes have ended."""
@@ -228,6 +237,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         common = base(folder, int(options.steps), options.quick)
         groups = {workers: Group(workers) for workers in sorted({workers for workers, _ in shapes.values()})}
+        beside = Group(1)
+        stack.callback(beside.end)
         for workers, group in groups.items():
             stack.callback(group.end)
             # what libraries take for themselves at first is no run's
@@ -242,10 +253,13 @@ def main() -> None:
         }
         rounds = []
         for number in range(options.rounds):
-            took = {
-                name: groups[workers].ask("time", config_of(common, name, shape, f"{number}"))
-                for name, (workers, shape) in shapes.items()
-            }
+            took = {}
+            for name, (workers, shape) in shapes.items():
+                if workers == 1:
+                    beside.begin("time", config_of(common, name, shape, f"{number}-beside"))
+                took[name] = groups[workers].ask("time", config_of(common, name, shape, f"{number}"))
+                if workers == 1:
+                    beside.answer()
             measured = f"{common.run.root}/calibration-{number}"
             rows = {
                 name: forecast(common, shape, str(cluster), measured, took[name]["vocabulary"])

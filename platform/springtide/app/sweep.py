@@ -139,7 +139,7 @@ def sweep(
                 limit = driver.try_all(pool, asked, judges, members, interrupted)
         held.check()
         if limit:
-            say(f"ended early: {limit}")
+            say(limit)
         return driver.finish(sink)
 
 

@@ -55,4 +55,5 @@ def _sweep(options: argparse.Namespace) -> int:
     )
     if options.json:
         print_json(result.as_dict())
-    return 0 if result.best else 1
+    # interrupted before the first evaluation, it has no best trial, and trials that saved
+    return 0 if result.best or any(one.status != "failed" for one in result.outcomes) else 1

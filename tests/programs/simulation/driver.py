@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import yaml
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.train import FailureConfig, ScalingConfig
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
@@ -66,6 +66,10 @@ class Reference:
         if self.error is not None:
             raise self.error
         return self.value
+
+    def wait(self, timeout_s: float = 2.0) -> None:
+        with contextlib.suppress(RayError):
+            self.get(timeout_s)
 
     def has_come(self, timeout_s: float | None) -> bool:
         if timeout_s is None and not self.is_there:

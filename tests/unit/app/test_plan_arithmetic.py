@@ -131,6 +131,25 @@ def test_a_gpu_hides_communication_behind_computation_and_a_cpu_does_not() -> No
     assert gpu._replace(blocks=0).step_s(0.5) == pytest.approx(6.0 + 1.5)
 
 
+def test_a_host_that_begins_operations_slower_than_a_device_does_them_decides() -> None:
+    small = StepTime(2.0, 1.0, 0.0, blocks=10, host_s=5.0)
+    assert small.step_s(0.5) == pytest.approx(10.0)
+    assert small._replace(blocks=0).step_s(0.5) == pytest.approx(16.0)
+    eager: dict[str, Any] = {"parallel__compile": False}
+    one, recomputed = parts(1, **eager), parts(1, parallel__recompute="full", **eager)
+    assert recomputed.host_s > one.host_s > 8 * parts(1, parallel__compile=True).host_s
+    deeper = parts(1, model__num_layers=2 * configs.recipe("gpu_1b").model.num_layers, **eager)
+    assert 1.8 * one.host_s < deeper.host_s < 2 * one.host_s
+
+
+def test_each_block_is_a_message_of_its_own_between_cpus() -> None:
+    gpus = {"elastic__gpus_per_worker": 1}
+    cpus = {"elastic__gpus_per_worker": 0}
+    more = parts(8, **cpus).links_s - parts(8, **gpus).links_s
+    once = parts(8, parallel__strategy="zero1", **cpus).links_s - parts(8, parallel__strategy="zero1", **gpus).links_s
+    assert more / once == pytest.approx(8 * 3 / 2)  # zero3: two gathers and one reduction of each of 8 micro-batches
+
+
 @pytest.mark.parametrize("blocks", [0, 24])
 @pytest.mark.parametrize("measured_s", [2.0, 5.0, 50.0])
 def test_the_efficiency_of_a_measured_step_gives_that_step(blocks: int, measured_s: float) -> None:

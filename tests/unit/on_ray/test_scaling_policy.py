@@ -68,7 +68,7 @@ class Run:
         share: Any = SimpleNamespace(mine=self.mine)
         self.workers = WorkerLender(share)
         monkeypatch.setattr(WorkerProcessPool, "wait", lambda pool, timeout_s: wait(timeout_s))
-        reply = lambda value=None: SimpleNamespace(get=lambda timeout_s=None: value)  # noqa: E731
+        reply = lambda value=None: SimpleNamespace(get=lambda timeout_s=None: value, wait=lambda: None)  # noqa: E731
         mailbox: Any = SimpleNamespace(
             progress=lambda: reply(
                 Progress(

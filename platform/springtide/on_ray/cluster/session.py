@@ -60,8 +60,6 @@ _ENVIRONMENT = {
     # Tune prints its tables at any verbosity, and its loggers write each result three times
     "RAY_AIR_NEW_OUTPUT": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    # Tune's handler of SIGINT ends the trials' processes before they have saved anything
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
     # a worker keeps the one device of its actor: Ray would extend CUDA_VISIBLE_DEVICES after CUDA has read it, and then
     # select a device by its index in the longer list
     "TRAIN_ENABLE_SHARE_CUDA_VISIBLE_DEVICES": "0",
@@ -208,6 +206,12 @@ def private_network(folder: str) -> Iterator[None]:
         stack.enter_context(stay_on_loopback())
         read_authentication()
         yield
+
+
+def without_tunes_signals() -> contextlib.AbstractContextManager[None]:
+    """Keep Ray Tune, when it is started in the block, from handling SIGINT: it would end the trials' processes before they have
+    saved anything."""
+    return _variables({"TUNE_DISABLE_SIGINT_HANDLER": "1"})
 
 
 @contextlib.contextmanager

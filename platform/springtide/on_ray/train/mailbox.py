@@ -269,6 +269,11 @@ class Reply(Generic[T]):
         value: T = ray.get(self.ref, timeout=timeout_s)
         return value
 
+    def wait(self, timeout_s: float = _ANSWER_S) -> None:
+        """Wait until the call has had its effect, or cannot have one: the mailbox is gone, or too slow."""
+        with contextlib.suppress(RayError):
+            self.get(timeout_s)
+
     def has_come(self, timeout_s: float | None) -> bool:
         """Return whether the reply or an error comes in time; None waits for it."""
         return bool(ray.wait([self.ref], timeout=timeout_s)[0])

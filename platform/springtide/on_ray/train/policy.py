@@ -194,7 +194,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         busy = tuple(worker.metadata.node_id for worker in worker_group_state.workers)
         if not self._runs:
             self._runs = True
-            self._mailbox.group_runs(len(busy))
+            self._mailbox.group_runs(len(busy)).wait()  # its silence is looked at next
         progress = self._progress()
         if progress.step != self._began_at:
             self._limits.trained(len(busy))
@@ -275,7 +275,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._saver.cancel()
         self._processes.prepare(decision.nodes, self._job)
         self._mailbox.limit_micro_batch(self._limits.rows_at_once(decision.workers))
-        self._mailbox.reset_for_new_group()
+        self._mailbox.reset_for_new_group().wait()  # before anybody asks whether the new one has left
         self._asked, self._began_at, self._hung, self._runs = None, progress.step, None, False
         self._told_of, self._watch = set(), Watch()
         return self._get_resize_decision(decision.workers)

@@ -66,7 +66,8 @@ class WorkerLender:
             raise RunExists(
                 f"run {config.run.id!r} is being trained on this cluster by another driver; wait for it or stop it"
             ) from None
-        self._mailbox.limit_workers(self._limit)
+        if self._limit != WorkerLimit():
+            self._mailbox.limit_workers(self._limit).wait()  # before the controller asks for it
         return self._mailbox
 
     def ask(self, interrupt: Interrupt) -> None:

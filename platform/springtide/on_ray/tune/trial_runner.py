@@ -25,7 +25,7 @@ from springtide.track.journal import read_journal
 _ASK_AGAIN_S = 0.5
 _LOOK_S = 0.5
 _FREE_S = 60.0
-_SAVED_S = 300.0
+SAVED_S = 300.0
 """How long a trial may take to save its state [s]."""
 
 
@@ -60,7 +60,7 @@ class ReportWriter:
     def wait(self) -> None:
         """Wait for the last page."""
         if self._thread is not None:
-            self._thread.join(_SAVED_S)
+            self._thread.join(SAVED_S)
 
 
 class TrialRunner:
@@ -94,27 +94,31 @@ class TrialRunner:
         for event in events:
             self._hear(event)
         ended = [event for event in events if isinstance(event, Stopped)]
-        if decided or (ended and ended[-1].status == "finished"):
+        if decided or (ended and ended[-1].status == "finished") or self._closed():
             self._messages.put(Finished())
             return
         self._thread = threading.Thread(target=self._run, name="springtide-trial", daemon=True)
         self._thread.start()
 
     def next(self) -> Message:
-        """Wait for the next message; Finished, too, once the worker pool is closed."""
+        """Wait for the next message; once the worker pool is closed stop the run, everything saved, and return Finished."""
         while True:
             try:
                 return self._messages.get(timeout=_LOOK_S)
             except queue.Empty:
-                if self._workers.share is not None and self._workers.share.closed():
+                if self._closed():
+                    self.stop()
                     return Finished()
 
     def stop(self) -> None:
         """Stop the run, with everything saved."""
-        deadline = time.monotonic() + _SAVED_S
+        deadline = time.monotonic() + SAVED_S
         while self._thread is not None and self._thread.is_alive() and time.monotonic() < deadline:
             self._workers.ask(Interrupt.STOP)  # repeated: the run may not listen yet
             self._thread.join(_ASK_AGAIN_S)
+
+    def _closed(self) -> bool:
+        return self._workers.share is not None and self._workers.share.closed()
 
     def _run(self) -> None:
         try:

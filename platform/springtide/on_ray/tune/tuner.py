@@ -7,6 +7,7 @@ import dataclasses
 import math
 import secrets
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ParamSpec, cast
 
@@ -18,9 +19,11 @@ from ray.tune.search import Searcher
 
 from springtide.errors import RunExists
 from springtide.on_ray._ray_private import HEAD
+from springtide.on_ray.cluster.session import without_tunes_signals
 from springtide.on_ray.tune.messages import TrialJob, TrialParameters, TrialResult, TrialSpec, value_of
 from springtide.on_ray.tune.schedulers import known_as
 from springtide.on_ray.tune.trial import Trial
+from springtide.on_ray.tune.trial_runner import SAVED_S
 from springtide.on_ray.tune.worker_pool import WorkerPoolHandle
 from springtide.tuning import (
     Budget,
@@ -141,6 +144,7 @@ class ProgressCallback(tune.Callback):
     def on_step_begin(self, iteration: int, trials: list[TuneTrial], **info: object) -> None:
         """Count the live trials; Tune calls this once or more per result."""
         self._points.live = sum(one.status in ("PENDING", "RUNNING") for one in trials)
+        self._spent.running = sum(one.status == "RUNNING" for one in trials)
 
     def on_trial_result(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: TrialResult, **info: object
@@ -194,6 +198,9 @@ class BudgetStopper(tune.Stopper):
         self._by_trial = {one.name: (float(one.tokens), one.worker_s, one.dollars) for one in before}
         self.over = ""
         """Why the sweep ends early; empty if it does not."""
+        self.running = 0
+        """Number of trials that run."""
+        self._over_s = math.inf
         self._lost = False
 
     def __getstate__(self) -> dict[str, object]:
@@ -220,7 +227,8 @@ class BudgetStopper(tune.Stopper):
         return checked
 
     def stop_all(self) -> bool:
-        """Return whether a limit is met, the driver is interrupted, or another one holds the sweep."""
+        """Return whether all trials are to end: a limit is met or the driver is interrupted, and they have saved their state,
+        or another driver holds the sweep. From then on Tune gives their processes ten seconds."""
         if self._lost:
             return True
         tokens, worker_s, dollars = map(sum, zip(*self._by_trial.values(), (0.0, 0.0, 0.0), strict=True))
@@ -228,10 +236,11 @@ class BudgetStopper(tune.Stopper):
         met = [kind for kind, value in spent.items() if 0 < getattr(self._budget, kind) <= value]
         self.over = f"the budget is spent, {met[0]}: {spent[met[0]]:g}" if met else ""
         if self._interrupted.is_set():
-            self.over = "interrupted"
-        if self.over:
+            self.over = "interrupted: trials save their state"
+        if self.over and self._over_s == math.inf:
+            self._over_s = time.monotonic()
             self._pool.close.remote()
-        return bool(self.over)
+        return bool(self.over) and (not self.running or time.monotonic() - self._over_s > SAVED_S)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -268,7 +277,8 @@ class TrialTuner:
         # rung: these two get all trials at once, and Ray limits how many run
         knows_all = bool(population) or isinstance(scheduler, HyperBandScheduler)
         most = (lambda: sweep.budget.trials) if knows_all else room
-        points = SearchAdapter(search, sweep, spent.unless_lost(held.begin_trial), most)
+        begin = spent.unless_lost(held.begin_trial)
+        points = SearchAdapter(search, sweep, lambda number, point: not spent.over and begin(number, point), most)
         progress = ProgressCallback(sweep, points, spent, say, spent.unless_lost(held.end_trial), known_as(scheduler))
         # on the head, because it stays; their workers are wherever the pool has room
         here = tune.PlacementGroupFactory([{"CPU": 0, HEAD: round(0.99 / room(), 3) if knows_all else 0.001}])
@@ -294,7 +304,7 @@ class TrialTuner:
                 verbose=0,
             ),
         )
-        with contextlib.suppress(tune.TuneError):
+        with contextlib.suppress(tune.TuneError), without_tunes_signals():
             tuner.fit()
         if points.worthless:
             say(points.worthless)
