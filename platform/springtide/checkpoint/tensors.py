@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +62,7 @@ def materialize(optimizer: torch.optim.Optimizer) -> None:
     of plain AdamW, for which that takes a sixth of a small restart, at once."""
     if optimizer.state:
         return
-    if type(optimizer) is torch.optim.AdamW and not _has_hooks(optimizer):
+    if _is_plain_adamw(optimizer) and not _has_hooks(optimizer):
         _materialize_adamw(optimizer)
         return
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -75,6 +75,11 @@ def materialize(optimizer: torch.optim.Optimizer) -> None:
     for group, rate in zip(optimizer.param_groups, before, strict=True):
         group["lr"] = rate
     optimizer.zero_grad(set_to_none=True)
+
+
+def _is_plain_adamw(optimizer: torch.optim.Optimizer) -> TypeGuard[torch.optim.AdamW]:
+    """Return whether the state is AdamW's and nothing else: of torch's class, or one that says so of itself."""
+    return type(optimizer) is torch.optim.AdamW or vars(type(optimizer)).get("HAS_STATE_OF_ADAMW", False)
 
 
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:

@@ -27,9 +27,16 @@ _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 _CONFIG = "laid_out_by"
 
 
-def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Module:
+def parallelize(model: nn.Module, config: ParallelConfig, world: World, *, as_several: bool = False) -> nn.Module:
     """Shard ``model`` over the world, in place; the weights of our decoder are uninitialized then. The order matters: what
-    wraps a block, the block, then the rest in the root. Raises ConfigError if the GPU cannot compute in that precision."""
+    wraps a block, the block, then the rest in the root. Raises ConfigError if the GPU cannot compute in that precision.
+
+    Args:
+        model: not laid out yet.
+        config: how.
+        world: the ranks.
+        as_several: whether a process alone lays out as ranks of a group do, so that all that they need is loaded.
+    """
     if (
         world.device.type == "cuda"
         and config.computes_in == "bf16"
@@ -45,8 +52,9 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World) -> nn.Mo
     # a single process has nothing to shard, and FSDP's copies take a sixth of a small model's step; but FSDP also makes fp64
     # sums, and for a user's model the other types of weights
     offloads = config.offload != "none"  # by FSDP, whose whole weights are parameters, and so not activations
-    sharded = world.size > 1 or {config.precision, config.reduction} != {"fp32"} or offloads
-    if sharded and world.size == 1 and config.reduction == "fp32" and isinstance(model, Decoder) and not offloads:
+    several = world.size > 1 or as_several
+    sharded = several or {config.precision, config.reduction} != {"fp32"} or offloads
+    if sharded and not several and config.reduction == "fp32" and isinstance(model, Decoder) and not offloads:
         sharded, model.computes_in = False, _TYPES[config.computes_in]
     if config.float8:
         convert(blocks, config.precision, config.float8, world.device, gathers=sharded)

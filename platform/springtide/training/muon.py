@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from springtide.checkpoint.tensors import local
+from springtide.training.adamw import ShardAdamW
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
@@ -26,7 +27,7 @@ _RMS = 0.2
 """Typical root mean square of an AdamW update."""
 
 
-class Muon(torch.optim.AdamW):
+class Muon(ShardAdamW):
     """Optimizer of ``matrices``, parameter groups, by Muon with ``momentum``, and of ``groups`` by AdamW with the options
     ``adamw``."""
 

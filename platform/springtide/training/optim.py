@@ -17,6 +17,7 @@ from springtide.errors import ConfigError, explain
 from springtide.model import Decoder
 from springtide.parallel import weights_on
 from springtide.training.adafactor import Adafactor
+from springtide.training.adamw import ShardAdamW
 from springtide.training.lamb import Lamb
 from springtide.training.muon import Muon
 from springtide.training.own_optimizer import own_optimizer
@@ -57,7 +58,7 @@ def _ours(model: nn.Module, config: OptimConfig, fused: bool) -> torch.optim.Opt
     if config.moments != "fp32":
         return SmallMomentsAdamW([*others, *matrices], config.peak_lr, config.betas, config.eps, config.moments)
     if config.optimizer == "adamw":
-        return torch.optim.AdamW([*others, *matrices], **options)
+        return ShardAdamW([*others, *matrices], **options)
     if config.optimizer == "adafactor":
         return Adafactor([*others, *matrices], config.peak_lr)
     if config.optimizer == "lamb":

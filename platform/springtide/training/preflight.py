@@ -1,4 +1,5 @@
-"""Preflight of a new process before it joins a worker group: a step of a small model, alone, and a check of its device.
+"""Preflight of a new process before it joins a worker group: a step of a small model, alone but laid out as in a group, and a
+check of its device.
 
 Everything that is loaded, compiled or allocated at first use is then ready before other ranks wait for it; and a device that
 computes wrong results, or slowly, is found before it trains.
@@ -58,7 +59,7 @@ def preflight(config: Config, compiled: CompileCache | None = None) -> Health:
             compiled.load(here.device)
         if not config.model.source:  # a user's model may be large
             one_block = config.model.model_copy(update={"num_layers": 1})
-            _step(config, here, one_block, _VOCABULARY, *_shape(config))
+            _step(config, here, one_block, _VOCABULARY, *_shape(config), as_several=config.elastic.max_workers > 1)
         peak_flops(here.device)
         found = check_device(here.device)
     if here.device.type == "cpu":
@@ -144,13 +145,20 @@ def _shape(config: Config) -> tuple[int, int]:
 
 
 def _step(
-    config: Config, here: World, model_config: ModelConfig, vocab_size: int, rows: int, length: int, times: int = 1
+    config: Config,
+    here: World,
+    model_config: ModelConfig,
+    vocab_size: int,
+    rows: int,
+    length: int,
+    times: int = 1,
+    as_several: bool = False,
 ) -> list[float]:
-    """Return how long each of ``times`` steps of one micro-batch took [s]."""
+    """Return how long each of ``times`` steps of one micro-batch took [s]. ``as_several``: see ``parallelize``."""
     eos_id = _END_OF_TEXT if config.shards.mask_across_documents else None
     plain = skeleton(model_config, vocab_size, eos_id)
     freeze(plain, config.optim)
-    model = parallelize(plain, config.parallel, here)
+    model = parallelize(plain, config.parallel, here, as_several=as_several)
     initialize(model, model_config, vocab_size)
     ours = config.optim.model_copy(update={"source": ""})  # a user's optimizer may know the names of his model only
     optimizer = optimizer_of(model, ours, may_fuse(config.parallel, here.device))
