@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from springtide.app.device_memory import usable_bytes
 from springtide.app.estimate import gigabytes
 from springtide.app.plan_calibration import Calibration, calibrate
 from springtide.app.plan_memory import ModelSize, model_size, predicted_step_bytes, state_bytes
@@ -146,10 +147,16 @@ def _fitted(config: Config, size: ModelSize, node: NodeType, workers: int) -> Co
     at_once = 2
     while at_once <= min(rows, _MOST_MICRO_BATCH):
         larger = found.override({"train.micro_batch": at_once})
-        if predicted_step_bytes(larger, size, workers) > _KEPT_FREE * node.device.memory:
+        if predicted_step_bytes(larger, size, workers) > _room(found, node):
             break
         best, at_once = larger, 2 * at_once
     return best
+
+
+def _room(config: Config, node: NodeType) -> float:
+    """Return the memory that a step may take of a device: nine tenths, or what a run of so many workers would allow it beside
+    context and NCCL's buffers, if that is less [bytes]."""
+    return min(_KEPT_FREE * node.device.memory, float(usable_bytes(config, node.device.memory)))
 
 
 def _cannot(config: Config, workers: int) -> str:
@@ -246,14 +253,14 @@ def _layout(config: Config) -> str:
 
 def _too_large(config: Config, size: ModelSize, node: NodeType, workers: int, needed: int, state: int) -> str:
     """Return why a step does not fit, and the smallest change with which it would; empty if it fits."""
-    has = node.device.memory
+    room = _room(config, node)
     staged = round(state / workers * min(workers, node.devices)) if config.checkpoint.stage else 0
     if staged > node.host_memory:
         short = f"a save stages {gigabytes(staged)} in the {gigabytes(node.host_memory)} of a node"
         return f"{short}; take more nodes, or checkpoint.stage = ''"
-    if needed <= _KEPT_FREE * has:
+    if needed <= room:
         return ""
-    short = f"a step needs {gigabytes(needed)}, and nine tenths of {node.device.name} are {gigabytes(round(_KEPT_FREE * has))}"
+    short = f"a step needs {gigabytes(needed)}, and may take {gigabytes(round(room))} of {node.device.name}"
     return f"{short}; {_remedy(config, size, node, workers) or 'no change of layout or micro-batch alone is enough'}"
 
 
@@ -261,7 +268,7 @@ def _remedy(config: Config, size: ModelSize, node: NodeType, workers: int) -> st
     for changes in _CHANGES:
         other = config.override(changes)
         needed = predicted_step_bytes(other, size, workers)
-        if other != config and needed <= _KEPT_FREE * node.device.memory:
+        if other != config and needed <= _room(other, node):
             words = " and ".join(
                 f"{name} = {value}" for name, value in changes.items() if name != "parallel.shard_workers"
             )
@@ -275,7 +282,7 @@ def _least_nodes(config: Config, size: ModelSize, node: NodeType, nodes: int) ->
         workers = fewer * node.devices
         if workers < config.elastic.min_workers or _cannot(config, workers):
             continue
-        if predicted_step_bytes(config, size, workers) <= _KEPT_FREE * node.device.memory:
+        if predicted_step_bytes(config, size, workers) <= _room(config, node):
             return fewer
     return nodes
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from springtide import config as configs
-from springtide.app.plan import plan
+from springtide.app.device_memory import usable_bytes
+from springtide.app.plan import _room, plan
 from springtide.app.plan_spot import Market
 from springtide.cli.main import main
 from springtide.config import Config
@@ -234,3 +235,11 @@ def test_the_command_prints_the_table_or_one_object(cluster: str, capsys: pytest
     assert json.loads(capsys.readouterr().out)["rows"][0]["node_type"] == "h100"
     assert main(["plan", "--recipe", "gpu_1b", "--cluster", "nowhere.yaml"]) == 2
     assert "cluster = 'nowhere.yaml': cannot be read (No such file or directory)" in capsys.readouterr().err
+
+
+def test_no_plan_promises_what_training_refuses() -> None:
+    l4 = parse_cluster(CLUSTER.encode(), "c.yaml").node_types[1]
+    config = configs.recipes.gpu_1b().override({"elastic.max_workers": 16, "parallel.shard_workers": 8})
+    assert _room(config, l4) == usable_bytes(config, l4.device.memory) < 0.9 * l4.device.memory
+    alone = {"elastic.min_workers": 1, "elastic.max_workers": 1, "parallel.shard_workers": 0}
+    assert _room(config.override(alone), l4) == 0.9 * l4.device.memory
