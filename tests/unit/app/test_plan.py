@@ -239,7 +239,9 @@ def test_the_command_prints_the_table_or_one_object(cluster: str, capsys: pytest
 
 def test_no_plan_promises_what_training_refuses() -> None:
     l4 = parse_cluster(CLUSTER.encode(), "c.yaml").node_types[1]
-    config = configs.recipes.gpu_1b().override({"elastic.max_workers": 16, "parallel.shard_workers": 8})
+    config = configs.recipes.gpu_1b().override(
+        {"elastic.min_workers": 8, "elastic.max_workers": 16, "parallel.shard_workers": 8}
+    )
     assert _room(config, l4) == usable_bytes(config, l4.device.memory) < 0.9 * l4.device.memory
     alone = {"elastic.min_workers": 1, "elastic.max_workers": 1, "parallel.shard_workers": 0}
     assert _room(config.override(alone), l4) == 0.9 * l4.device.memory
