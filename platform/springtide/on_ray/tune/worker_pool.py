@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import ActorDiedError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.config import Config
@@ -122,8 +123,11 @@ class WorkerPoolClient:
         return WorkerShare(ray.get(self._pool.mine.remote(self._client_id), timeout=timeout_s))
 
     def closed(self) -> bool:
-        """Return whether the pool is closed: no client may continue."""
-        return bool(ray.get(self._pool.closed.remote()))
+        """Return whether the pool is closed, or gone with its sweep: no client may continue."""
+        try:
+            return bool(ray.get(self._pool.closed.remote()))
+        except ActorDiedError:
+            return True
 
 
 @contextlib.contextmanager
