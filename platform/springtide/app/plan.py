@@ -154,8 +154,8 @@ def _fitted(config: Config, size: ModelSize, node: NodeType, workers: int) -> Co
 
 
 def _room(config: Config, node: NodeType) -> float:
-    """Return the memory that a step may take of a device: nine tenths, or what a run of so many workers would allow it beside
-    context and NCCL's buffers, if that is less [bytes]."""
+    """Return the memory that a step may take of a device: nine tenths, or what training allows it beside context and NCCL's
+    buffers, if that is less [bytes]."""
     return min(_KEPT_FREE * node.device.memory, float(usable_bytes(config, node.device.memory)))
 
 

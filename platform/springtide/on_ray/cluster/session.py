@@ -208,7 +208,7 @@ def private_network(folder: str) -> Iterator[None]:
         yield
 
 
-def without_tunes_signals() -> contextlib.AbstractContextManager[None]:
+def without_tune_signals() -> contextlib.AbstractContextManager[None]:
     """Keep Ray Tune, when it is started in the block, from handling SIGINT: it would end the trials' processes before they have
     saved anything."""
     return _variables({"TUNE_DISABLE_SIGINT_HANDLER": "1"})

@@ -19,7 +19,7 @@ from ray.tune.search import Searcher
 
 from springtide.errors import RunExists
 from springtide.on_ray._ray_private import HEAD
-from springtide.on_ray.cluster.session import without_tunes_signals
+from springtide.on_ray.cluster.session import without_tune_signals
 from springtide.on_ray.tune.messages import TrialJob, TrialParameters, TrialResult, TrialSpec, value_of
 from springtide.on_ray.tune.schedulers import known_as
 from springtide.on_ray.tune.trial import Trial
@@ -304,7 +304,7 @@ class TrialTuner:
                 verbose=0,
             ),
         )
-        with contextlib.suppress(tune.TuneError), without_tunes_signals():
+        with contextlib.suppress(tune.TuneError), without_tune_signals():
             tuner.fit()
         if points.worthless:
             say(points.worthless)
