@@ -75,10 +75,10 @@ def test_a_run_through_outages_and_restarts_is_whole_on_a_real_server(
         f"MLflow at {uri} cannot be reached",
         f"MLflow at {uri} did not receive everything; the next --resume sends the rest",
     ]
-    with sink(90.0) as live:
+    with sink(330.0) as live:
         with mlflow_server.server(tmp_path, port, database) as process:
             tell(live, started(3, "step-0000000003"), step(4), saved(4), step(5, math.nan))
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 300  # on busy cores, too
             while not run.exists("mlflow.json") or len(history(uri, run, "train/loss")) < 5:
                 assert time.monotonic() < deadline, caplog.text
                 time.sleep(0.05)  # until the server has step 5
