@@ -144,10 +144,10 @@ def _fitted(config: Config, size: ModelSize, node: NodeType, workers: int) -> Co
     if found.train.micro_batch != "auto":
         return found
     best, rows = found.override({"train.micro_batch": 1}), -(-config.stream.global_batch // workers)
-    at_once = 2
+    at_once, room = 2, _room(found, node)
     while at_once <= min(rows, _MOST_MICRO_BATCH):
         larger = found.override({"train.micro_batch": at_once})
-        if predicted_step_bytes(larger, size, workers) > _room(found, node):
+        if predicted_step_bytes(larger, size, workers) > room:
             break
         best, at_once = larger, 2 * at_once
     return best

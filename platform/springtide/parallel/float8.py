@@ -18,7 +18,7 @@ import importlib.metadata
 import math
 from collections.abc import Iterator
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +63,7 @@ def check_installed(precision: str) -> None:
         raise ConfigError(explain(_FIELD, precision, f"was tried with {WHEEL}, and {found} is installed", remedy))
 
 
-def converts(layer: nn.Module) -> bool:
+def converts(layer: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether a layer of a block is multiplied in fp8: linear, not the base of an adapter, and of sides that the kernels
     take.
 
@@ -106,9 +106,8 @@ def convert(blocks: nn.ModuleList, precision: str, recipe: str, device: torch.de
     ao.convert_to_float8_training(blocks, config=found, module_filter_fn=lambda layer, name: converts(layer))
     if gathers and by_tensor:
         padded = _padded_weight()
-        for layer in blocks.modules():
-            if isinstance(layer, nn.Linear) and converts(layer):
-                layer.weight = nn.Parameter(padded.of(layer.weight), layer.weight.requires_grad)
+        for layer in filter(converts, blocks.modules()):
+            layer.weight = nn.Parameter(padded.of(layer.weight), layer.weight.requires_grad)
     if gathers or by_tensor:
         return
     rounding = _rounding_layer()

@@ -236,7 +236,7 @@ class BudgetStopper(tune.Stopper):
         met = [kind for kind, value in spent.items() if 0 < getattr(self._budget, kind) <= value]
         self.over = f"the budget is spent, {met[0]}: {spent[met[0]]:g}" if met else ""
         if self._interrupted.is_set():
-            self.over = "interrupted: trials save their state"
+            self.over = "interrupted; trials continue from what they have saved"
         if self.over and self._over_s == math.inf:
             self._over_s = time.monotonic()
             self._pool.close.remote()
