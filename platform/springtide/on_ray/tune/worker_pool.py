@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.config import Config
@@ -128,6 +128,8 @@ class WorkerPoolClient:
             return bool(ray.get(self._pool.closed.remote()))
         except ActorDiedError:
             return True
+        except ActorUnavailableError:  # its connection broke, and whether it died is not known yet: the next call says
+            return False
 
 
 @contextlib.contextmanager
