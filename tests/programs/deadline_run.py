@@ -31,12 +31,15 @@ _FIRST, _CALIBRATED, _EVERY = 20, 40, 10
 """Steps before the deadline is set, steps whose time is measured for the length of the run, and steps between two looks at the
 nodes."""
 _LARGE = {"model.dim": 384, "model.ffn_dim": 1024}
-"""So large that two workers are faster than one, with nothing else on two cores: the run cannot get ahead otherwise."""
+"""So large that two workers are not slower than one: the two cores of a virtual machine may share one of the host's."""
+_PATIENCE = 2.2
+"""Time that the run has after its twin, in times of one worker. It is behind then, so that it orders; and it is ahead when half
+of its steps are done, however little the second worker helps, so that what it gives back has time to go."""
 
 
 def main() -> None:
     """Train a run until its twin overtakes it, and then with a deadline; say what was ordered. It is behind then, and
-    one worker would be done in two thirds of the time that it has."""
+    one worker would be done in less than half of the time that it has."""
     logging.basicConfig(level=logging.ERROR)
     seen: list[tuple[int, list[str]]] = []
     with tempfile.TemporaryDirectory() as root, autoscaled({"spot": (1, 1), "on-demand": (0, 2)}):
@@ -63,7 +66,7 @@ def main() -> None:
         st.train(config(steps, "mine", elastic__max_workers=1), listen=stop)
         twin = st.train(config(steps, "twin", elastic__max_workers=1))
         alone_s, begin_s = sum(step.step_time_s for step in twin.steps), time.time()
-        until = datetime.datetime.fromtimestamp(begin_s + 1.5 * alone_s, datetime.UTC).isoformat()
+        until = datetime.datetime.fromtimestamp(begin_s + _PATIENCE * alone_s, datetime.UTC).isoformat()
         prices = {"track__price": 3.0, "track__spot_price": 1.0}
         run = st.train(config(steps, "mine", elastic__deadline=until, **prices), resume=True, listen=listen)
         took_s = time.time() - begin_s
@@ -74,7 +77,7 @@ def main() -> None:
             "digests_match": compared.digests_match,
             "loss_max_abs_diff": compared.loss_max_abs_diff,
             "is_verified": compared.is_verified,
-            "in_time": took_s <= 1.5 * alone_s,
+            "in_time": took_s <= _PATIENCE * alone_s,
             "groups": [one.markets for one in groups],
             "orders": [(one.step, one.workers, one.given_back) for one in orders],
             "restarts": [(one.cause, one.gap_s, one.steps_lost) for one in run.ledger.restarts],

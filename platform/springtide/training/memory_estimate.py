@@ -11,7 +11,7 @@ import functools
 import gc
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -109,7 +109,7 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
             optimizer = optimizer_of(model, config.optim)
             materialize(optimizer)
             if device == "cuda" and config.parallel.offloads_parameters:
-                live.elsewhere = functools.partial(_state_of, model, optimizer)
+                live.leave_out(model, optimizer)
             anchor = Anchor(model, config.objective) if config.objective.anchor else None
             if settings.source:
                 teacher = Teacher(config, vocab_size, eos_id, None, torch.device("cpu")) if settings.teacher else None
@@ -141,9 +141,24 @@ class _Live(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
-        self.elsewhere: Callable[[], Iterable[Tensor]] = tuple
-        """Returns tensors that do not count."""
+        self._left_out: Callable[[], set[int]] = set
+        """Returns the storages that do not count."""
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def leave_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Do not count the shards of weights and gradients, nor the moments. Weights that are gathered count twice: whole, and
+        as what was copied to the device for that."""
+        keys: dict[Tensor, int] = {}  # for a parameter `local` is an operation
+
+        def state() -> set[int]:
+            shards = [weight for weight in model.parameters() if isinstance(weight, DTensor)]
+            keys.update((shard, _key(shard)) for shard in shards if shard not in keys)
+            gradients = (shard.grad for shard in shards if shard.grad is not None)
+            moments = (one for of in optimizer.state.values() for one in of.values() if isinstance(one, Tensor))
+            with torch.no_grad():
+                return {keys[shard] for shard in shards} | {_key(one) for one in (*gradients, *moments)}
+
+        self._left_out = state
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operation is torch.ops.aten._local_scalar_dense.default:
@@ -157,7 +172,7 @@ class _Live(TorchDispatchMode):
                     self._storages[storage._cdata] = weakref.ref(storage, self._forget(storage._cdata))
         if len(self._storages) > known:
             # sizes are read again: sharding frees a storage and fills it again without an operation
-            others = {local(one).untyped_storage()._cdata for one in self.elsewhere()}
+            others = self._left_out()
             alive = (reference() for key, reference in list(self._storages.items()) if key not in others)
             self.peak = max(self.peak, sum(storage.nbytes() for storage in alive if storage is not None))
         return found
@@ -169,15 +184,8 @@ class _Live(TorchDispatchMode):
         return forget
 
 
-def _state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Yield shards of weights and gradients, and moments."""
-    for parameter in model.parameters():
-        if isinstance(parameter, DTensor):  # whole ones, while they are gathered, are on the device
-            yield parameter
-            if parameter.grad is not None:
-                yield parameter.grad
-    for state in optimizer.state.values():
-        yield from (one for one in state.values() if isinstance(one, Tensor))
+def _key(tensor: Tensor) -> int:
+    return int(local(tensor).untyped_storage()._cdata)
 
 
 @contextlib.contextmanager
