@@ -134,7 +134,7 @@ def small_disk() -> Callable[..., subprocess.CompletedProcess[str]]:
     def run(path: Path, command: list[str], size: str = "512k") -> subprocess.CompletedProcess[str]:
         path.mkdir()
         inside = [unshare, "-rm", "sh", "-c", f'mount -t tmpfs -o size={size} none {path} && exec "$0" "$@"', *command]
-        return subprocess.run(inside, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(inside, capture_output=True, text=True, timeout=500, check=False)
 
     return run
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.cluster
 def found() -> dict[str, Any]:
     """What ``lost_node.py`` saw on three raylets of its own."""
     script = str(Path(__file__).parents[1] / "programs" / "lost_node.py")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=540, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result

@@ -24,7 +24,7 @@ from springtide.track.journal import read_journal
 
 FULL_FROM, FULL_TO = 6, 12
 """The disk is full after the first of these steps and until the second."""
-_PATIENCE_S = 60.0
+_PATIENCE_S = 240.0
 _GATED = Path(__file__).with_name("gated.py")
 
 

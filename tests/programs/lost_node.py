@@ -116,7 +116,7 @@ def main() -> None:
         return there.remote(rank, term, url, mailbox, **options)
 
     def everyone(ranks: list[Any], method: str, *arguments: Any) -> list[Any]:
-        return ray.get([getattr(rank, method).remote(*arguments) for rank in ranks], timeout=60)
+        return ray.get([getattr(rank, method).remote(*arguments) for rank in ranks], timeout=180)
 
     found: dict[str, Any] = {}
     # the copies of each lie on the next: the first is lost, the second has a torn stage
@@ -136,18 +136,18 @@ def main() -> None:
     for rank in ranks[1:]:
         ray.kill(rank)
     heir = start(0, ids[1], 2)
-    found["after_a_lost_node"] = ray.get(heir.restored.remote(), timeout=60)
-    found["another_run"] = ray.get(start(0, ids[1], 1, f"{root}/other").restored.remote(), timeout=60)
+    found["after_a_lost_node"] = ray.get(heir.restored.remote(), timeout=180)
+    found["another_run"] = ray.get(start(0, ids[1], 1, f"{root}/other").restored.remote(), timeout=180)
     # the next lease on the two that are left: what it keeps replaces what the first one left
     heirs = [heir, start(1, ids[2], 2), start(2, ids[1], 2)]
     everyone(heirs, "pair", everyone(heirs, "node"))
     everyone(heirs, "snapshot", 7)
-    found["of_the_next_attempt"] = ray.get(heir.restored.remote(), timeout=60)
+    found["of_the_next_attempt"] = ray.get(heir.restored.remote(), timeout=180)
     everyone(heirs, "snapshot", 8)
     everyone(heirs, "snapshot", 9)
-    held = ray.get([server.found.remote() for server in servers_on(ids[1:])], timeout=60)
+    held = ray.get([server.found.remote() for server in servers_on(ids[1:])], timeout=180)
     found["attempts_held"] = sorted({snapshot.term for _, parts in held for snapshot, _ in parts})
-    found["while_a_server_dies"] = ray.get(start(0, head, 9).restored.remote(servers_on(ids[1:2])[0]), timeout=60)
+    found["while_a_server_dies"] = ray.get(start(0, head, 9).restored.remote(servers_on(ids[1:2])[0]), timeout=180)
     # a group on one node has its copies elsewhere, and again elsewhere when they are lost
     lonely = start(0, ids[2], 1, f"{root}/lonely")
     ray.get(lonely.pair.remote([ids[2]]))
@@ -160,7 +160,7 @@ def main() -> None:
     found["lonely"] += [lonely_holds(lonely, root, step, ids[2]) for step in (2, 3)]
     # a limit
     small = start(0, head, 1, f"{root}/small", limit_bytes=1000)
-    found["past_the_limit"] = ray.get(small.snapshot.remote(1), timeout=60)
+    found["past_the_limit"] = ray.get(small.snapshot.remote(1), timeout=180)
     found["heard_s"], found["told"] = heard_s(ids[1], mailbox)
     found["committed_from_memory"] = commit_from_memory(mailbox, f"{root}/run")
     found["read_elsewhere"] = read_on_others(mailbox, f"{root}/saved", head, ids[1:])
@@ -168,7 +168,7 @@ def main() -> None:
     run, other = Folder(f"{root}/run"), open_mailbox("servers-again")
     pids = [
         pid
-        for (_, pid), _ in ray.get([server.found.remote() for server in servers_named(name_prefix(run))], timeout=60)
+        for (_, pid), _ in ray.get([server.found.remote() for server in servers_named(name_prefix(run))], timeout=180)
     ]
     with snapshot_servers_follow(run, other):
         ray.kill(mailbox.actor)
@@ -238,7 +238,7 @@ def read_on_others(mailbox: MailboxClient, url: str, head: str, others: list[str
 
 def lonely_holds(rank: Any, root: str, step: int, node: str) -> list[bool]:
     """Take a snapshot; of each server that holds it, whether it is of the rank's node."""
-    assert ray.get(rank.snapshot.remote(step), timeout=60) == ""
+    assert ray.get(rank.snapshot.remote(step), timeout=180) == ""
     held = [(one, ray.get(server.found.remote())[1]) for server, one in servers_of(f"{root}/lonely")]
     return sorted(one == node for one, parts in held if any(part.meta.step == step for part, _ in parts))
 

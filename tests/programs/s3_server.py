@@ -47,7 +47,7 @@ class Server:
             self._process = subprocess.Popen(
                 command, env={**environment, "GOMEMLIMIT": "600MiB"}, stdout=log, stderr=log
             )
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         options = {"key": _SECRET["accessKey"], "secret": _SECRET["secretKey"], "endpoint_url": self.url}
         while True:
             try:
@@ -56,7 +56,7 @@ class Server:
                     return
             except Exception:
                 assert self._process.poll() is None, (self._folder / "weed.log").read_text()[-2000:]
-                assert time.monotonic() < deadline, "the S3 server did not answer within a minute"
+            assert time.monotonic() < deadline, "the S3 server did not answer within five minutes"
             time.sleep(0.2)  # until the server answers; nothing else is waited for
 
     def kill(self) -> None:

@@ -187,7 +187,9 @@ class MlflowSink:
                 return []
             except Exception as error:  # no error of a server or its client may stop training
                 self._warn("cannot be reached", error, "training continues, metrics are kept")
-            self._leaving.wait(float(self._settings["track.retry"]))
+            pause_s = float(self._settings["track.retry"])
+            if self._leaving.wait(pause_s) and until_sent:  # at the end soon again, but not at once
+                time.sleep(max(0.0, min(pause_s, 1.0, deadline - time.monotonic())))
             if not until_sent or time.monotonic() > deadline:
                 return events
 

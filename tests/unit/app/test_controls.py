@@ -109,7 +109,7 @@ def test_a_save_across_a_loss_is_acknowledged_by_the_first_of_the_next_group(dri
 
 def test_a_pause_is_acknowledged_when_the_run_holds_nothing_and_each_one_anew(driver: Driver) -> None:
     first = driver.give("pause")
-    assert driver.workers.limits[-1].paused_by
+    until(lambda: driver.workers.limits and driver.workers.limits[-1].paused_by)
     assert driver.unanswered(first)
     driver.tell(PAUSED)
     assert driver.result(first).done
@@ -119,8 +119,10 @@ def test_a_pause_is_acknowledged_when_the_run_holds_nothing_and_each_one_anew(dr
     assert not driver.workers.limits[-1].paused_by
     driver.tell(PAUSED)  # it was said before `continue` was heard
     driver.tell(Started(step=5, world_size=4), step(6))
-    later, serial = driver.give("pause"), driver.workers.limits[-2].serial
-    assert driver.workers.limits[-1].serial > serial
+    before = len(driver.workers.limits)
+    later = driver.give("pause")
+    until(lambda: len(driver.workers.limits) > before)
+    assert driver.workers.limits[-1].serial > driver.workers.limits[-2].serial
     assert driver.unanswered(later)
     driver.tell(PAUSED)
     assert driver.result(later).step == 6

@@ -109,7 +109,14 @@ def test_a_rank_that_failed_by_itself_leaves_a_group_in_which_others_still_wait(
 
 
 def test_a_group_that_left_is_destroyed_as_usual(monkeypatch: pytest.MonkeyPatch, nccl: Nccl) -> None:
-    thread, raised = start(monkeypatch, lambda job: True)
+    began = threading.Event()
+
+    def train(job: TrainJob) -> bool:
+        began.set()
+        return True
+
+    thread, raised = start(monkeypatch, train)
+    assert began.wait(30)
     while not worker._clean:  # until it has left
         thread.join(0.01)
     assert worker.let_go(30.0)

@@ -121,7 +121,7 @@ def test_a_group_on_one_node_has_its_copies_on_another_that_is_up(cluster: Any) 
 def test_another_server_that_hangs_is_replaced_and_this_nodes_own_is_told(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_server, "_COPY_S", 0.05)
+    monkeypatch.setattr(snapshot_server, "_COPY_S", 2.0)
     nodes = cluster("abc")
     nodes.ray.handles["b"].hangs.add("replicate")
     held(nodes, "a", 1)

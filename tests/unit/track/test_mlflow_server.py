@@ -43,8 +43,10 @@ def saved(number: int) -> Saved:
     return Saved(step=number, name=f"step-{number:010d}", size_bytes=1, save_time_s=0.1)
 
 
+@pytest.mark.processes
+@pytest.mark.timeout(1500)  # more than all waits below
 def test_a_run_through_outages_and_restarts_is_whole_on_a_real_server(
-    database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow  # seconds, the first time; the patience below is for the server
 
@@ -70,7 +72,12 @@ def test_a_run_through_outages_and_restarts_is_whole_on_a_real_server(
     begin = time.monotonic()
     with sink(1.0) as away:
         tell(away, started(0), *(step(number) for number in (1, 2, 3)))
+        while "cannot be reached" not in caplog.text:
+            assert time.monotonic() - begin < 120
+            time.sleep(0.05)  # between looks at what its thread says
+        begin = time.monotonic()
     assert time.monotonic() - begin < 30
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "120")  # of the questions of this test; the sink tries again
     assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
         f"MLflow at {uri} cannot be reached",
         f"MLflow at {uri} did not receive everything; the next --resume sends the rest",

@@ -9,6 +9,7 @@ import resource
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,31 @@ from springtide.track.mlflow_run import NodeMetrics
 from springtide.track.mlflow_sink import RUN_FILE, MlflowSink, read_run_note, write_run_note
 
 
-def send(config: Config, run: Folder, uri: str, earlier: list[Event], now: list[Event], grace_s: float = 60.0) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """MLflow, whose import takes seconds: the graces below are for its server."""
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401
+
+
+def send(
+    config: Config,
+    run: Folder,
+    uri: str,
+    earlier: list[Event],
+    now: list[Event],
+    grace_s: float = 60.0,
+    once: Callable[[], bool] | None = None,
+) -> None:
+    """Send events, and end when all are sent or the grace is over, but not before ``once`` holds."""
     with MlflowSink(
         configs.flatten(configs.redact(config)), run, uri, lambda: earlier, {"springtide.order": "x"}, grace_s
     ) as sink:
         for event in now:
             sink(event)
+        end_s = time.monotonic() + 120
+        while once and not once():
+            assert time.monotonic() < end_s
+            time.sleep(0.02)  # between looks at what the thread says
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +288,7 @@ def test_a_full_disk_is_one_warning_and_the_rest_comes_when_there_is_room(
     many: list[Event] = [step(number) for number in range(2, 300)]
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))  # the file can grow no more
     try:
-        send(config, run, uri, [step(1)], many, grace_s=0.5)
+        send(config, run, uri, [step(1)], many, grace_s=0.5, once=lambda: "cannot be reached" in caplog.text)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     warned = [record.getMessage() for record in caplog.records]
@@ -296,7 +316,8 @@ def test_a_server_that_wants_a_password_is_one_warning_that_says_how_to_give_it(
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         uri = f"http://me:hunter2@127.0.0.1:{server.server_port}"
-        send(config, Folder(tmp_path / "run"), uri, [], [step(1), step(2)], grace_s=0.5)
+        given = config, Folder(tmp_path / "run"), uri, [], [step(1), step(2)]
+        send(*given, grace_s=0.5, once=lambda: "metrics are kept" in caplog.text)
         server.shutdown()
         thread.join()
     first, last = (record.getMessage() for record in caplog.records)
@@ -308,7 +329,8 @@ def test_a_server_that_wants_a_password_is_one_warning_that_says_how_to_give_it(
 
 @pytest.mark.parametrize("uri", ["nonsense://x", "http://", "sqlite:////proc/none/mlflow.db"])
 def test_a_wrong_uri_is_one_warning(config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture, uri: str) -> None:
-    send(config, Folder(tmp_path / "run"), uri, [], [step(1), step(2)], grace_s=0.3)
+    given = config, Folder(tmp_path / "run"), uri, [], [step(1), step(2)]
+    send(*given, grace_s=0.3, once=lambda: "cannot be reached" in caplog.text)
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("springtide")]
     assert [message.split(" (")[0] for message in ours] == [
         f"MLflow at {uri} cannot be reached",

@@ -55,10 +55,16 @@ def test_one_that_is_slow_holds_nothing_up_and_hears_the_end(caplog: pytest.LogC
 
 
 def test_one_that_hangs_is_left_behind_when_the_run_has_ended(caplog: pytest.LogCaptureFixture) -> None:
-    hangs = threading.Event()
-    with OwnListener("mine:listen", lambda: lambda event: hangs.wait(), grace_s=0.05) as listener:
+    begun, hangs = threading.Event(), threading.Event()
+
+    def hear(event: Event) -> None:
+        begun.set()
+        hangs.wait()
+
+    with OwnListener("mine:listen", lambda: hear, grace_s=0.05) as listener:
         for number in range(3):
             listener(step(number))
+        begun.wait()
     assert "0 dropped, 2 not told, 0 at which it raised; it has not returned 0.05 s after" in caplog.text
     hangs.set()
 
