@@ -254,6 +254,9 @@ class ParallelConfig(Section):
     """Whether blocks are compiled (torch.compile) [flag]."""
     threads: int = free(default=0, ge=0)
     """Intra-op CPU threads per worker; 0 leaves the choice to OMP_NUM_THREADS [threads]."""
+    deterministic: bool = free(default=False)
+    """Whether GPUs compute with kernels that give the same bits each time, for the same micro-batch on the same kind of GPU;
+    slower. An operation that has no such kernel ends the run and is named. CPUs give the same bits anyway [flag]."""
 
     @property
     def float8(self) -> Literal["", "tensorwise", "rowwise"]:

@@ -17,6 +17,7 @@ from springtide.dist.collectives import (
 from springtide.dist.connections import Connections
 from springtide.dist.world import (
     ALLOCATOR_ENVIRONMENT,
+    DETERMINISTIC_ENVIRONMENT,
     NCCL_ENVIRONMENT,
     World,
     alone,
@@ -29,6 +30,7 @@ from springtide.dist.world import (
 
 __all__ = [
     "ALLOCATOR_ENVIRONMENT",
+    "DETERMINISTIC_ENVIRONMENT",
     "NCCL_ENVIRONMENT",
     "CollectiveError",
     "Connections",

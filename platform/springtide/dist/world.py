@@ -31,6 +31,9 @@ ALLOCATOR_ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 """What torch's allocator reads when it is loaded: a process lives through groups whose tensors have other sizes, and segments
 that grow leave no holes between them."""
 
+DETERMINISTIC_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""What cuBLAS reads when it is first used: with workspaces of its own choice its products may differ from call to call."""
+
 
 @dataclasses.dataclass(frozen=True)
 class World:

@@ -19,7 +19,7 @@ from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import committed
 from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.config.steps import StepsDone
-from springtide.dist import NCCL_ENVIRONMENT, Connections, on_first, process_group, world
+from springtide.dist import DETERMINISTIC_ENVIRONMENT, NCCL_ENVIRONMENT, Connections, on_first, process_group, world
 from springtide.elastic.forecast import RunHistory
 from springtide.errors import ConfigError, explain
 from springtide.events import Event, Left, Started, record
@@ -74,6 +74,7 @@ def main() -> None:
         configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
     if device == "cuda":
+        os.environ.update(DETERMINISTIC_ENVIRONMENT if config.parallel.deterministic else {})
         os.environ.update(config.elastic.env)
     os.environ.update(NCCL_ENVIRONMENT)  # torchrun sets some of these to other values
     request = LeaveRequest(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0)

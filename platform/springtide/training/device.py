@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from springtide.config.engine import ParallelConfig
 from springtide.shards import signed
 from springtide.stream import Batch, ahead
 
@@ -44,6 +45,21 @@ def _tensors(batch: Batch) -> Tensors:
 
 def _each(function: Callable[[Tensor], Tensor], tensors: Tensors) -> Tensors:
     return {name: function(one) for name, one in tensors.items()}
+
+
+def choose_kernels(parallel: ParallelConfig) -> None:
+    """Set for this process how many threads compute on its CPUs, and whether kernels give the same bits each time.
+
+    Examples:
+        >>> choose_kernels(ParallelConfig(threads=1))
+        >>> torch.get_num_threads()
+        1
+    """
+    if parallel.threads:
+        torch.set_num_threads(parallel.threads)
+    if parallel.deterministic:  # otherwise as it is: a user's own code may have asked for it
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # all that is read here was written before
 
 
 def peak_memory(device: torch.device) -> int:

@@ -13,7 +13,6 @@ import itertools
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from springtide import config as configs
@@ -38,7 +37,7 @@ from springtide.training import source_figures
 from springtide.training.anchor import Anchor
 from springtide.training.checkpoint_schedule import CheckpointSchedule
 from springtide.training.compile_cache import CompiledCode
-from springtide.training.device import peak_memory, to_device
+from springtide.training.device import choose_kernels, peak_memory, to_device
 from springtide.training.device_check import StragglerDetector
 from springtide.training.energy import energy_meter
 from springtide.training.evaluate import evaluate
@@ -91,8 +90,7 @@ class TrainLoop:
         if self.folder.exists(configs.RUN_CONFIG):  # an earlier worker group may have rolled back
             saved = configs.parse(self.folder.read(configs.RUN_CONFIG), self.folder.where(configs.RUN_CONFIG))
             self.data = self.data.skipping(map(OrderStep, saved.stream.skip))
-        if config.parallel.threads:
-            torch.set_num_threads(config.parallel.threads)
+        choose_kernels(config.parallel)
         model = make(config.model, self.data.vocab_size, self.data.eos_id, self.data.bos_id)
         check_adapter(config)
         if config.train.only_when:

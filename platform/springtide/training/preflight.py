@@ -23,6 +23,7 @@ from springtide.model import skeleton
 from springtide.parallel import parallelize
 from springtide.store.host_limits import lacks_locked_memory, lacks_shared_memory
 from springtide.training.compile_cache import CompileCache, padded_rows
+from springtide.training.device import choose_kernels
 from springtide.training.device_check import check_device
 from springtide.training.numa import bind_to_gpu
 from springtide.training.nvml import gpu_of
@@ -53,8 +54,7 @@ def preflight(config: Config, compiled: CompileCache | None = None) -> Health:
     """
     with _alone("cuda" if config.elastic.gpus_per_worker else "cpu") as here:
         bind_to_gpu(here.device)
-        if config.parallel.threads:
-            torch.set_num_threads(config.parallel.threads)
+        choose_kernels(config.parallel)
         if compiled is not None:
             compiled.load(here.device)
         if not config.model.source:  # a user's model may be large
@@ -129,8 +129,7 @@ def measure_throughput(config: Config, vocab_size: int) -> float:
     """Return the tokens per second that this device alone trains on, with micro-batches as in ``config``. The process must not
     be in a process group, and is in none afterwards."""
     with _alone("cuda" if config.elastic.gpus_per_worker else "cpu") as here:
-        if config.parallel.threads:
-            torch.set_num_threads(config.parallel.threads)
+        choose_kernels(config.parallel)
         rows = min(config.train.rows_at_once, config.stream.global_batch)
         length = config.tokens_per_step // config.stream.global_batch
         return rows * length / min(_step(config, here, config.model, vocab_size, rows, length, _TIMES)[1:])

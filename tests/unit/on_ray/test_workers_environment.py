@@ -105,6 +105,9 @@ def test_what_a_user_gives_workers_on_gpus_reaches_them_before_torch_is_loaded()
     assert found == {**given, **NCCL_ENVIRONMENT}
     usual = worker_environment(configs.recipes.tiny().override({"elastic.gpus_per_worker": 1.0}))["env_vars"]
     assert usual["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert "CUBLAS_WORKSPACE_CONFIG" not in usual
+    same = config.override({"elastic.gpus_per_worker": 1.0, "parallel.deterministic": True})
+    assert worker_environment(same)["env_vars"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
 def test_workers_without_gpus_are_started_in_the_environment_that_is_there() -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from springtide.config.engine import ParallelConfig
 from springtide.shards import signed
 from springtide.stream import Batch, ahead
-from springtide.training.device import to_device
+from springtide.training.device import choose_kernels, to_device
 
 
 def batches(number: int) -> Iterator[Batch]:
@@ -40,6 +41,19 @@ def test_the_tokens_arrive_as_they_are(device: str) -> None:
         assert tokens_NL.device.type == device
         assert np.array_equal(tokens_NL.cpu().numpy(), signed(expected.tokens))
     assert all_ended()
+
+
+def test_kernels_are_deterministic_where_that_is_asked_for_and_else_as_they_were() -> None:
+    try:
+        choose_kernels(ParallelConfig())
+        assert not torch.are_deterministic_algorithms_enabled()
+        choose_kernels(ParallelConfig(deterministic=True))
+        assert torch.are_deterministic_algorithms_enabled()
+        choose_kernels(ParallelConfig())
+        assert torch.are_deterministic_algorithms_enabled(), "own code may have asked for it"
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True
 
 
 def test_the_next_item_is_drawn_while_the_last_is_used() -> None:
