@@ -59,7 +59,8 @@ def prometheus(folder: Path) -> Iterator[str]:
     target = f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}"
     jobs = [{"job_name": "ray", "static_configs": [{"targets": [target]}]}]
     (folder / "alerts.yml").write_text(alert_rules())
-    config = {"global": {"scrape_interval": "1s", "evaluation_interval": "1s"}, "scrape_configs": jobs}
+    # a scrape may take as long as the interval, and on busy cores a second is not enough: the series would be stale
+    config = {"global": {"scrape_interval": "5s", "evaluation_interval": "5s"}, "scrape_configs": jobs}
     (folder / "prometheus.yml").write_text(json.dumps(config | {"rule_files": ["alerts.yml"]}))
     assert PROMETHEUS
     command = [PROMETHEUS, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
