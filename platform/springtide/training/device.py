@@ -59,7 +59,8 @@ def choose_kernels(parallel: ParallelConfig) -> None:
         torch.set_num_threads(parallel.threads)
     if parallel.deterministic:  # otherwise as it is: a user's own code may have asked for it
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # all that is read here was written before
+        # all that is read here was written before
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def peak_memory(device: torch.device) -> int:

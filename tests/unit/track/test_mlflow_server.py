@@ -72,6 +72,7 @@ def test_a_run_through_outages_and_restarts_is_whole_on_a_real_server(
     begin = time.monotonic()
     with sink(1.0) as away:
         tell(away, started(0), *(step(number) for number in (1, 2, 3)))
+        assert time.monotonic() - begin < 30, "telling waits for nobody"
         while "cannot be reached" not in caplog.text:
             assert time.monotonic() - begin < 120
             time.sleep(0.05)  # between looks at what its thread says
