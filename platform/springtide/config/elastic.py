@@ -34,7 +34,7 @@ class ElasticConfig(Section):
     grow: Literal["when_it_pays", "always", "never"] = free(default="when_it_pays")
     """Whether to use nodes that join: if they save more time than the restart takes, always, or never [name]."""
     max_failures: int = free(default=3, ge=0)
-    """Worker failures to recover from before the run stops; lost nodes do not count [failures]."""
+    """Worker failures in 24 hours to recover from before the run stops; lost nodes do not count [failures]."""
     settle: Seconds = free(default=Seconds(2.0), ge=0)
     """Cluster changes that follow each other faster than this cause one restart [s]."""
     wait: Seconds = free(default=Seconds(0.0), ge=0)

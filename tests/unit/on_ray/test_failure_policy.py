@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ray.exceptions import GetTimeoutError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.train import ControllerError, FailureConfig, WorkerGroupError
 from ray.train.v2._internal.execution.failure_handling.failure_policy import FailureDecision
 
@@ -124,6 +124,24 @@ def test_garbage_is_the_echo_of_anothers_loss_and_is_tried_again(
     for _ in range(3):
         assert run.of(4, WorkerGroupError("", {0: error, 2: error})) is RETRY
     assert run.of(4, WorkerGroupError("", {0: error})) is RAISE  # no more than any other failure
+
+
+def test_failures_are_counted_for_a_day_and_those_of_workers_that_are_preempted_never(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run, now_s, hour = Failures(monkeypatch), [0.0], 3600.0
+    monkeypatch.setattr(failure_policy, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+
+    def fails(at_h: float, error: Exception | None = None) -> FailureDecision:
+        run.step += 1
+        now_s[0] = at_h * hour
+        return run.of(4, WorkerGroupError("", {1: error or RuntimeError("CUDA error: an illegal memory access")}))
+
+    gone = RayActorError(preempted=True)
+    assert [fails(24.1 * day) for day in range(20)] == [RETRY] * 20, "a run of three weeks ends for no failure a day"
+    assert [fails(500 + at, gone) for at in range(5)] == [RETRY] * 5
+    assert [fails(500 + at) for at in (5, 13, 21)] == [RETRY] * 3
+    assert fails(500 + 28.9) is RAISE, "the fourth within 24 hours"
 
 
 def test_a_group_that_is_too_small_by_what_was_learnt_leaves_only_for_one_that_fits() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import re
 import time
 from collections.abc import Mapping
@@ -29,6 +30,7 @@ from springtide.on_ray.train.worker import TrainJob
 from springtide.store.errors import FINAL, may_pass, of_store
 
 _ANSWER_S = 2.0
+_DAY_S = 24 * 3600.0
 _NO_ROOM = ("OutOfMemoryError", "MemoryError", "can't allocate memory", "out of memory", "low on memory")
 """Messages of torch, numpy and Ray when memory runs out."""
 _ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "Broken pipe", "NCCL")
@@ -37,15 +39,18 @@ _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 
 
 class SpringtideFailurePolicy(DefaultFailurePolicy):
-    """Ray's policy, but lost nodes do not count as failures, and an error that would recur is not retried: one of ours, or
-    the same one at the same step. A store that cannot be reached is tried ``MOST_STORE_FAILURES`` times at a step, after
-    growing pauses."""
+    """Ray's policy, but lost nodes do not count as failures, others count for a day, and an error that would recur is not
+    retried: one of ours, or the same one at the same step. A store that cannot be reached is tried ``MOST_STORE_FAILURES``
+    times at a step, after growing pauses."""
 
     def __init__(
         self, failures: FailureConfig, job: TrainJob, processes: WorkerProcessPool, limits: MemoryLimits
     ) -> None:
         """``limits``: those of the run, which this policy adds to."""
-        super().__init__(failures)
+        super().__init__(dataclasses.replace(failures, max_failures=-1))  # Ray would count over weeks
+        self._most_failures = failures.max_failures
+        self._failed_s: list[float] = []
+        """When workers failed in the last day, of ``time.monotonic`` [s]."""
         self._processes, self._limits = processes, limits
         self._config, self._mailbox = job.config, job.mailbox
         self._before: tuple[int, str] | None = None
@@ -109,7 +114,10 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
             before, self._before = self._before, (self._step(), own[0])
             if self._before == before:
                 return FailureDecision.RAISE
-        return super().make_decision(error)
+        if not any(getattr(one, "preempted", False) for one in failures.values()):
+            now = time.monotonic()
+            self._failed_s = [*(at for at in self._failed_s if now - at < _DAY_S), now]
+        return super().make_decision(error) if len(self._failed_s) <= self._most_failures else FailureDecision.RAISE
 
     def _with_less(self, decision: FailureDecision) -> tuple[FailureDecision, str]:
         """Retry with smaller micro-batches of the same global batch, if possible: fewer workers with more rows each ran out of
@@ -129,7 +137,7 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
 
     def _of_start(self) -> FailureDecision:
         """Retry a start whatever its error: a port was taken, a peer was late, a worker was killed."""
-        again = self._starts.add(self._step()) <= self.failure_config.max_failures
+        again = self._starts.add(self._step()) <= self._most_failures
         return FailureDecision.RETRY if again else FailureDecision.RAISE
 
     def _step(self) -> int:

@@ -28,8 +28,10 @@ _log = logging.getLogger(__name__)
 
 PATIENCE_S = 3.0
 """How long a process may take to let go of its group [s]."""
-START_S = 180.0
-"""How long a new process may take to come up, at most [s]."""
+START_S = 600.0
+"""How long a new process may take to come up, at most: eight of a node may read torch over a network, and compile [s]."""
+_MEET_S = 180.0
+"""How long ready processes may take to form a group, at most [s]."""
 _LEAST_START_S = 20.0
 """How long it may take, at least, however fast others were: its node may have to read Python and torch first [s]."""
 _SETTLE_S = 30.0
@@ -71,7 +73,7 @@ class WorkerProcessPool:
         """The node of each worker of the next group."""
         self.not_before_s = 0.0
         """When the next group may start, of ``time.monotonic``; earlier, the store could not be reached again [s]."""
-        self.setup_times = StartTimes(_LEAST_START_S, START_S)
+        self.setup_times = StartTimes(_LEAST_START_S, _MEET_S)
         """How long ready processes have taken to form a group."""
         self._start_times = StartTimes(_LEAST_START_S, START_S)
         """How long new processes have taken to come up."""
