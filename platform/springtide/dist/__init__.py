@@ -16,22 +16,17 @@ from springtide.dist.collectives import (
 )
 from springtide.dist.connections import Connections
 from springtide.dist.world import (
-    ALLOCATOR_ENVIRONMENT,
-    DETERMINISTIC_ENVIRONMENT,
-    NCCL_ENVIRONMENT,
     World,
     alone,
     backend,
     device_index,
+    gpu_environment,
     process_group,
     why_no_gpu,
     world,
 )
 
 __all__ = [
-    "ALLOCATOR_ENVIRONMENT",
-    "DETERMINISTIC_ENVIRONMENT",
-    "NCCL_ENVIRONMENT",
     "CollectiveError",
     "Connections",
     "CutOff",
@@ -44,6 +39,7 @@ __all__ = [
     "device_index",
     "end_group",
     "gathered",
+    "gpu_environment",
     "on_first",
     "process_group",
     "rank_here",

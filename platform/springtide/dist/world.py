@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 import torch
@@ -17,7 +17,7 @@ from springtide.errors import ConfigError, explain
 
 _TIMEOUT = timedelta(minutes=10)
 
-NCCL_ENVIRONMENT = {
+_NCCL = {
     # the watchdog would end the process on a timeout or a peer's error, but ``elastic.hang`` finds hangs, and a process
     # outlives its group; _abort_process_group requires it too
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
@@ -27,12 +27,23 @@ NCCL_ENVIRONMENT = {
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3600",
 }
 """Environment variables that ProcessGroupNCCL reads when it is created. Ray Train and torchrun both set the first to 1."""
-ALLOCATOR_ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+_ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 """What torch's allocator reads when it is loaded: a process lives through groups whose tensors have other sizes, and segments
 that grow leave no holes between them."""
-
-DETERMINISTIC_ENVIRONMENT = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+_DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 """What cuBLAS reads when it is first used: with workspaces of its own choice its products may differ from call to call."""
+
+
+def gpu_environment(given: Mapping[str, str], deterministic: bool) -> dict[str, str]:
+    """Return the environment variables of a process that trains on a GPU, set before it uses one. ``given``: those of the
+    user, ``elastic.env``; ``deterministic``: whether products are to have the same bits each time.
+
+    Examples:
+        >>> found = gpu_environment({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, deterministic=True)
+        >>> found["PYTORCH_ALLOC_CONF"], found["CUBLAS_WORKSPACE_CONFIG"], found["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+        ('backend:cudaMallocAsync', ':4096:8', '0')
+    """
+    return {**_ALLOCATOR, **(_DETERMINISTIC if deterministic else {}), **given, **_NCCL}
 
 
 @dataclasses.dataclass(frozen=True)

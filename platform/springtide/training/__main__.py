@@ -19,7 +19,7 @@ from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import committed
 from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.config.steps import StepsDone
-from springtide.dist import DETERMINISTIC_ENVIRONMENT, NCCL_ENVIRONMENT, Connections, on_first, process_group, world
+from springtide.dist import Connections, gpu_environment, on_first, process_group, world
 from springtide.elastic.forecast import RunHistory
 from springtide.errors import ConfigError, explain
 from springtide.events import Event, Left, Started, record
@@ -73,10 +73,8 @@ def main() -> None:
     if before:
         configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
-    if device == "cuda":
-        os.environ.update(DETERMINISTIC_ENVIRONMENT if config.parallel.deterministic else {})
-        os.environ.update(config.elastic.env)
-    os.environ.update(NCCL_ENVIRONMENT)  # torchrun sets some of these to other values
+    if device == "cuda":  # torchrun sets some of these to other values
+        os.environ.update(gpu_environment(config.elastic.env, config.parallel.deterministic))
     request = LeaveRequest(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0)
     with process_group(device):
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from springtide.config import Config
-from springtide.dist import NCCL_ENVIRONMENT, device_index
+from springtide.dist import device_index, gpu_environment
 from springtide.errors import ConfigError
 
 
@@ -63,18 +63,22 @@ def test_a_rank_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch, visibl
 def test_torchruns_watchdog_is_off_when_the_group_is_made(monkeypatch: pytest.MonkeyPatch, tiny: Config) -> None:
     """torchrun sets 1 for every process that it starts."""
     entry = importlib.import_module("springtide.training.__main__")
-    for name in NCCL_ENVIRONMENT:
+    expected = gpu_environment({"NCCL_IB_HCA": "mlx5"}, deterministic=False)
+    for name in expected:
         monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
     def process_group(device: str) -> None:
-        assert {name: os.environ[name] for name in NCCL_ENVIRONMENT} == NCCL_ENVIRONMENT
+        assert {name: os.environ[name] for name in expected} == expected
         raise InterruptedError(device)
 
     monkeypatch.setattr(entry, "process_group", process_group)
-    config = tiny.override({"run.id": "torchrun"})
+    config = tiny.override(
+        {"run.id": "torchrun", "elastic.gpus_per_worker": 1.0, "elastic.env": {"NCCL_IB_HCA": "mlx5"}}
+    )
     monkeypatch.setattr(sys, "argv", ["train", "--config", "none"])
     monkeypatch.setattr(entry.configs, "load_config", lambda path, trust_code: config)
-    with pytest.raises(InterruptedError, match="cpu"):
+    with pytest.raises(InterruptedError, match="cuda"):
         entry.main()
-    assert NCCL_ENVIRONMENT["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
-    assert float(NCCL_ENVIRONMENT["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]) > float(config.elastic.hang)
+    assert expected["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+    assert float(expected["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]) > float(config.elastic.hang)

@@ -17,7 +17,7 @@ from ray.train.torch.config import _setup_torch_process_group
 from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
 
 from springtide import config as configs
-from springtide.dist import NCCL_ENVIRONMENT, backend, device_index
+from springtide.dist import backend, device_index, gpu_environment
 from springtide.on_ray.cluster import session
 from springtide.on_ray.train.trainer import worker_environment
 
@@ -86,7 +86,7 @@ def test_the_watchdog_is_off_when_ray_makes_the_group(
     """Ray's own way, shown beside it, turns it on."""
     config = configs.recipes.tiny().override({"elastic.gpus_per_worker": 1.0})
     monkeypatch.setattr(os, "environ", dict(os.environ))
-    for name in NCCL_ENVIRONMENT:
+    for name in gpu_environment({}, deterministic=False):
         os.environ.pop(name, None)
     if ours:
         os.environ.update(worker_environment(config)["env_vars"])
@@ -102,7 +102,8 @@ def test_what_a_user_gives_workers_on_gpus_reaches_them_before_torch_is_loaded()
     config = configs.recipes.tiny().override({"elastic.env": given})
     assert worker_environment(config) == {}
     found = worker_environment(config.override({"elastic.gpus_per_worker": 1.0}))["env_vars"]
-    assert found == {**given, **NCCL_ENVIRONMENT}
+    assert found == gpu_environment(given, deterministic=False)
+    assert found.items() >= {**given, ASYNC: "0"}.items()
     usual = worker_environment(configs.recipes.tiny().override({"elastic.gpus_per_worker": 1.0}))["env_vars"]
     assert usual["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     assert "CUBLAS_WORKSPACE_CONFIG" not in usual

@@ -18,7 +18,7 @@ from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from springtide.config import Config, redact
-from springtide.dist import ALLOCATOR_ENVIRONMENT, DETERMINISTIC_ENVIRONMENT, NCCL_ENVIRONMENT, backend
+from springtide.dist import backend, gpu_environment
 from springtide.elastic import Interrupt
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds
@@ -184,8 +184,7 @@ def worker_environment(config: Config) -> dict[str, dict[str, str]]:
     slower."""
     if not config.elastic.gpus_per_worker:
         return {}
-    always_same = DETERMINISTIC_ENVIRONMENT if config.parallel.deterministic else {}
-    return {"env_vars": {**ALLOCATOR_ENVIRONMENT, **always_same, **config.elastic.env, **NCCL_ENVIRONMENT}}
+    return {"env_vars": gpu_environment(config.elastic.env, config.parallel.deterministic)}
 
 
 class SpringtideTrainer(TorchTrainer):
