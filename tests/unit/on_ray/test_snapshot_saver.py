@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pickle
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -129,6 +130,47 @@ def test_what_must_not_or_need_not_be_committed_is_not(waiting: Waiting, why: st
     assert waiting.save() == ""
     assert committed(waiting.run) == before
     assert leases.newest(waiting.run).term == term  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("when", ["before it claims", "when it is done"])
+def test_a_save_that_a_group_has_overtaken_does_not_stand_for_the_next_one(waiting: Waiting, when: str) -> None:
+    """The group trains on from memory and is lost in its turn: what it had reached must be saved."""
+    contents, post, newer = waiting.contents, waiting.saver._job.mailbox.post, [waiting.part(8, 0), waiting.part(8, 1)]
+    if when == "before it claims":
+        waiting.contents = lambda: (waiting.saver.cancel(), contents())[1]  # type: ignore[method-assign]
+    else:
+        waiting.saver._job.mailbox.post = lambda events: (waiting.saver.cancel(), post(events))
+    assert waiting.save() == ""
+    assert not waiting.saver.is_safe
+    waiting.contents, waiting.saver._job.mailbox.post = contents, post  # type: ignore[method-assign]
+    waiting.parts += newer
+    assert waiting.save() == ""
+    assert waiting.saver.is_safe
+    assert committed(waiting.run)[-1] == "step-0000000008"
+
+
+def test_a_save_that_hangs_when_a_group_starts_holds_up_no_later_one(waiting: Waiting) -> None:
+    began, goes_on, real_wait = threading.Event(), threading.Event(), waiting.wait
+
+    def wait(calls: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        if not began.is_set():
+            began.set()
+            assert goes_on.wait(60)
+            return [], calls
+        return real_wait(calls, num_returns, timeout)
+
+    snapshot_saver.ray.wait = wait
+    waiting.saver.begin()
+    overtaken = waiting.saver._thread
+    assert overtaken
+    assert began.wait(60)
+    waiting.saver.cancel()
+    assert waiting.save() == ""
+    assert waiting.saver.is_safe
+    assert committed(waiting.run) == ["step-0000000007"]
+    goes_on.set()
+    overtaken.join(60)
+    assert waiting.saver.is_safe, "what the one before says then does not count"
 
 
 def test_a_save_that_fails_is_said_and_tried_again(waiting: Waiting) -> None:

@@ -100,7 +100,8 @@ class SnapshotSaver:
         self._lock = threading.Lock()
         """Held while a lease is claimed: a group that starts claims the next one."""
         self._thread: threading.Thread | None = None
-        self._may_claim, self._safe, self._problem = True, not job.keeps_snapshots, ""
+        """The newest save, unless a group has overtaken it: that one may neither claim nor say how it ended."""
+        self._safe, self._problem = not job.keeps_snapshots, ""
         self._not_before_s, self._failures = float("-inf"), 0
         self._excluded: set[tuple[tuple[str, int], SnapshotKey]] = set()
         """Server and snapshot of copies that are not what their rank copied."""
@@ -109,15 +110,15 @@ class SnapshotSaver:
         """Save in the background what the store lacks. Does nothing if it is safe, under way, or failed a moment ago."""
         if self._safe or self._is_busy or time.monotonic() < self._not_before_s:
             return
-        self._may_claim, self._problem = True, ""
+        self._problem = ""
         self._thread = threading.Thread(target=self._work, name="springtide-snapshot-saver", daemon=True)
         self._thread.start()
 
     def cancel(self) -> None:
         """Let a group start, which restores from memory: from now on no lease is claimed here."""
         with self._lock:
-            self._may_claim = False
-        self._safe, self._failures, self._not_before_s = not self._job.keeps_snapshots, 0, float("-inf")
+            self._thread, self._problem = None, ""
+            self._safe, self._failures, self._not_before_s = not self._job.keeps_snapshots, 0, float("-inf")
 
     def finish(self, is_over: Callable[[], bool]) -> str:
         """Save what the store lacks and wait for it, unless ``is_over``. Returns why that failed, empty if it is safe."""
@@ -137,21 +138,29 @@ class SnapshotSaver:
     def _is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
+    def _is_overtaken(self) -> bool:
+        """Whether this thread saves for a run of which a group has started since."""
+        return not isinstance(self._job, OrphanedRun) and threading.current_thread() is not self._thread
+
     def _work(self) -> None:
         try:
             saved = self.save_newest()
-            self._safe = True
             if saved is not None and not isinstance(self._job, OrphanedRun):
                 self._job.mailbox.post([saved])
+            with self._lock:
+                self._safe = self._safe or not self._is_overtaken()
         except Exception as error:  # whatever it is, the state is in memory only
-            self._failures += 1
-            self._not_before_s = time.monotonic() + store_pause_s(self._failures)
-            self._problem = "" if isinstance(error, RunExists) else str(error)  # else its holder has the state
+            with self._lock:
+                if self._is_overtaken():
+                    return
+                self._failures += 1
+                self._not_before_s = time.monotonic() + store_pause_s(self._failures)
+                self._problem = "" if isinstance(error, RunExists) else str(error)  # else its holder has the state
             _log.warning("the newest snapshot could not be committed, and is tried again: %s", error)
 
     def save_newest(self) -> Saved | None:
         """Have the newest snapshot committed, from other copies as long as the bytes of some are wrong. Returns None if the
-        store has that step, or no whole snapshot is left."""
+        store has that step, no whole snapshot is left, or a group has started meanwhile."""
         while True:
             excluded = len(self._excluded)
             try:
@@ -174,7 +183,7 @@ class SnapshotSaver:
         if not parts:
             return None
         with self._lock:
-            if not self._may_claim:
+            if self._is_overtaken():
                 return None
             is_orphaned = isinstance(job, OrphanedRun)
             term = leases.claim(run, job.owner, trains=False, again=True, yields=is_orphaned).term
