@@ -17,7 +17,7 @@ from torch import Tensor
 
 from springtide import config as configs
 from springtide.checkpoint import branch, leases
-from springtide.checkpoint.format import Meta
+from springtide.checkpoint.format import Meta, committed, name_of
 from springtide.checkpoint.restore import begin as begin_from
 from springtide.checkpoint.restore import restore
 from springtide.checkpoint.snapshots import SnapshotStore, Snapshotter, restore_from_snapshots
@@ -172,6 +172,10 @@ class TrainLoop:
                     state.losses_since_save = 0.0, 0
                     yield Waited(step=state.step, data_waits_s=[round(wait, 3) for wait in self.data_waits_s])
                 clock = time.perf_counter()
+            if state.step == last and not on_first(self._is_committed):
+                # a group was lost after the last step, and this one has its state from memory
+                saves.last_step = StepsDone(-1)
+                yield from saves.finish(state.step)
             saves.end()
         yield from self._end(stopped=state.step < last)
         return False
@@ -321,6 +325,9 @@ class TrainLoop:
                     averaged = evaluate(state.model, self.data, self.world, state.step, *how)
                     found = dataclasses.replace(found, ema_heldout_loss=averaged.heldout_loss)
             yield found
+
+    def _is_committed(self) -> bool:
+        return name_of(self.state.step) in committed(self.folder)[-1:]
 
     def _checkpoint(self) -> tuple[dict[str, Tensor], Meta]:
         return self.state.tensors(), self.state.meta(self.data, self.world, self.labels)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
+from live_copies import Nodes
 from loops import feed
 from torch import nn
 
-from springtide.checkpoint.format import Meta
+from springtide.checkpoint import leases
+from springtide.checkpoint.format import Meta, committed, name_of
 from springtide.checkpoint.snapshot_parts import Snapshot
 from springtide.checkpoint.staging import StagingBuffer
 from springtide.checkpoint.tensors import local
@@ -21,9 +24,10 @@ from springtide.config import Config
 from springtide.dist import World
 from springtide.dist import world as world_of
 from springtide.elastic.survivors import LiveShard
+from springtide.events import Saved, Started, Stopped
 from springtide.store import Folder
 from springtide.stream import open_data
-from springtide.training import TrainLoop
+from springtide.training import Placement, TrainLoop
 from springtide.training.hooks import StepHook
 from springtide.training.live_state import LiveState
 
@@ -173,6 +177,46 @@ def test_what_is_offered_is_the_state_after_a_whole_step_bit_for_bit(
     for piece in snapshot.pieces:
         expected = local(tensors[piece.tensor]).reshape(-1).view(torch.uint8).numpy().tobytes()
         assert data[piece.begin : piece.begin + piece.size_bytes] == expected, piece.tensor
+
+
+def begin_on_a_node(world: World, config: Config, node: Nodes) -> tuple[TrainLoop, LiveState]:
+    """A group of a run that a driver holds, whose snapshots lie in the folder of a node."""
+    store, folder = cast("Any", node), Folder(config.run.root) / config.run.id
+    placement = Placement(owner="a driver")
+    run = TrainLoop(config, world, open_data(config.data), folder, snapshot_store=store, placement=placement)
+    return run, LiveState(run.state, world, run.described, store, config.checkpoint.stage)
+
+
+@pytest.mark.parametrize("when", ["in the evaluation", "after the save"])
+def test_a_group_lost_after_the_last_step_is_followed_by_one_that_saves_it_once(
+    world: World, config: Config, tmp_path: Path, when: str
+) -> None:
+    config = config.override({"checkpoint.every_steps": 0, "train.sample_tokens": 0, "run.id": "run"})
+    folder, node, last = Folder(config.run.root) / "run", Nodes(tmp_path / "nodes", [0], 0), config.num_steps
+    leases.claim(folder, "a driver", trains=False)
+    run, live = begin_on_a_node(world, config, node)
+
+    def fail() -> None:
+        raise ConnectionError(LOST)
+
+    if when == "in the evaluation":
+        run.state.model.register_forward_pre_hook(lambda *_: fail() if run.state.step == last else None)
+    else:
+        run._end = lambda stopped: fail()  # type: ignore[method-assign, return-value, assignment]
+    with pytest.raises(ConnectionError, match=LOST):
+        list(run.events(feed, lambda: None, [live]))
+    live.freeze()
+    assert live.offer([0])
+    live.deposit([0])
+    before = committed(folder)
+    assert before == ([name_of(last)] if when == "after the save" else [])
+    run, live = begin_on_a_node(world, config, node)
+    events = list(run.events(feed, lambda: None, [live]))
+    assert isinstance(events[0], Started)
+    assert events[0].resumed_from == f"live copy of step {last}"
+    assert [event.step for event in events if isinstance(event, Saved)] == [last] * (not before)
+    assert committed(folder) == [name_of(last)]
+    assert events[-1] == Stopped(step=last, status="finished", time_s=events[-1].time_s)
 
 
 class Group:
