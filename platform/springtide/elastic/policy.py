@@ -26,7 +26,7 @@ _GATHER_S = 30.0
 """How long ready nodes wait for others, so that the group grows only once [s]."""
 _FORMING_S = 600.0
 """Joins are counted as if the run had lasted this much longer: the first ones say little about how often nodes join [s]."""
-_FAR_S = 3600.0
+FAR_S = 3600.0
 """A node that will be taken away later than this is used like any other for now [s]."""
 
 
@@ -172,7 +172,7 @@ def decide(
     """Decide who trains. This function alone does. ``nodes``: the live nodes; ``group``: None if no group trains; ``memory``:
     the state that the last decision returned. Returns the decision and the new state."""
     table = nodes if isinstance(nodes, NodeTable) else NodeTable(nodes)
-    far_s = now + _FAR_S
+    far_s = now + FAR_S
     if far := [node for node in table.leaving.values() if node.leaves_at is not None and node.leaves_at > far_s]:
         table = NodeTable((table.by_id | {node.id: node._replace(leaves_at=None) for node in far}).values())
     if table.key != memory.key or memory.begin_s is None:

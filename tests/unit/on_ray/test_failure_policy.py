@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,8 @@ from springtide.elastic.policy import Bounds, Leave, Node, Start, Stay, WorkerGr
 from springtide.elastic.policy import PolicyState as Remembered
 from springtide.elastic.restart_forecast import RestartForecast
 from springtide.errors import ConfigError, UnfitNode
-from springtide.on_ray._ray_private import WorkerGroupStartupFailedError
+from springtide.on_ray._ray_private import WorkerGroupStartupFailedError, WorkerHealthCheckFailedError
+from springtide.on_ray.cluster import nodes
 from springtide.on_ray.train import failure_policy
 from springtide.on_ray.train.failure_policy import SpringtideFailurePolicy, is_echo
 from springtide.on_ray.train.mailbox import Progress
@@ -137,11 +139,34 @@ def test_failures_are_counted_for_a_day_and_those_of_workers_that_are_preempted_
         now_s[0] = at_h * hour
         return run.of(4, WorkerGroupError("", {1: error or RuntimeError("CUDA error: an illegal memory access")}))
 
-    gone = RayActorError(preempted=True)
+    gone = WorkerHealthCheckFailedError("a worker is unhealthy", RayActorError(preempted=True))
     assert [fails(24.1 * day) for day in range(20)] == [RETRY] * 20, "a run of three weeks ends for no failure a day"
-    assert [fails(500 + at, gone) for at in range(5)] == [RETRY] * 5
     assert [fails(500 + at) for at in (5, 13, 21)] == [RETRY] * 3
+    assert [fails(521 + at, gone) for at in range(5)] == [RETRY] * 5
     assert fails(500 + 28.9) is RAISE, "the fourth within 24 hours"
+    assert fails(900, gone) is RETRY
+
+
+def test_what_smaller_micro_batches_mend_is_no_failure_of_the_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Failures(monkeypatch, rows=16)
+    for workers in (2, 3, 4, 5):
+        run.step += 1
+        assert run.of(workers, cuda_says(100, 512, 3.5)) is RETRY
+    assert [run.of(4, WorkerGroupError("", {0: ValueError(f"bug {one}")})) for one in "abcd"] == [RETRY] * 3 + [RAISE]
+
+
+@pytest.mark.parametrize(("hours", "decision"), [(2.0, RAISE), (0.5, RETRY)])
+def test_a_node_that_leaves_in_hours_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, hours: float, decision: FailureDecision
+) -> None:
+    run, looks = Failures(monkeypatch), nodes.lost
+    monkeypatch.setattr(failure_policy, "lost", looks)
+    monkeypatch.setattr(nodes.ray, "nodes", lambda: [{"NodeID": "node", "Alive": True}])
+    leaves_ms = int((time.time() + hours * 3600) * 1000)
+    monkeypatch.setattr(nodes.state, "get_draining_nodes", lambda: {"node": leaves_ms})
+    bug = WorkerGroupError("", {0: ValueError("a bug")})
+    assert run.of(2, bug) is RETRY
+    assert run.of(2, bug) is decision
 
 
 def test_a_group_that_is_too_small_by_what_was_learnt_leaves_only_for_one_that_fits() -> None:

@@ -17,7 +17,7 @@ from ray.actor import ActorHandle
 from springtide.elastic.allocation import fits
 from springtide.elastic.copies import Domain
 from springtide.elastic.notices import TimeLeft
-from springtide.elastic.policy import Node
+from springtide.elastic.policy import FAR_S, Node
 from springtide.on_ray._ray_private import HEAD, MARKET_LABEL, OWN_ACTORS, PREEMPTION, GcsClient, state
 from springtide.track.ledger import SPOT
 
@@ -180,9 +180,10 @@ def _addresses(names: Collection[str]) -> dict[str, tuple[str, int]]:
 
 
 def lost(before: Iterable[str]) -> set[str]:
-    """Return those of the nodes that are dead or draining."""
-    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - set(state.get_draining_nodes())
-    return set(before) - alive
+    """Return those of the nodes that are dead, or draining and used no more: not where they leave in hours."""
+    far_ms = (time.time() + FAR_S) * 1000
+    leaving = {node for node, deadline_ms in state.get_draining_nodes().items() if deadline_ms < far_ms}
+    return set(before) - ({node["NodeID"] for node in ray.nodes() if node["Alive"]} - leaving)
 
 
 def _connect(addresses: Mapping[str, tuple[str, int]], timeout_s: float) -> dict[str, int]:

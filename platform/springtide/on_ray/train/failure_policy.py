@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 import torch.distributed as dist
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.train import FailureConfig
 
 from springtide.dist import CollectiveError
@@ -83,9 +83,13 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
             cause, decision = "start-up", self._of_start()
         lost_names = ", ".join(sorted(name[:8] for name in gone)) if cause == "lost nodes" else ""
         reason = lost_names or first_line(training_failed_error)
+        is_mended = False
         if cause == "failed workers" and any(map(is_out_of_memory, (failures or {}).values())):
-            cause, (decision, remedy) = "out of memory", self._with_less(decision)
+            is_mended, remedy = self._with_less(is_over=decision is FailureDecision.RAISE)
+            cause, decision = "out of memory", FailureDecision.RETRY if is_mended else decision
             reason += f"; {remedy}"
+        if cause in ("failed workers", "out of memory") and not is_mended and not _are_preempted(failures):
+            self._failed_s.append(time.monotonic())
         again = decision is FailureDecision.RETRY
         self._mailbox.post([Failed(step=self._step(), cause=cause, reason=reason, again=again)])
         return decision
@@ -114,14 +118,16 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
             before, self._before = self._before, (self._step(), own[0])
             if self._before == before:
                 return FailureDecision.RAISE
-        if not any(getattr(one, "preempted", False) for one in failures.values()):
-            now = time.monotonic()
-            self._failed_s = [*(at for at in self._failed_s if now - at < _DAY_S), now]
-        return super().make_decision(error) if len(self._failed_s) <= self._most_failures else FailureDecision.RAISE
+        now = time.monotonic()
+        self._failed_s = [at for at in self._failed_s if now - at < _DAY_S]
+        if len(self._failed_s) >= self._most_failures and not _are_preempted(failures):
+            return FailureDecision.RAISE
+        return super().make_decision(error)
 
-    def _with_less(self, decision: FailureDecision) -> tuple[FailureDecision, str]:
+    def _with_less(self, is_over: bool) -> tuple[bool, str]:
         """Retry with smaller micro-batches of the same global batch, if possible: fewer workers with more rows each ran out of
-        memory. Else wait for a larger group, if one has trained. Returns the decision and a description of what changes."""
+        memory. Else wait for a larger group, if one has trained. Returns whether one of them helps, and a description of what
+        changes. ``is_over``: otherwise the run ends."""
         lanes, exact = self._config.stream.num_lanes, self._config.parallel.exact
         workers = max(1, len(self._processes.plan))
         most_lanes = 1 if exact else -(-lanes // workers)  # in one micro-batch
@@ -129,11 +135,11 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         if before >= 2:
             rows = self._limits.halve(workers, before)
             self._mailbox.limit_micro_batch(rows).get()
-            return FailureDecision.RETRY, f"micro-batches have {rows} rows instead of {before} from now on"
-        if self._limits.wait_for_more(workers, is_over=decision is FailureDecision.RAISE):
+            return True, f"micro-batches have {rows} rows instead of {before} from now on"
+        if self._limits.wait_for_more(workers, is_over):
             least = self._limits.least_workers
-            return FailureDecision.RETRY, f"a step does not fit {workers} workers: the run waits for {least} or more"
-        return decision, "a micro-batch has only one row already"
+            return True, f"a step does not fit {workers} workers: the run waits for {least} or more"
+        return False, "a micro-batch has only one row already"
 
     def _of_start(self) -> FailureDecision:
         """Retry a start whatever its error: a port was taken, a peer was late, a worker was killed."""
@@ -144,6 +150,12 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         with contextlib.suppress(RayError):  # the mailbox ends with its driver
             return (self._mailbox.progress().get(_ANSWER_S) or Progress()).step
         return 0
+
+
+def _are_preempted(failures: Mapping[int, BaseException] | None) -> bool:
+    """Return whether a worker is gone because its node was taken away; the others' failures are echoes of that."""
+    dead = (getattr(one, "health_check_failure", one) for one in (failures or {}).values())  # as Ray wraps it
+    return any(isinstance(one, RayActorError) and one.preempted for one in dead)
 
 
 def is_echo(error: BaseException) -> bool:
