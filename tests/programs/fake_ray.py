@@ -12,6 +12,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError
 
 from springtide.elastic.health import Health
 from springtide.elastic.survivors import LiveShard
+from springtide.on_ray.cluster import nodes
 from springtide.on_ray.train import process_pool
 from springtide.on_ray.train.worker import let_go, settle, warm_up
 
@@ -119,5 +120,5 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     ray = FakeRay()
     monkeypatch.setattr(process_pool, "ray", ray)
     monkeypatch.setattr(process_pool, "time", SimpleNamespace(monotonic=lambda: ray.now_s))
-    monkeypatch.setattr(process_pool, "unanswering", lambda names: set(names) & ray.silent)
+    monkeypatch.setattr(nodes, "unanswering", lambda names: set(names) & ray.silent)
     return ray

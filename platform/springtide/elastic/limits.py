@@ -19,6 +19,11 @@ class MemoryLimits:
         self.least_workers = 1
         """Fewest workers to try."""
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether a group of this run has done steps."""
+        return bool(self._trained)
+
     def trained(self, workers: int) -> None:
         """Record that a group of ``workers`` has done steps."""
         self._trained.add(workers)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+
 _STARTS = 4.0
-"""A start that takes this many times the longest one of its run has failed."""
+"""A start that takes this many times the longest of the last ones of its run has failed."""
+_LAST = 9
+"""Starts that count: one on a cold node says nothing of those of the next day."""
 _BAN_S, _LONGEST_BAN_S = 30.0, 3600.0
 _STORE_PAUSE_S, _LONGEST_STORE_PAUSE_S = 1.0, 60.0
 MOST_STORE_FAILURES = 30
@@ -14,7 +18,7 @@ _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.1, 5.0
 
 
 class StartTimes:
-    """How long the starts of a run have taken, and so how long the next one may take.
+    """How long the last starts of a run have taken, and so how long the next one may take.
 
     >>> starts = StartTimes(least_s=20.0, most_s=180.0)
     >>> starts.limit_s()
@@ -22,24 +26,29 @@ class StartTimes:
     >>> starts.add(9.0)
     >>> starts.limit_s(), starts.limit_s(workers=3)
     (36.0, 108.0)
+    >>> for _ in range(9):  # as many count
+    ...     starts.add(6.0)
+    >>> starts.limit_s()
+    24.0
     """
 
     def __init__(self, least_s: float, most_s: float) -> None:
-        """The limit is ``most_s`` before the first start is known, and lies between the two afterwards [s]."""
+        """The limit is ``most_s`` before a start is known, and lies between the two afterwards [s]."""
         self._least_s, self._most_s = least_s, most_s
-        self._longest_s, self._workers = 0.0, 1
+        self._last: collections.deque[tuple[float, int]] = collections.deque(maxlen=_LAST)
+        """Time and workers of each [s]."""
 
     def add(self, took_s: float, workers: int = 1) -> None:
         """Add a start of ``workers`` together that has succeeded."""
-        if took_s > self._longest_s:
-            self._longest_s, self._workers = took_s, workers
+        self._last.append((took_s, workers))
 
     def limit_s(self, workers: int = 1) -> float:
         """Return how long a start of ``workers`` together may take [s]."""
-        if not self._longest_s:
+        if not self._last:
             return self._most_s
-        grown = max(1.0, workers / self._workers)
-        return min(self._most_s, max(self._least_s, _STARTS * grown * self._longest_s))
+        longest_s, with_workers = max(self._last)
+        grown = max(1.0, workers / with_workers)
+        return min(self._most_s, max(self._least_s, _STARTS * grown * longest_s))
 
 
 def ban_s(failures: int) -> float:

@@ -32,6 +32,7 @@ from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds
 from springtide.errors import StoppedWaiting
 from springtide.on_ray._ray_private import FailureDecision, WorkerGroupStartupFailedError
+from springtide.on_ray.cluster import nodes as cluster_nodes
 from springtide.on_ray.cluster import session
 from springtide.on_ray.train import failure_policy, hang, process_pool, snapshot_saver, trainer
 from springtide.on_ray.train import policy as policies
@@ -337,7 +338,7 @@ class Simulated:
             mock.patch.object(policies, "diagnose", lambda *_: ("stacks", [])),
             mock.patch.object(hang, "look", lambda workers: [()] * len(workers)),
             mock.patch.object(process_pool, "ray", Ray(clock)),
-            mock.patch.object(process_pool, "unanswering", cluster.unanswering),
+            mock.patch.object(cluster_nodes, "unanswering", cluster.unanswering),
             mock.patch.object(process_pool, "threading", event),
             mock.patch.object(snapshot_saver, "threading", threads),
             mock.patch.object(snapshot_saver, "servers_named", lambda name: []),

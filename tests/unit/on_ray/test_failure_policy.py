@@ -155,6 +155,20 @@ def test_what_smaller_micro_batches_mend_is_no_failure_of_the_day(monkeypatch: p
     assert [run.of(4, WorkerGroupError("", {0: ValueError(f"bug {one}")})) for one in "abcd"] == [RETRY] * 3 + [RAISE]
 
 
+def test_a_run_that_has_trained_waits_for_a_network_that_is_away_for_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, now_s = Failures(monkeypatch), 100.0
+    monkeypatch.setattr(failure_policy, "time", SimpleNamespace(monotonic=lambda: now_s))
+    late = ControllerError(WorkerGroupStartupFailedError("the group did not form"))
+    assert [run.of(4, late) for _ in range(4)] == [RETRY] * 3 + [RAISE], "nothing has ever trained: it may be the code"
+    run.limits.trained(4)
+    run.step, run.processes.not_before_s, pauses = 8, 0.0, []
+    for _ in range(30):
+        assert run.of(4, late) is RETRY
+        pauses.append(max(0.0, run.processes.not_before_s - now_s))
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, *[60] * 23], "a single start that fails costs no pause"
+    assert run.of(4, late) is RAISE
+
+
 @pytest.mark.parametrize(("hours", "decision"), [(2.0, RAISE), (0.5, RETRY)])
 def test_a_node_that_leaves_in_hours_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, hours: float, decision: FailureDecision

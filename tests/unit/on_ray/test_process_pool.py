@@ -3,6 +3,7 @@ clock are faked."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -81,6 +82,29 @@ def test_where_nothing_is_known_a_start_may_take_ten_minutes_and_fast_ones_leave
     assert ray.now_s == begin_s + 600.0
     assert len(group(processes, ray, "a", "cold")) == 2
     assert processes.problems().keys() == {"hung"}
+
+
+def test_a_cold_start_is_waited_for_with_open_ears(ray: FakeRay) -> None:
+    """Meanwhile capacity is asked for again, and the run may be stopped; what came up is kept."""
+    processes, asked_s = pool(), list[float]()
+    ray.start_s |= {"cold": 400.0, "colder": 500.0}
+
+    def is_called_off() -> bool:
+        asked_s.append(ray.now_s)
+        return ray.now_s - asked_s[0] > 450.0
+
+    processes.is_called_off = is_called_off
+    assert len(group(processes, ray, "cold")) == 1
+    begin_s, at_s = 1000.0, [*asked_s, ray.now_s]
+    assert ray.now_s == begin_s + 400.0
+    assert max(after - before for before, after in itertools.pairwise(at_s)) < 5.0
+    asked_s.clear()
+    with pytest.raises(WorkerGroupStartupFailedError, match="was asked to stop") as failed:
+        group(processes, ray, "colder", "a")
+    assert not isinstance(failed.value, UnfitNodesError)
+    assert not processes.problems()
+    assert processes.ready([]) == {"a": 1}
+    assert processes.held([]) == {"a": 1, "colder": 1}
 
 
 def test_a_process_that_nobody_waits_for_may_take_its_time(ray: FakeRay) -> None:

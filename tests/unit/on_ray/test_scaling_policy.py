@@ -4,12 +4,13 @@ faked, the policies are real."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import RaySystemError
+from ray.exceptions import GetTimeoutError, RaySystemError
 from ray.train import ScalingConfig
 
 from springtide import config as configs
@@ -38,7 +39,7 @@ class Run:
         self.now_s, self.cpu_s = 1000.0, 0.0
         self.looks, self.probed, self.posted = 0, list[set[str]](), list[Any]()
         self.stop_at_s, self.left, self.silent_s = float("inf"), False, 0.0
-        self.trained, self.step_s = 0, 1.0
+        self.trained, self.step_s, self.prospects = 0, 1.0, dict[str, float]()
         self.leaving: dict[str, int] = {}
         self.held, self.others, self.taken = dict[str, int](), "", set[str]()
         self.asked, self.saves, self.problem = list[Any](), list[str](), ""
@@ -77,7 +78,7 @@ class Run:
                     stop=self.now_s >= self.stop_at_s,
                     silent_s=self.silent_s,
                     longest_s=60.0,
-                    prospects=RestartForecast(step_s=self.step_s),
+                    prospects=RestartForecast(step_s=self.step_s, **self.prospects),
                 )
             ),
             post=lambda events: reply(self.posted.extend(events)),
@@ -287,6 +288,35 @@ def test_a_cluster_that_cannot_be_looked_at_does_not_disturb_a_group_that_trains
     group: Any = SimpleNamespace(workers=[worker])
     for _ in range(50):
         assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
+
+
+def test_a_mailbox_that_is_slow_for_once_tells_of_no_step_and_no_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart takes longer than what is left of the run; without an answer its cost is as it was known."""
+    run = Run(monkeypatch, Bounds(1, 2, settle_s=0.0), ["a", "b"])
+    run.trained, run.prospects = 700, {"restart_s": 180.0, "left_s": 60.0}
+    run.taken = {"b"}
+    run.until_started()
+    worker: Any = SimpleNamespace(metadata=SimpleNamespace(node_id="a"))
+    group: Any = SimpleNamespace(workers=[worker])
+    monkeypatch.setattr(WorkerProcessPool, "warm", lambda *_: None)
+    monkeypatch.setattr(WorkerProcessPool, "ready", lambda pool, busy: Counter(run.names))
+    run.policy.make_decision_for_running_worker_group(group, None)
+    run.taken, mailbox = set(), run.policy._mailbox
+    monkeypatch.setattr(mailbox, "progress", late)
+    for _ in range(5):
+        run.now_s += 30.0
+        run.policy.make_decision_for_running_worker_group(group, None)
+    assert run.asked == []
+    assert not run.policy._limits._trained, "it has done no step that anybody knows of"
+
+
+def late() -> Any:
+    """A call that is not answered in time."""
+
+    def get(timeout_s: float | None = None) -> Any:
+        raise GetTimeoutError
+
+    return SimpleNamespace(get=get)
 
 
 def test_a_request_to_stop_is_heard_after_a_group_has_left_without_room_for_the_next(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import selectors
@@ -13,6 +14,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
 
 from springtide.elastic.allocation import fits
 from springtide.elastic.copies import Domain
@@ -49,14 +51,15 @@ def observed(
     nodes: Sequence[Mapping[str, Any]],
     reserved: Mapping[str, Mapping[str, float]],
     resources: Mapping[str, float],
-    told: Callable[[], Mapping[str, TimeLeft]] = dict,
+    told: Callable[[], dict[str, TimeLeft]] = dict,
 ) -> list[Node]:
     """Return what is known of ``nodes``, as ``live`` returns them. Each has the number of workers of ``resources`` that fit
     into what is ``reserved`` for this run on it, and the announced time when it leaves, in seconds of
     ``time.monotonic``. ``told`` returns what nodes themselves say of that; it is called while one leaves."""
-    leaving = state.get_draining_nodes()
-    left = told() if leaving else {}
-    found = []
+    leaving, left, found = state.get_draining_nodes(), dict[str, TimeLeft](), list[Node]()
+    if leaving:
+        with contextlib.suppress(RayError):  # the deadline that Ray has is known all the same
+            left = told()
     for node in nodes:
         name = node["NodeID"]
         here = reserved.get(name, {})
@@ -74,6 +77,13 @@ def unanswering(names: Collection[str]) -> set[str]:
     found = _connect(addresses, _ANSWER_S)
     found |= _connect({name: addresses[name] for name, error in found.items() if error == errno.ETIMEDOUT}, _ANSWER_S)
     return {name for name in names if found.get(name) != 0}
+
+
+def silent_nodes(names: Collection[str]) -> set[str]:
+    """Return those of the nodes that do not answer; none if this process cannot find out."""
+    with contextlib.suppress(RayError, OSError):
+        return unanswering(set(names))
+    return set()
 
 
 def drain(gcs: str, node: str, deadline_ms: int, why: str) -> None:

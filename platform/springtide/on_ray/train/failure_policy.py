@@ -54,6 +54,7 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         self._processes, self._limits = processes, limits
         self._config, self._mailbox = job.config, job.mailbox
         self._before: tuple[int, str] | None = None
+        self._newest_step = 0
         self._starts, self._stores = _Repeats(), _Repeats()
         """Groups that failed to start, and groups that could not reach a store."""
 
@@ -142,14 +143,18 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         return False, "a micro-batch has only one row already"
 
     def _of_start(self) -> FailureDecision:
-        """Retry a start whatever its error: a port was taken, a peer was late, a worker was killed."""
-        again = self._starts.add(self._step()) <= self._most_failures
-        return FailureDecision.RETRY if again else FailureDecision.RAISE
+        """Retry a start whatever its error: a port was taken, a peer was late, a worker was killed. What has trained is tried
+        as often as a store, with the same pauses from the second time on: a network may be away for minutes."""
+        failed = self._starts.add(self._step())
+        if failed > 1:
+            self._processes.not_before_s = time.monotonic() + store_pause_s(failed - 1)
+        most = MOST_STORE_FAILURES if self._limits.has_trained else self._most_failures
+        return FailureDecision.RETRY if failed <= most else FailureDecision.RAISE
 
     def _step(self) -> int:
-        with contextlib.suppress(RayError):  # the mailbox ends with its driver
-            return (self._mailbox.progress().get(_ANSWER_S) or Progress()).step
-        return 0
+        with contextlib.suppress(RayError):  # the mailbox is slow, or ends with its driver
+            self._newest_step = (self._mailbox.progress().get(_ANSWER_S) or Progress()).step
+        return self._newest_step
 
 
 def _are_preempted(failures: Mapping[int, BaseException] | None) -> bool:

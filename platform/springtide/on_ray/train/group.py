@@ -39,12 +39,12 @@ from springtide.on_ray._ray_private import (
     WorkerGroupStateBuilder,
     replace_synchronization_actor,
 )
+from springtide.on_ray.cluster.nodes import silent_nodes
 from springtide.on_ray.train.process_pool import (
     PATIENCE_S,
     Start,
     WorkerProcessPool,
     last_line,
-    silent_nodes,
 )
 
 _log = logging.getLogger(__name__)

@@ -20,7 +20,6 @@ from ray.train import ScalingConfig
 from springtide.elastic import Interrupt
 from springtide.elastic.cells import within_nodes
 from springtide.elastic.limits import MemoryLimits
-from springtide.elastic.notices import TimeLeft
 from springtide.elastic.patience import MOST_STORE_FAILURES, look_pause_s, store_pause_s
 from springtide.elastic.policy import (
     Bounds,
@@ -118,6 +117,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._limit, self._holds, self._newest = WorkerLimit(), True, Progress()
         """What commands say of the workers, and whether the cluster is asked for any."""
         self._saver = SnapshotSaver(job)
+        self._processes.is_called_off = self._is_stopped_meanwhile
 
     @property
     def _bounds(self) -> Bounds:
@@ -321,7 +321,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """Return the nodes as observed. ``warm``: start processes where the next group would be and none are."""
         table = live()
         reserved = self._reserved({node["NodeID"] for node in table}, busy)
-        seen = observed(table, reserved, self.scaling_config._resources_per_worker_not_none, self._told)
+        told = lambda: self._mailbox.notices().get(_ANSWER_S) or {}  # noqa: E731
+        seen = observed(table, reserved, self.scaling_config._resources_per_worker_not_none, told)
         self._processes.observe(seen)
         problems = self._processes.problems()
         nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
@@ -339,19 +340,19 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         ready = self._processes.ready(busy)
         return within_nodes([node._replace(ready=ready[node.id]) for node in nodes], *self._cells)
 
-    def _told(self) -> dict[str, TimeLeft]:
-        """Return what the watchers of nodes that leave say is left to them."""
-        with contextlib.suppress(RayError):
-            return self._mailbox.notices().get(_ANSWER_S) or {}
-        return {}
-
     def _progress(self) -> Progress:
         with contextlib.suppress(RayError):  # the mailbox is slow, or ends with its driver
             found = self._mailbox.progress().get(_ANSWER_S) or Progress(limit=self._limit)
             self._reported = self._reported if found.limit == self._limit else ""
             self._limit, self._newest = found.limit, found
             return found
-        return Progress()
+        # as far as known; whether it has left, and its silence, are looked at again
+        return dataclasses.replace(self._newest, left=False, silent_s=0.0)
+
+    def _is_stopped_meanwhile(self) -> bool:
+        """Keep asking for capacity while processes come up and Ray asks for no decision; return whether the run is to stop."""
+        self._ask_for_capacity()
+        return self._progress().stop
 
     def _ask_for_capacity(self) -> None:
         """Keep asking the cluster for workers; for none while the run is paused."""

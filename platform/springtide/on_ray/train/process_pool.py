@@ -20,7 +20,7 @@ from springtide.elastic.patience import StartTimes, ban_s
 from springtide.elastic.policy import Node
 from springtide.elastic.survivors import LiveShard, newest_holders
 from springtide.on_ray._ray_private import Worker, WorkerGroupStartupFailedError
-from springtide.on_ray.cluster.nodes import unanswering
+from springtide.on_ray.cluster.nodes import silent_nodes
 from springtide.on_ray.names import name_of
 from springtide.on_ray.train.worker import TrainJob, let_go, settle, warm_up
 
@@ -75,6 +75,8 @@ class WorkerProcessPool:
         """When the next group may start, of ``time.monotonic``; earlier, the store could not be reached again [s]."""
         self.setup_times = StartTimes(_LEAST_START_S, _MEET_S)
         """How long ready processes have taken to form a group."""
+        self.is_called_off: Callable[[], bool] = lambda: False
+        """Returns whether processes that come up are waited for no more; called about once a second meanwhile."""
         self._start_times = StartTimes(_LEAST_START_S, START_S)
         """How long new processes have taken to come up."""
         self._closed = threading.Event()
@@ -155,7 +157,8 @@ class WorkerProcessPool:
     def take(self, start: Start) -> list[WorkerProcess]:
         """Return processes for the plan, one per worker, as soon as they are ready; ``start`` starts those that lack, and later
         ones. Raises WorkerGroupStartupFailedError if one does not come up or is unfit, UnfitNodesError if others did: its
-        node has a problem from then on. One that takes far longer than the others does not hold them up."""
+        node has a problem from then on. One that takes far longer than the others does not hold them up. If
+        ``is_called_off`` returns True meanwhile, it raises WorkerGroupStartupFailedError, and what came up is free."""
         self._start = start
         taken: list[WorkerProcess] = []
         lacking, left = Counter(self.plan), list[WorkerProcess]()
@@ -168,6 +171,9 @@ class WorkerProcessPool:
             taken += here + [self._begin(node) for _ in range(lacking[node])]
         self._free = left
         done = self._await(taken)
+        if len(done) < len(taken) and self.is_called_off():
+            self.give_back(taken)
+            raise WorkerGroupStartupFailedError("the run was asked to stop while its processes came up")
         for process in taken:
             if process.ready not in done:
                 self.exclude(process.node, _never_came_up(process))
@@ -226,7 +232,7 @@ class WorkerProcessPool:
             left_s = last_s + self._start_times.limit_s() - time.monotonic()
             # many at a time, at first: each look costs as much as there are processes
             newly = _done(list(waiting), max(0.0, min(left_s, _LOOK_S)), at_least=-(-len(waiting) // 4))
-            if not newly and left_s <= _LOOK_S:
+            if (not newly and left_s <= _LOOK_S) or self.is_called_off():
                 break
             for ref in newly:
                 self._start_times.add(time.monotonic() - waiting[ref].begin_s)
@@ -305,9 +311,8 @@ class WorkerProcessPool:
         for worker in workers:
             if worker.metadata.node_id in gone:
                 self._end(worker.actor)
-        asked = [
-            (workers[rank], workers[rank].actor.execute.remote(let_go, PATIENCE_S, survivors)) for rank in survivors
-        ]
+        stay = [workers[rank] for rank in survivors]
+        asked = [(worker, worker.actor.execute.remote(let_go, PATIENCE_S, survivors)) for worker in stay]
         for worker, outcome in _settled(_outcomes(asked, wait_s)):
             node = worker.metadata.node_id
             if outcome is True:
@@ -332,9 +337,8 @@ class WorkerProcessPool:
         actors = list(self._all)
         for actor in actors:
             self._end(actor)
-        _done(
-            [actor.get_metadata.remote() for actor in actors], PATIENCE_S
-        )  # one that runs could restart what ends next
+        # one that runs could restart what ends next
+        _done([actor.get_metadata.remote() for actor in actors], PATIENCE_S)
 
     def _keep(self, processes: list[WorkerProcess]) -> None:
         """End the free processes that are not among ``processes``."""
@@ -382,13 +386,6 @@ def last_line(error: BaseException) -> str:
     """Return the last line of an error's message, or of that of its cause in another process."""
     lines = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
     return lines[-1][:200]
-
-
-def silent_nodes(names: Collection[str]) -> set[str]:
-    """Return those of the nodes that do not answer; none if this process cannot find out."""
-    with contextlib.suppress(RayError, OSError):
-        return unanswering(set(names))
-    return set()
 
 
 def _never_came_up(process: WorkerProcess) -> str:

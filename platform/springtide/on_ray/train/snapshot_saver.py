@@ -100,7 +100,8 @@ class SnapshotSaver:
         self._lock = threading.Lock()
         """Held while a lease is claimed: a group that starts claims the next one."""
         self._thread: threading.Thread | None = None
-        """The newest save, unless a group has overtaken it: that one may neither claim nor say how it ended."""
+        self._attempt = 0
+        """Number of the newest save. One that a group has overtaken may neither claim nor say how it ended."""
         self._safe, self._problem = not job.keeps_snapshots, ""
         self._not_before_s, self._failures = float("-inf"), 0
         self._excluded: set[tuple[tuple[str, int], SnapshotKey]] = set()
@@ -110,14 +111,15 @@ class SnapshotSaver:
         """Save in the background what the store lacks. Does nothing if it is safe, under way, or failed a moment ago."""
         if self._safe or self._is_busy or time.monotonic() < self._not_before_s:
             return
-        self._problem = ""
-        self._thread = threading.Thread(target=self._work, name="springtide-snapshot-saver", daemon=True)
+        self._problem, self._attempt = "", self._attempt + 1
+        given = (self._attempt,)
+        self._thread = threading.Thread(target=self._work, args=given, name="springtide-snapshot-saver", daemon=True)
         self._thread.start()
 
     def cancel(self) -> None:
         """Let a group start, which restores from memory: from now on no lease is claimed here."""
         with self._lock:
-            self._thread, self._problem = None, ""
+            self._thread, self._attempt, self._problem = None, self._attempt + 1, ""
             self._safe, self._failures, self._not_before_s = not self._job.keeps_snapshots, 0, float("-inf")
 
     def finish(self, is_over: Callable[[], bool]) -> str:
@@ -138,39 +140,35 @@ class SnapshotSaver:
     def _is_busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _is_overtaken(self) -> bool:
-        """Whether this thread saves for a run of which a group has started since."""
-        return not isinstance(self._job, OrphanedRun) and threading.current_thread() is not self._thread
-
-    def _work(self) -> None:
+    def _work(self, attempt: int) -> None:
         try:
-            saved = self.save_newest()
+            saved = self.save_newest(attempt)
             if saved is not None and not isinstance(self._job, OrphanedRun):
                 self._job.mailbox.post([saved])
             with self._lock:
-                self._safe = self._safe or not self._is_overtaken()
+                self._safe = self._safe or attempt == self._attempt
         except Exception as error:  # whatever it is, the state is in memory only
             with self._lock:
-                if self._is_overtaken():
+                if attempt != self._attempt:
                     return
                 self._failures += 1
                 self._not_before_s = time.monotonic() + store_pause_s(self._failures)
                 self._problem = "" if isinstance(error, RunExists) else str(error)  # else its holder has the state
             _log.warning("the newest snapshot could not be committed, and is tried again: %s", error)
 
-    def save_newest(self) -> Saved | None:
+    def save_newest(self, attempt: int = 0) -> Saved | None:
         """Have the newest snapshot committed, from other copies as long as the bytes of some are wrong. Returns None if the
-        store has that step, no whole snapshot is left, or a group has started meanwhile."""
+        store has that step, no whole snapshot is left, or a group has overtaken the ``attempt``."""
         while True:
             excluded = len(self._excluded)
             try:
-                return self._save()
+                return self._save(attempt)
             except BadFile as error:
                 if len(self._excluded) == excluded:
                     raise
                 _log.warning("a snapshot in memory is bad, and another copy is looked for: %s", error)
 
-    def _save(self) -> Saved | None:
+    def _save(self, attempt: int) -> Saved | None:
         """As ``save_newest``; raises BadFile if a copy is not what its rank copied."""
         begin_s, job, run, config = time.monotonic(), self._job, self._job.folder, self._job.config
         places, stay = contents_of(servers_named(name_prefix(run))), set(staying())
@@ -183,7 +181,7 @@ class SnapshotSaver:
         if not parts:
             return None
         with self._lock:
-            if self._is_overtaken():
+            if attempt != self._attempt:
                 return None
             is_orphaned = isinstance(job, OrphanedRun)
             term = leases.claim(run, job.owner, trains=False, again=True, yields=is_orphaned).term

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ from typing import TypeAlias
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import ActorDiedError, ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.config import Config
@@ -20,6 +21,8 @@ from springtide.on_ray.cluster.nodes import live, observed
 from springtide.on_ray.names import name_of
 
 _LOOK_S = 0.3
+_BEAT_S = 5.0
+"""Time between two signs of life of a client [s]."""
 _SILENT_S = 120.0
 """A client that has not called for this long counts as gone [s]."""
 
@@ -50,14 +53,20 @@ class WorkerPool:
             self._claims[client_id] = self._claims[client_id]._replace(score=score)
         self._most = useful(speeds) or self._most
 
+    def beat(self, client_id: str) -> None:
+        """Note that a client is there, if it has a request."""
+        if client_id in self._claims:
+            self._heard_s[client_id] = time.monotonic()
+
     def release(self, client_id: str) -> None:
         """Drop a client's request."""
         self._claims.pop(client_id, None)
         self._heard_s.pop(client_id, None)
 
-    def mine(self, client_id: str) -> dict[str, dict[str, float]]:
-        """Return node -> resources of a client."""
-        now = time.monotonic()
+    def mine(self, request: ResourceRequest) -> dict[str, dict[str, float]]:
+        """Return node -> resources of a client. ``request`` counts again if the client was silent for too long."""
+        now, client_id = time.monotonic(), request.client_id
+        self._claims.setdefault(client_id, request)
         self._heard_s[client_id] = now
         for other in [other for other, heard_s in self._heard_s.items() if now - heard_s > _SILENT_S]:
             self.release(other)
@@ -97,17 +106,20 @@ class WorkerPoolClient:
 
     def __init__(self, pool: WorkerPoolHandle) -> None:
         self._pool, self._client_id = pool, uuid.uuid4().hex
+        self._request: ResourceRequest | None = None
+        self._released = threading.Event()
 
     def claim(self, config: Config) -> None:
         """Request workers for a run of ``config``."""
         elastic, worker_multiple = config.elastic, max(1, config.parallel.shards)
-        ray.get(
-            self._pool.claim.remote(
-                ResourceRequest(
-                    self._client_id, elastic.min_workers, elastic.max_workers, worker_multiple=worker_multiple
-                )
-            )
-        )
+        workers = elastic.min_workers, elastic.max_workers
+        request = ResourceRequest(self._client_id, *workers, worker_multiple=worker_multiple)
+        ray.get(self._pool.claim.remote(request))
+        if self._request is None:  # a run does not ask while its processes come up, which may take minutes
+            self._released = threading.Event()
+            name, given = "springtide-worker-pool", (self._released,)
+            threading.Thread(target=self._beat, args=given, name=name, daemon=True).start()
+        self._request = request
 
     def set_score(self, score: float, speeds: Mapping[int, float]) -> None:
         """Report how well the run does, and how fast at each world size [tokens/s]."""
@@ -115,12 +127,16 @@ class WorkerPoolClient:
 
     def release(self) -> None:
         """Withdraw the request."""
+        self._released.set()
+        self._request = None
         self._pool.release.remote(self._client_id)
 
     def mine(self, timeout_s: float, holds: Mapping[str, int] | None = None, most: int = 0) -> WorkerShare:
         """Return what the run may use; what it has and can use now does not count. Raises RayError if the pool does not
         answer."""
-        return WorkerShare(ray.get(self._pool.mine.remote(self._client_id), timeout=timeout_s))
+        if self._request is None:
+            return WorkerShare({})
+        return WorkerShare(ray.get(self._pool.mine.remote(self._request), timeout=timeout_s))
 
     def closed(self) -> bool:
         """Return whether the pool is closed, or gone with its sweep: no client may continue."""
@@ -130,6 +146,11 @@ class WorkerPoolClient:
             return True
         except ActorUnavailableError:  # its connection broke, and whether it died is not known yet: the next call says
             return False
+
+    def _beat(self, released: threading.Event) -> None:
+        while not released.wait(_BEAT_S):
+            with contextlib.suppress(RayError):
+                self._pool.beat.remote(self._client_id)
 
 
 @contextlib.contextmanager

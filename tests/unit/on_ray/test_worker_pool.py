@@ -1,0 +1,46 @@
+"""Who counts as a client of a sweep's worker pool. The pool is in this process; Ray is not there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from springtide.elastic.allocation import ResourceRequest
+from springtide.elastic.policy import Node
+from springtide.on_ray.tune import worker_pool
+from springtide.on_ray.tune.worker_pool import WorkerPool
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A cluster of four workers, and the time."""
+    now = SimpleNamespace(s=1000.0)
+    monkeypatch.setattr(worker_pool, "time", SimpleNamespace(monotonic=lambda: now.s))
+    monkeypatch.setattr(worker_pool, "live", list)
+    monkeypatch.setattr(worker_pool, "observed", lambda *_: [Node("node", 4)])
+    return now
+
+
+def test_a_client_that_beats_keeps_its_workers_however_long_its_processes_take(clock: SimpleNamespace) -> None:
+    pool, cold, other = WorkerPool({"CPU": 1.0}), ResourceRequest("cold", 2, 2), ResourceRequest("other", 1, 4)
+    pool.claim(cold)
+    pool.claim(other)
+    assert pool.mine(cold) == {"node": {"CPU": 2.0}}
+    for _ in range(30):
+        clock.s += 20.0
+        pool.beat("cold")
+        assert pool.mine(other) == {"node": {"CPU": 2.0}}
+    assert pool.mine(cold) == {"node": {"CPU": 2.0}}
+
+
+def test_a_client_that_was_taken_for_gone_is_back_with_its_next_question(clock: SimpleNamespace) -> None:
+    pool, away, other = WorkerPool({"CPU": 1.0}), ResourceRequest("away", 2, 2), ResourceRequest("other", 1, 4)
+    pool.claim(away)
+    pool.claim(other)
+    clock.s += 130.0
+    assert pool.mine(other) == {"node": {"CPU": 4.0}}
+    pool.beat("away")  # says nothing of what it wants
+    assert pool.mine(other) == {"node": {"CPU": 4.0}}
+    assert pool.mine(away) == {"node": {"CPU": 2.0}}
+    assert pool.mine(other) == {"node": {"CPU": 2.0}}
