@@ -68,6 +68,11 @@ class CheckpointError(SpringtideError):
     """A checkpoint cannot be written or read."""
 
 
+class StoreAway(CheckpointError):
+    """A save that training waits for has failed, because the store cannot be reached for now: what has the state in memory may
+    try again."""
+
+
 class UnfitNode(SpringtideError):
     """A node reads other bytes than its peers. Arguments: the message, and the node's name if it is known. The run continues
     without the node."""

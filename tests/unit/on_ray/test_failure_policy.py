@@ -18,7 +18,7 @@ from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds, Leave, Node, Start, Stay, WorkerGroup, decide
 from springtide.elastic.policy import PolicyState as Remembered
 from springtide.elastic.restart_forecast import RestartForecast
-from springtide.errors import ConfigError, UnfitNode
+from springtide.errors import ConfigError, StoreAway, UnfitNode
 from springtide.on_ray._ray_private import WorkerGroupStartupFailedError, WorkerHealthCheckFailedError
 from springtide.on_ray.cluster import nodes
 from springtide.on_ray.train import failure_policy
@@ -223,6 +223,7 @@ AWAY = OSError("runs/a/checkpoints: Could not connect to the endpoint URL")
         WorkerGroupError("", {0: EndpointConnectionError("Could not connect to the endpoint URL")}),
         WorkerGroupError("", {0: RayTaskError("read", "trace", AWAY).as_instanceof_cause()}),
         ControllerError(AWAY),
+        WorkerGroupError("", {0: StoreAway(f"4 saves failed, the last with: {AWAY}"), 1: CutOff("rank 1")}),
     ],
 )
 def test_a_store_that_is_away_is_waited_for_and_is_not_the_same_error_at_the_same_step(

@@ -17,7 +17,7 @@ from springtide.checkpoint.async_saver import Copying
 from springtide.checkpoint.commit import Committed
 from springtide.dist import alone
 from springtide.elastic import Interrupt
-from springtide.errors import CheckpointError
+from springtide.errors import CheckpointError, StoreAway
 from springtide.store import Folder
 from springtide.training import checkpoint_schedule
 from springtide.training.checkpoint_schedule import CheckpointSchedule
@@ -116,13 +116,21 @@ def test_the_last_save_is_tried_until_it_is_safe(training: Any) -> None:
         assert one.writer.heard == ["stage", 1, 1, 1]
 
 
-def test_the_last_save_that_fails_too_often_is_an_error(training: Any) -> None:
+@pytest.mark.parametrize(
+    ("why", "kind"), [(OSError("full"), StoreAway), (PermissionError("not yours"), CheckpointError)]
+)
+def test_the_last_save_that_fails_too_often_is_an_error_and_says_whether_it_may_pass(
+    training: Any, why: OSError, kind: type[CheckpointError]
+) -> None:
     one = training(every_steps=0, max_failed=2)
     with one.schedule:
         one.one_step()
-        one.writer.answers = [OSError("full")] * 3
-        with pytest.raises(CheckpointError, match=r"3 saves failed one after the other \(checkpoint.max_failed = 2\)"):
+        one.writer.answers = [why] * 3
+        with pytest.raises(
+            CheckpointError, match=r"3 saves failed one after the other \(checkpoint.max_failed = 2\)"
+        ) as told_of:
             told(one.schedule.finish(1))
+    assert type(told_of.value) is kind
 
 
 def test_a_failure_is_counted_until_a_save_succeeds(training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,8 +171,9 @@ def test_a_store_that_is_away_for_less_than_half_an_hour_ends_no_run(
             now_s += 120.0
         one.writer.answers = [OSError("connection refused")]
         one.one_step()
-        with pytest.raises(CheckpointError, match="16 saves failed one after the other"):
+        with pytest.raises(CheckpointError, match="16 saves failed one after the other") as told_of:
             one.one_step()
+    assert type(told_of.value) is CheckpointError, "it has been away for long enough"
 
 
 def test_a_store_that_is_away_ends_no_run_whose_saves_are_queued(training: Any) -> None:

@@ -15,7 +15,7 @@ from ray.train import FailureConfig
 from springtide.dist import CollectiveError
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.patience import MOST_STORE_FAILURES, store_pause_s
-from springtide.errors import SpringtideError, StoppedWaiting, UnfitNode
+from springtide.errors import SpringtideError, StoppedWaiting, StoreAway, UnfitNode
 from springtide.events import Failed
 from springtide.on_ray._ray_private import (
     DefaultFailurePolicy,
@@ -68,6 +68,8 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         if (ours := fatal(training_failed_error)) is not None:
             if isinstance(ours, StoppedWaiting):
                 return FailureDecision.RAISE
+            if isinstance(ours, StoreAway):  # the survivors hold the state that was to be saved
+                return self._of_store(ours)
             cause, decision = "failed workers" if failures is not None else "given up", FailureDecision.RAISE
             if isinstance(ours, UnfitNode) and ours.node in nodes:
                 self._processes.ban(ours.node, str(ours))
