@@ -128,9 +128,9 @@ def test_the_last_save_that_fails_too_often_is_an_error_and_says_whether_it_may_
         one.writer.answers = [why] * 3
         with pytest.raises(
             CheckpointError, match=r"3 saves failed one after the other \(checkpoint.max_failed = 2\)"
-        ) as told_of:
+        ) as error:
             told(one.schedule.finish(1))
-    assert type(told_of.value) is kind
+    assert type(error.value) is kind
 
 
 def test_a_failure_is_counted_until_a_save_succeeds(training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_a_store_that_is_away_for_less_than_half_an_hour_ends_no_run(
             now_s += 120.0
         one.writer.answers = [OSError("connection refused")]
         one.one_step()
-        with pytest.raises(CheckpointError, match="16 saves failed one after the other") as told_of:
+        with pytest.raises(CheckpointError, match="16 saves failed one after the other") as error:
             one.one_step()
     assert type(told_of.value) is CheckpointError, "it has been away for long enough"
 
