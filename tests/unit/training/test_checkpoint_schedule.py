@@ -173,7 +173,7 @@ def test_a_store_that_is_away_for_less_than_half_an_hour_ends_no_run(
         one.one_step()
         with pytest.raises(CheckpointError, match="16 saves failed one after the other") as error:
             one.one_step()
-    assert type(told_of.value) is CheckpointError, "it has been away for long enough"
+    assert type(error.value) is CheckpointError, "it has been away for long enough"
 
 
 def test_a_store_that_is_away_ends_no_run_whose_saves_are_queued(training: Any) -> None:
