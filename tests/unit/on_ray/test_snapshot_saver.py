@@ -258,6 +258,24 @@ def test_one_server_claims_and_the_others_hold_their_parts_until_the_checkpoint_
     assert leases.newest(waiting.run).term == waiting.term + 1  # type: ignore[union-attr]
 
 
+def test_a_server_does_not_end_because_others_have_not_answered_and_many_look_seldom(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, parts = list[float](), waiting.parts
+
+    def sleep(seconds: float) -> None:
+        looks.append(seconds)
+        if len(looks) == 2:
+            waiting.parts = parts
+
+    waiting.parts = [part for part in parts if part.rank == 0]  # nothing whole: a server is busy, not lost
+    monkeypatch.setattr(snapshot_saver, "servers_named", lambda name: ["server"] * 100)
+    monkeypatch.setattr(snapshot_saver, "time", SimpleNamespace(monotonic=lambda: sum(looks), sleep=sleep))
+    alone(waiting, "node0", driver_is_back=False)
+    assert committed(waiting.run) == ["step-0000000007"]
+    assert looks[:2] == [5.0, 5.0]
+
+
 def test_servers_whose_store_is_away_try_for_a_while(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(

@@ -27,7 +27,7 @@ from springtide.checkpoint.commit import Committed
 from springtide.checkpoint.format import BadFile
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.snapshot_commit import PARTS_S, jobs_for, to_commit
-from springtide.checkpoint.snapshot_parts import SnapshotKey, file_of
+from springtide.checkpoint.snapshot_parts import SnapshotKey, file_of, newest_whole
 from springtide.elastic.patience import store_pause_s
 from springtide.errors import RunExists
 from springtide.events import Saved
@@ -44,6 +44,8 @@ _WRITE_S = PARTS_S + 60.0
 """How long the holders may take to write their parts [s]."""
 _ORPHANED_S = PARTS_S
 """How long servers without a driver try to have committed what they hold [s]."""
+_EACH_S = 0.05
+"""Orphaned servers, of which each asks all, pause this long for each of them between two looks [s]."""
 _log = logging.getLogger(__name__)
 
 
@@ -72,24 +74,27 @@ class OrphanedRun:
             here: node and process of this server, as ``SnapshotServer.found`` returns them.
             is_over: whether a driver is back.
         """
-        saver, failures, end_s = SnapshotSaver(self), 0, time.monotonic() + _ORPHANED_S
+        saver, failures, pause_s, end_s = SnapshotSaver(self), 0, 0.0, time.monotonic() + _ORPHANED_S
         while not is_over() and time.monotonic() < end_s:
             try:
-                places = contents_of(servers_named(name_prefix(self.folder)))
+                servers = list(servers_named(name_prefix(self.folder)))
+                pause_s = len(servers) * _EACH_S
+                places = contents_of(servers)
                 held = [part for place in places for part, _ in place.held]
                 last = leases.newest(self.folder)
                 if last is None or last.owner != self.owner:
                     return
-                if not to_commit(self.folder, held, configs.fingerprint(self.config)):
-                    return
-                if here == min([place.where for place in places], default=here):
+                lacking = to_commit(self.folder, held, configs.fingerprint(self.config))
+                if not lacking and (newest_whole(held) or len(places) >= len(servers)):
+                    return  # else those that are busy may hold the rest
+                if lacking and here == min(place.where for place in places):
                     saver.save_newest()
                     failures = 0
                     continue
             except Exception as error:  # the store is away, perhaps, or another server claimed at the same moment
                 failures += 1
                 _log.warning("the newest snapshot of an orphaned run is not committed yet: %s", error)
-            time.sleep(store_pause_s(max(1, failures)))  # between looks
+            time.sleep(max(store_pause_s(max(1, failures)), pause_s))  # between looks
 
 
 class SnapshotSaver:
