@@ -21,7 +21,7 @@ from springtide.corpus.near_duplicates import (
 )
 from springtide.corpus.pieces import Piece, without
 from springtide.corpus.sources import CorpusReader, Unit, open_source
-from springtide.corpus.tokenizer import Tokenizer, check_byte_counts, open_tokenizer
+from springtide.corpus.tokenizer import Tokenizer, check_byte_counts, open_tokenizer, tokenizer_file
 
 __all__ = [
     "BANDS",
@@ -57,5 +57,6 @@ __all__ = [
     "sharing",
     "shingles",
     "signature",
+    "tokenizer_file",
     "without",
 ]

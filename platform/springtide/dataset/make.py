@@ -25,6 +25,7 @@ from springtide.corpus import (
     check_clean,
     open_source,
     open_tokenizer,
+    tokenizer_file,
 )
 from springtide.dataset.apart import ApartFrom, names, open_apart
 from springtide.dataset.chats import check_chats, check_pairs, templates
@@ -138,10 +139,12 @@ def fingerprint(
     texts: Mapping[str, str],
 ) -> str:
     """Hash the settings but passwords in URLs, the sources' files, what they stay apart from, the ``texts`` of their chat
-    templates and ``_VERSION``: 16 hex digits."""
+    templates, the file of the tokenizer and ``_VERSION``: 16 hex digits."""
     settings = [corpus.model_dump(mode="json"), shards.model_dump(mode="json", exclude={"root", "dataset"})]
     code = [code_digest(corpus.filter)] if corpus.filter else []
     code += [digest.of_bytes(text.encode()) for text in texts.values() if text]
+    if file := tokenizer_file(corpus.tokenizer):
+        code.append(f"tokenizer {digest.of_bytes(Folder(file.parent).read(file.name))}")
     text = json.dumps(
         [
             _VERSION,

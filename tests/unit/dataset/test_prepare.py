@@ -266,3 +266,16 @@ def test_units_of_a_source_cover_every_file_once(tmp_path: Path, monkeypatch: py
     units = source.units()
     assert [name for unit in units for name in unit.names] == list(source.names)
     assert max(len(unit.names) for unit in units) == 7
+
+
+def test_a_changed_tokenizer_file_makes_another_dataset(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text", 40)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(open_tokenizer("bytes", [], 0).to_json())
+    config = small(tmp_path / "data", tmp_path / "text", corpus__tokenizer=str(path))
+    first = prepare(config).shards.dataset
+    assert prepare(config).shards.dataset == first
+    path.write_text(open_tokenizer("bytes", [], 0, special_tokens=["<|pad|>"]).to_json())
+    second = prepare(config).shards.dataset
+    assert second != first
+    assert open_dataset(second)[0].vocab_size == open_dataset(first)[0].vocab_size + 1
