@@ -52,7 +52,8 @@ def look_of(info: Mapping[str, Any]) -> Look | None:
 
 def find_files(source: str) -> tuple[Folder, dict[str, Look | None]]:
     """Return the folder of a file, folder or glob, and its files by name, sorted, as one listing tells them; hidden ones and
-    links that lead out of it are excluded. CorpusError if it is missing or cannot be reached."""
+    links that lead out of it are excluded. CorpusError if it is missing, cannot be reached, or has a file that the client of
+    its store cannot ask for."""
     is_glob = any(char in source for char in "*?[")
     fixed = posixpath.dirname(source[: min(source.find(c) for c in "*?[" if c in source)]) if is_glob else source
     root, pattern = Folder(fixed or ".", is_source=True), source[len(fixed) :].lstrip("/")
@@ -62,10 +63,10 @@ def find_files(source: str) -> tuple[Folder, dict[str, Look | None]]:
         elif not root.exists():
             raise CorpusError(explain("corpus.source", source, "does not exist", "check the path or URL"))
         elif root.fs.isfile(root.path):
-            return Folder(posixpath.dirname(root.url), is_source=True), {root.name: None}
+            return _asked(Folder(posixpath.dirname(root.url), is_source=True), {root.name: None})
         else:
             found = root.fs.find(root.path, detail=True)
-        files = [str(path) for path in found if not root.is_local or root.fs.isfile(path)]
+        files = [path for path, info in found.items() if (root.fs.isfile(path) if root.is_local else _is_file(info))]
     except CorpusError:
         raise
     except Exception as error:  # every object store raises its own errors
@@ -77,7 +78,23 @@ def find_files(source: str) -> tuple[Folder, dict[str, Look | None]]:
     files = [path for path in files if not re.search(hidden, path[len(root.path) + 1 :])]
     if root.is_local:
         files = _inside(root.path, source, files)
-    return root, {path[len(root.path) + 1 :]: look_of(found[path]) for path in sorted(files)}
+    return _asked(root, {path[len(root.path) + 1 :]: look_of(found[path]) for path in sorted(files)})
+
+
+def _is_file(info: Mapping[str, Any]) -> bool:
+    """Return whether an entry of a store's listing is a file: neither a folder nor the empty object that marks one."""
+    return info["type"] != "directory" and not (info["name"].endswith("/") and not info["size"])
+
+
+def _asked(root: Folder, found: dict[str, Look | None]) -> tuple[Folder, dict[str, Look | None]]:
+    """Return both. CorpusError if the client of the store cannot ask for one of the files."""
+    for name in found:
+        if not root.can_ask_for(name):
+            problem = "has an empty part, '.', '..' or a control character in its name, which the client cannot ask for"
+            raise CorpusError(
+                explain("corpus.source", root.where(name), problem, "rename it, or give a glob that leaves it out")
+            )
+    return root, found
 
 
 def _inside(root: str, source: str, paths: list[str]) -> list[str]:

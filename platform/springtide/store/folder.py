@@ -78,6 +78,14 @@ class Folder:
         """Return the path of ``name`` as this file system spells it."""
         return posixpath.join(self.path, name)
 
+    def can_ask_for(self, name: str) -> bool:
+        """Return whether the client of the store can ask for ``name``: S3 has keys that it cannot."""
+        if self._is_s3:
+            from springtide.store import s3
+
+            return s3.can_ask_for(self.where(name))
+        return True
+
     def read(self, name: str) -> bytes:
         """Return all bytes of ``name``, one of the small files: manifests, indexes, journals, configs. FileNotFoundError if
         there is no such file, DamagedFile if it is larger than any of them."""

@@ -308,3 +308,27 @@ def test_a_parquet_file_whose_footer_is_not_utf_8_is_named(tmp_path: Path) -> No
             refused.append(str(error))
     assert any("codec can't decode" in one for one in refused)
     assert [one for one in refused if "it.parquet" not in one] == []
+
+
+def test_a_glob_on_a_store_takes_files_only() -> None:
+    folder = Folder(f"memory://globs-{uuid.uuid4().hex}")
+    for name in ("a.txt", "sub/b.txt", "sub/deep/c.txt"):
+        folder.write(name, name)
+    assert open_source(f"{folder.url}/*").names == ("a.txt",)
+    assert open_source(f"{folder.url}/**").names == ("a.txt", "sub/b.txt", "sub/deep/c.txt")
+    with pytest.raises(CorpusError, match="holds no files"):
+        open_source(f"{folder.url}/s*")
+    folder.remove()
+
+
+def test_markers_of_folders_are_no_files_and_keys_that_cannot_be_asked_for_are_named(s3: str) -> None:
+    fs = fsspec.filesystem("s3")
+    for key in ("marked/", "marked/sub/", "marked/sub/a.txt", "control/a\x01b.txt"):
+        fs.call_s3("put_object", Bucket="checkpoints", Key=key, Body=b"" if key.endswith("/") else b"text")
+    for pattern in ("", "/**"):
+        source = open_source(f"{s3}/marked{pattern}")
+        assert source.names == ("sub/a.txt",)
+        assert [document.text for document in source.documents()] == ["text"]
+    for pattern in ("", "/*", "/a\x01b.txt"):
+        with pytest.raises(CorpusError, match=r"control/a\\x01b\.txt': .*; rename it, or"):
+            open_source(f"{s3}/control{pattern}")

@@ -190,3 +190,22 @@ def test_a_file_of_a_store_is_read_no_further_than_is_asked(s3: str, monkeypatch
         assert file.read() == data
     with pytest.raises(FileNotFoundError):
         folder.open("none")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["a.txt", "a b%20~[]{}.txt", "a\\b", "...", "a//b", "/a", "a/", "a/./b", "../a", "a/..", "a\x01b", "a\x7f", "a\n"],
+)
+def test_keys_that_the_client_cannot_ask_for_are_known(key: str) -> None:
+    """A slash at the end or the beginning is lost: the client then asks for another object."""
+    from obstore.store import MemoryStore
+
+    from springtide.store import s3 as client
+
+    store, is_known = MemoryStore(), client.can_ask_for(f"bucket/{key}")
+    try:
+        store.put(key, b"")
+        is_exact = store.list().collect()[0]["path"] == key
+    except ValueError:
+        is_exact = False
+    assert is_known == is_exact
