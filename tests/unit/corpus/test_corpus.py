@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from springtide.config.data import CorpusConfig
-from springtide.corpus import Broken, CorpusReader, Document, Tokenizer, clean, open_source, open_tokenizer, sources
+from springtide.corpus import (
+    Broken,
+    CorpusReader,
+    Document,
+    Tokenizer,
+    clean,
+    documents,
+    open_source,
+    open_tokenizer,
+    sources,
+)
+from springtide.corpus.documents import Tokens
 from springtide.corpus.tokenizer import byte_tokenizer, train_bpe
 from springtide.errors import ConfigError, CorpusError
 from springtide.store import Folder
@@ -332,3 +344,19 @@ def test_markers_of_folders_are_no_files_and_keys_that_cannot_be_asked_for_are_n
     for pattern in ("", "/*", "/a\x01b.txt"):
         with pytest.raises(CorpusError, match=r"control/a\\x01b\.txt': .*; rename it, or"):
             open_source(f"{s3}/control{pattern}")
+
+
+@pytest.mark.parametrize(("ids", "most"), [([], 10), ([65, 66, 67, 68], 2)])
+def test_records_of_token_ids_wait_for_few_others(monkeypatch: pytest.MonkeyPatch, ids: list[int], most: int) -> None:
+    monkeypatch.setattr(documents, "_TOKENS_AT_ONCE", 10)
+    taken: list[int] = []
+
+    def records() -> Iterator[Tokens]:
+        for number in range(100):
+            taken.append(number)
+            yield Tokens(f"a@{number}", np.array(ids, np.int64))
+
+    found = documents.from_tokens(records(), "a", BYTES)
+    next(found)
+    assert len(taken) == most
+    assert len(list(found)) == 99
