@@ -52,8 +52,8 @@ def look_of(info: Mapping[str, Any]) -> Look | None:
 
 def find_files(source: str) -> tuple[Folder, dict[str, Look | None]]:
     """Return the folder of a file, folder or glob, and its files by name, sorted, as one listing tells them; hidden ones and
-    links that lead out of it are excluded. CorpusError if it is missing, cannot be reached, or has a file that the client of
-    its store cannot ask for."""
+    links that lead out of it or to a folder are excluded. CorpusError if it is missing, cannot be reached, or has a file that
+    the client of its store cannot ask for."""
     is_glob = any(char in source for char in "*?[")
     fixed = posixpath.dirname(source[: min(source.find(c) for c in "*?[" if c in source)]) if is_glob else source
     root, pattern = Folder(fixed or ".", is_source=True), source[len(fixed) :].lstrip("/")
@@ -66,7 +66,7 @@ def find_files(source: str) -> tuple[Folder, dict[str, Look | None]]:
             return _asked(Folder(posixpath.dirname(root.url), is_source=True), {root.name: None})
         else:
             found = root.fs.find(root.path, detail=True)
-        files = [path for path, info in found.items() if (root.fs.isfile(path) if root.is_local else _is_file(info))]
+        files = [path for path, info in found.items() if (_is_read(path) if root.is_local else _is_file(info))]
     except CorpusError:
         raise
     except Exception as error:  # every object store raises its own errors
@@ -97,15 +97,24 @@ def _asked(root: Folder, found: dict[str, Look | None]) -> tuple[Folder, dict[st
     return root, found
 
 
+def _is_read(path: str) -> bool:
+    """Return whether a local path is a file, or a link to a folder, which ``_inside`` counts."""
+    return os.path.isfile(path) or (os.path.islink(path) and os.path.isdir(path))
+
+
 def _inside(root: str, source: str, paths: list[str]) -> list[str]:
-    """Return the local ``paths`` without links that lead out of ``root``: what others made may link to any file of ours."""
+    """Return the local ``paths`` without links to folders, and without those that lead out of ``root``: what others made may
+    link to any file of ours."""
     real = os.path.realpath(root)
-    inside = [path for path in paths if os.path.commonpath([real, os.path.realpath(path)]) == real]
+    inside = [
+        path for path in paths if os.path.isfile(path) and os.path.commonpath([real, os.path.realpath(path)]) == real
+    ]
     links, remedy = len(paths) - len(inside), "give the folder that they lead to, or copy the files (cp -rL)"
+    what = f"{links} links that lead out of it or to a folder"
     if links and not inside:
-        raise CorpusError(explain("corpus.source", source, f"holds only {links} links to files outside it", remedy))
+        raise CorpusError(explain("corpus.source", source, f"holds only {what}", remedy))
     if links:
-        _log.warning("%s: %d links that lead out of it are not read; %s", source, links, remedy)
+        _log.warning("%s: %s are not read; %s", source, what, remedy)
     return inside
 
 

@@ -92,12 +92,23 @@ def test_links_that_lead_out_of_a_folder_are_not_read(tmp_path: Path, caplog: py
     (corpus / "folder").symlink_to(tmp_path / "others")
     assert open_source(str(corpus)).names == ("a.txt", "same.txt")
     assert open_source(str(corpus / "**/*.txt")).names == ("a.txt", "same.txt")
-    assert "links that lead out of it are not read" in caplog.text
+    assert "2 links that lead out of it or to a folder are not read" in caplog.text
     assert open_source(str(corpus / "innocent.txt")).names == ("innocent.txt",)  # named by the user
     for name in ("a.txt", "same.txt"):
         (corpus / name).unlink()
-    with pytest.raises(CorpusError, match=r"only .* links to files outside it; give the folder that they lead to"):
+    only = r"holds only {} links that lead out of it or to a folder; give the folder that they lead to"
+    with pytest.raises(CorpusError, match=only.format(2)):
         open_source(str(corpus))
+    (corpus / "innocent.txt").unlink()
+    for pattern in ("", "/*"):
+        with pytest.raises(CorpusError, match=only.format(1)):
+            open_source(f"{corpus}{pattern}")
+    (corpus / "real").mkdir()
+    (corpus / "real" / "c.txt").write_text("c")
+    (corpus / "inside").symlink_to("real")
+    caplog.clear()
+    assert open_source(str(corpus)).names == ("real/c.txt",)
+    assert "2 links that lead out of it or to a folder are not read" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["a.txt.zst", "a.jsonl", "a.jsonl.gz", "a.parquet"])
