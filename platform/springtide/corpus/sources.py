@@ -7,6 +7,7 @@ independently, so any number of processes can share the work.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import dataclasses
 import hashlib
@@ -174,7 +175,7 @@ class CorpusReader:
             yield from self._separated(name, unit)
         elif _kind(name) == "text":
             with self._open(name) as file:
-                yield _document(name, file.read(_MOST_BYTES + 1))
+                yield _document(name, _without_mark(file.read(_MOST_BYTES + 1)))
         elif _kind(name) == "lines":
             yield from self._lines(name, unit)
         else:
@@ -218,8 +219,8 @@ class CorpusReader:
                 if len(line) > _MOST_BYTES:
                     yield _too_long(f"{name}@{place}", line)
                     place += 0 if line.endswith(b"\n") else _skip_line(file, place + len(line), unit.end)
-                elif line.strip():
-                    yield self._record(f"{name}@{place}", line)
+                elif (record := line if place else _without_mark(line)).strip():
+                    yield self._record(f"{name}@{place}", record)
                 place += len(line)
 
     def _separated(self, name: str, unit: Unit) -> Iterator[Document | Broken]:
@@ -325,6 +326,11 @@ class CorpusReader:
                         yield _document(where, value) if isinstance(value, bytes) else Broken(where, "no text", value)
 
 
+def _without_mark(beginning: bytes) -> bytes:
+    """Return the beginning of a file without the byte order mark that Windows programs put there."""
+    return beginning.removeprefix(codecs.BOM_UTF8)
+
+
 def _document(name: str, data: bytes) -> Document | Broken:
     return Document(name, data.decode("utf-8", "replace")) if len(data) <= _MOST_BYTES else _too_long(name, data)
 
@@ -348,7 +354,7 @@ def _pieces(file: IO[bytes], place: int) -> Iterator[tuple[int, bytes]]:
     """Yield the lines from ``place`` on with their places, a long one in pieces."""
     at = place
     while piece := file.readline(_READ_BYTES):
-        yield at, piece
+        yield at, piece if place else _without_mark(piece)
         place += len(piece)
         if piece.endswith(b"\n"):
             at = place

@@ -219,6 +219,23 @@ def test_broken_records_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt", "separated.txt"])
+def test_a_byte_order_mark_is_no_part_of_the_first_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """At byte 0 only: anywhere else it is a character of the text."""
+    monkeypatch.setattr(sources, "_UNIT_BYTES", 20)
+    mark, texts = "\ufeff", ["first", "\ufeffsecond", "third"]
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    whole = "\n".join(lines) if "jsonl" in name else "|".join(texts)
+    data = (mark + whole).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    source = open_source(str(tmp_path), separator="|" if name == "separated.txt" else "")
+    found = [item for unit in source.units() for item in source.read(unit)]
+    assert found[0].name in (f"{name}@0", name)
+    assert [item.text for item in found if isinstance(item, Document)] == ([whole] if name == "a.txt" else texts)
+
+
 def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path: Path) -> None:
     lines = [r'{"text": "a \ud83d b"}', r'{"text": "\ud83e\udd86"}', r'{"text": "\udc00\ud800"}', r'{"\ud800": 1}']
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
