@@ -100,6 +100,10 @@ class CorpusReader:
         info = self.folder.fs.info(self.folder.where(name)) if self.seen.get(name) is None else {}
         return self.seen.get(name) or look_of(info) or Look(info["size"], "")
 
+    def num_bytes(self) -> int:
+        """Return the size of all files, which a store is asked for only where its listing did not tell it."""
+        return sum(self._look(name).size for name in (*self.names, *self.beside))
+
     def only(self, names: frozenset[str]) -> CorpusReader:
         """Return the reader of these of its files; of all if ``names`` is empty."""
         kept = [tuple(one for one in some if one in names) for some in (self.names, self.beside)]

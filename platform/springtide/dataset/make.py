@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import errno
 import hashlib
 import itertools
 import json
 import posixpath
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -29,6 +26,7 @@ from springtide.corpus import (
 )
 from springtide.dataset.apart import ApartFrom, names, open_apart
 from springtide.dataset.chats import check_chats, check_pairs, templates
+from springtide.dataset.disk_room import check_room, explain_full
 from springtide.dataset.near import bands, find_sharing
 from springtide.dataset.parts import (
     Part,
@@ -94,7 +92,7 @@ def make_dataset(
     sources, apart, texts, dataset = _find(corpus, shards, only)
     if not dataset.exists(MANIFEST):
         try:
-            with _explained(dataset):
+            with explain_full(dataset):
                 _make(corpus, shards, sources, apart, texts, dataset, progress, run)
         except FileNotFoundError:
             if not dataset.exists(MANIFEST):  # else another process made the same dataset and removed the work folder
@@ -190,7 +188,7 @@ def _make(
     progress: Progress,
     run: Map,
 ) -> None:
-    _check_room(sources, dataset)
+    check_room(sources, dataset)
     work = dataset / _WORK
     jobs = _part_jobs(corpus, shards, sources, apart, texts, work)
     vocabulary = _vocabulary(corpus, shards, jobs, work)
@@ -337,40 +335,6 @@ def _sources(planned: Planned, work: Folder) -> dict[str, dict[str, Split]]:
                 shards=tuple(shard for shard, _ in mine),
             )
     return found
-
-
-def _check_room(sources: list[CorpusReader], dataset: Folder) -> None:
-    """Raise CorpusError if a local disk is too small for the dataset, before anything is written."""
-    if not dataset.is_local or not dataset.fs.exists(dataset.path.rsplit("/", 2)[0]):
-        return
-    size = sum(source.folder.size(name) for source in sources for name in (*source.names, *source.beside))
-    free = shutil.disk_usage(dataset.path.rsplit("/", 2)[0]).free
-    if free < size * 2:
-        raise CorpusError(
-            explain(
-                "shards.root",
-                dataset.path.rsplit("/", 1)[0],
-                f"has {free / 2**30:.1f} GiB free, preparing {size / 2**30:.1f} GiB of text takes about twice that",
-                "free some, or choose another folder",
-            )
-        )
-
-
-@contextlib.contextmanager
-def _explained(dataset: Folder) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise CorpusError(
-            explain(
-                "shards.root",
-                dataset.url,
-                f"the disk is full ({error})",
-                "free about twice the size of the text and run the same command again: finished work is kept",
-            )
-        ) from error
 
 
 def open_dataset(url: str) -> tuple[Manifest, Tokenizer]:

@@ -23,6 +23,7 @@ from prepared import LENGTH, contents, prepare, small, write_corpus
 from springtide import config as configs
 from springtide.corpus import CorpusReader, open_source, open_tokenizer, sources
 from springtide.dataset import open_dataset
+from springtide.dataset.disk_room import check_room
 from springtide.errors import ConfigError, CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader, check_shard, ids_of, is_predicted
 from springtide.store import Folder
@@ -241,7 +242,7 @@ def test_a_full_disk_is_named_and_what_is_made_is_kept(tmp_path: Path, small_dis
     script = (
         "import sys; from springtide import config; from springtide.corpus import sources;"
         "from springtide.dataset import make; read = config.load_config(sys.argv[1]);"
-        "sources._UNIT_BYTES = 40_000; make._check_room = lambda *_: None; make.make_dataset(read.corpus, read.shards)"
+        "sources._UNIT_BYTES = 40_000; make.check_room = lambda *_: None; make.make_dataset(read.corpus, read.shards)"
     )
     command = f"{sys.executable} -c '{script}' {tmp_path}/config.yaml; ls -R {tmp_path}/disk"
     done = small_disk(tmp_path / "disk", ["sh", "-c", command])
@@ -257,6 +258,24 @@ def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path, monk
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 5_000))
     with pytest.raises(CorpusError, match=r"shards.root = .*free some, or choose another folder"):
         prepare(small(tmp_path, tmp_path / "text"))
+
+
+def test_room_is_what_is_free_and_what_a_killed_prepare_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file of the source is asked for its size: the listing told it."""
+    write_corpus(tmp_path / "text", 20)
+    source, dataset = open_source(str(tmp_path / "text")), Folder(tmp_path / "data" / "0123")
+    size, free = sum(file.stat().st_size for file in (tmp_path / "text").iterdir()), [0]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, free[-1]))
+    monkeypatch.setattr(Folder, "size", lambda *_: pytest.fail("asked for a size"))
+    for parts, left in ((0, 3 * size), (2 * size, size)):
+        dataset.write("work/parts", bytes(parts))
+        free.append(left)
+        check_room([source], dataset)
+    free.append(size // 2)
+    with pytest.raises(CorpusError, match=r"takes about three times that; free some"):
+        check_room([source], dataset)
 
 
 def test_units_of_a_source_cover_every_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
