@@ -19,7 +19,7 @@ _LEFT_OUT = {
     *("site-packages", "__pycache__", "ensurepip", "test", "tests", "idlelib", "lib2to3"),
     *("encodings", "pydoc_data"),  # tables, not code
 }
-_CHANGES = ("mtime", "ETag", "blob_id", "LastModified")
+_CHANGES = ("mtime", "ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "created")
 """What stores call the property of a file that changes when it is rewritten."""
 
 
@@ -46,7 +46,7 @@ def library_files() -> tuple[Folder, tuple[str, ...]]:
 
 def look_of(info: Mapping[str, Any]) -> Look | None:
     """Return the size and the last change of a file from what its store says of it; None if it does not say both."""
-    change = next((str(info[one]) for one in _CHANGES if info.get(one)), "")
+    change = next((str(info[one]) for one in _CHANGES if info.get(one) not in (None, "")), "")  # an mtime may be 0
     return Look(int(info["size"]), change) if change and info.get("size") is not None else None
 
 
@@ -63,7 +63,9 @@ def find_files(source: str) -> tuple[Folder, dict[str, Look | None]]:
         elif not root.exists():
             raise CorpusError(explain("corpus.source", source, "does not exist", "check the path or URL"))
         elif root.fs.isfile(root.path):
-            return _asked(Folder(posixpath.dirname(root.url), is_source=True), {root.name: None})
+            return _asked(
+                Folder(posixpath.dirname(root.url), is_source=True), {root.name: look_of(root.fs.info(root.path))}
+            )
         else:
             found = root.fs.find(root.path, detail=True)
         files = [path for path, info in found.items() if (_is_read(path) if root.is_local else _is_file(info))]
@@ -79,6 +81,21 @@ def find_files(source: str) -> tuple[Folder, dict[str, Look | None]]:
     if root.is_local:
         files = _inside(root.path, source, files)
     return _asked(root, {path[len(root.path) + 1 :]: look_of(found[path]) for path in sorted(files)})
+
+
+def changed_files(source: str, seen: Mapping[str, Look | None]) -> list[str]:
+    """Return the names of the files of ``seen`` that a new listing of ``corpus.source`` lacks or shows otherwise, sorted.
+
+    One listing, and no request for a file; where a listing does not tell how files look, only those that are gone are found.
+
+    Args:
+        source: as for ``find_files``; a commit of the Hub and Python's own library do not change, and are not looked at.
+        seen: files of the source, by name, as an earlier listing told them.
+    """
+    if source == "stdlib" or source.lower().startswith("hf://"):
+        return []
+    _, now = find_files(source)
+    return sorted(name for name, look in seen.items() if name not in now or (look and now[name] not in (None, look)))
 
 
 def _is_file(info: Mapping[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from springtide.config.data import WHOLE, CorpusConfig, ShardsConfig
 from springtide.corpus import (
     CorpusReader,
     Tokenizer,
+    changed_files,
     check_byte_counts,
     check_clean,
     open_source,
@@ -49,7 +50,7 @@ from springtide.dataset.segments import Segment, merge, merges
 from springtide.dataset.signatures import SIGNATURES
 from springtide.dataset.stages import Map, Progress, in_process, silent
 from springtide.dataset.statistics import statistics
-from springtide.errors import ConfigError, CorpusError, explain, redacted
+from springtide.errors import ConfigError, CorpusError, SourceChanged, explain, redacted
 from springtide.shards import (
     CHAT_TEMPLATE,
     MANIFEST,
@@ -87,7 +88,8 @@ def make_dataset(
     """Find the dataset of a corpus by its fingerprint, or make it below ``shards.root``; returns its URL. ``only``: the files
     of the source that it is made of; empty for all.
 
-    Resumes a call that was killed. ConfigError or CorpusError if the settings or the corpus cannot be used.
+    Resumes a call that was killed. ConfigError or CorpusError if the settings or the corpus cannot be used; SourceChanged, a
+    CorpusError, if a file was rewritten or removed meanwhile.
     """
     sources, apart, texts, dataset = _find(corpus, shards, only)
     if not dataset.exists(MANIFEST):
@@ -237,10 +239,24 @@ def _make(
     dataset.write(TOKENIZER, vocabulary.to_json())
     if len(chats := [text for text in texts.values() if text]) == 1:
         dataset.write(CHAT_TEMPLATE, chats[0])
+    _check_unchanged(corpus, sources, dataset)
     write_manifest(dataset, manifest)
     work.remove()
     for folder in (dataset, dataset / SIGNATURES):
         folder.sweep()
+
+
+def _check_unchanged(corpus: CorpusConfig, sources: Sequence[CorpusReader], dataset: Folder) -> None:
+    """Raise SourceChanged if files that were read are gone or look otherwise now, and remove what was made of them. Files that
+    were added meanwhile were not read, and make another dataset."""
+    for one, source in zip(corpus.each().values(), sources, strict=True):
+        if changed := changed_files(
+            one.source, {name: source.seen.get(name) for name in (*source.names, *source.beside)}
+        ):
+            dataset.remove()
+            problem = f"changed while it was read ({len(changed)} such files), and nothing was sealed"
+            where = source.folder.where(changed[0])
+            raise SourceChanged(explain("corpus.source", where, problem, "run the command again when it is complete"))
 
 
 def _planned(

@@ -298,3 +298,23 @@ def test_a_changed_tokenizer_file_makes_another_dataset(tmp_path: Path) -> None:
     second = prepare(config).shards.dataset
     assert second != first
     assert open_dataset(second)[0].vocab_size == open_dataset(first)[0].vocab_size + 1
+
+
+@pytest.mark.usefixtures("small_units")
+def test_a_file_that_changes_while_it_is_read_seals_nothing(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text", 60)
+    file, config = tmp_path / "text" / "0000.txt", small(tmp_path / "data", tmp_path / "text")
+
+    def rewritten(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+        yield from map(function, items)
+        file.write_text("other words")
+        (tmp_path / "text" / "more.txt").write_text("words that nobody read")
+
+    changed = (
+        r"corpus\.source = .*0000\.txt': changed while it was read \(1 such file.*nothing was sealed; run .* again"
+    )
+    with pytest.raises(CorpusError, match=changed):
+        prepare(config, run=rewritten)
+    assert list((tmp_path / "data").iterdir()) == []
+    dataset = prepare(config).shards.dataset
+    assert open_dataset(dataset)[0].source["documents"] == 81
