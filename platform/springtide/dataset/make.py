@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -99,6 +100,9 @@ def make_dataset(
         except FileNotFoundError:
             if not dataset.exists(MANIFEST):  # else another process made the same dataset and removed the work folder
                 raise
+    elif dataset.exists(_WORK):  # a call was killed when it had written the manifest
+        with contextlib.suppress(OSError):  # it may be another user's
+            _clear(dataset)
     return dataset.url
 
 
@@ -241,9 +245,14 @@ def _make(
         dataset.write(CHAT_TEMPLATE, chats[0])
     _check_unchanged(corpus, sources, dataset)
     write_manifest(dataset, manifest)
-    work.remove()
+    _clear(dataset)
+
+
+def _clear(dataset: Folder) -> None:
+    """Remove what preparing has left in a sealed dataset; the work folder last, because a call that finds it does the rest."""
     for folder in (dataset, dataset / SIGNATURES):
         folder.sweep()
+    (dataset / _WORK).remove()
 
 
 def _check_unchanged(corpus: CorpusConfig, sources: Sequence[CorpusReader], dataset: Folder) -> None:

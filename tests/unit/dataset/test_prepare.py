@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from prepared import LENGTH, contents, prepare, small, write_corpus
 
+import springtide as st
 from springtide import config as configs
 from springtide.corpus import CorpusReader, open_source, open_tokenizer, sources
 from springtide.dataset import open_dataset
@@ -318,3 +319,27 @@ def test_a_file_that_changes_while_it_is_read_seals_nothing(tmp_path: Path) -> N
     assert list((tmp_path / "data").iterdir()) == []
     dataset = prepare(config).shards.dataset
     assert open_dataset(dataset)[0].source["documents"] == 81
+
+
+@pytest.mark.parametrize("step", ["remove", "sweep"])
+def test_killed_when_the_manifest_is_written_the_next_call_clears_up_and_writes_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    write_corpus(tmp_path / "text", 40)
+    config = small(tmp_path / "data", tmp_path / "text")
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, step, killed)
+        with pytest.raises(KeyboardInterrupt):
+            st.prepare(config)
+    [dataset] = (tmp_path / "data").iterdir()
+    (dataset / ".tmp-of-a-killed-write").touch()
+    assert (dataset / "manifest.json").exists()
+    assert (dataset / "work").exists()
+    assert st.prepare(config).shards.dataset == str(dataset)
+    assert not (dataset / "work").exists()
+    assert not (dataset / ".tmp-of-a-killed-write").exists()
+    assert "Dataset" in (dataset / "card.html").read_text()
