@@ -22,10 +22,13 @@ from prepared import LENGTH, contents, prepare, small, write_corpus
 
 import springtide as st
 from springtide import config as configs
-from springtide.corpus import CorpusReader, open_source, open_tokenizer, sources
+from springtide.corpus import BANDS, CorpusReader, open_source, open_tokenizer, sources
 from springtide.dataset import open_dataset
+from springtide.dataset.columns import Sizes
 from springtide.dataset.disk_room import check_room
-from springtide.errors import ConfigError, CorpusError
+from springtide.dataset.near import near_duplicates_among
+from springtide.dataset.segments import Segment
+from springtide.errors import ConfigError, CorpusError, DamagedFile
 from springtide.shards import HELDOUT, TRAIN, SplitReader, check_shard, ids_of, is_predicted
 from springtide.store import Folder
 
@@ -343,3 +346,12 @@ def test_killed_when_the_manifest_is_written_the_next_call_clears_up_and_writes_
     assert not (dataset / "work").exists()
     assert not (dataset / ".tmp-of-a-killed-write").exists()
     assert "Dataset" in (dataset / "card.html").read_text()
+
+
+@pytest.mark.parametrize("cut", [1, 8])
+def test_rows_of_near_duplicates_that_are_cut_are_named(tmp_path: Path, cut: int) -> None:
+    work, segment = Folder(tmp_path), Segment(0, "", Sizes(1, 0, 0))
+    for band in range(BANDS):
+        work.write(f"near/{band:02d}.rows", b"\0" * (32 - cut * (band == 3)))
+    with pytest.raises(DamagedFile, match=rf"near/03\.rows: has {32 - cut} bytes, 16 a row; remove it"):
+        near_duplicates_among(work, [segment], "uint16", np.zeros(0, np.int64))

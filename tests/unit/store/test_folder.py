@@ -209,3 +209,17 @@ def test_keys_that_the_client_cannot_ask_for_are_known(key: str) -> None:
     except ValueError:
         is_exact = False
     assert is_known == is_exact
+
+
+@pytest.mark.parametrize("longest", [400, 10**6])
+def test_a_range_longer_than_one_read_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int
+) -> None:
+    """Linux reads at most 2 GiB in one call."""
+    folder, data = Folder(tmp_path), bytes(range(256)) * 8
+    folder.write("it", data)
+    pread, preadv = os.pread, os.preadv
+    monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, min(size, longest), at))
+    monkeypatch.setattr(os, "preadv", lambda file, into, at: preadv(file, [into[0][:longest]], at))
+    for begin, end in ((0, 2048), (3, 1500), (0, 10**15), (2000, 2100), (2048, 2050), (5, 5)):
+        assert bytes(folder.read_range("it", begin, end)) == data[begin:end]
