@@ -304,17 +304,13 @@ class CorpusReader:
             if self.is_chat:
                 yield from self._chat_rows(name, unit, parquet)
                 return
-            field = field_of(self.field, parquet.schema_arrow.names)
-            self._check_is_text(f"{name}@{unit.begin}/0", parquet.schema_arrow.names)
-            if field not in parquet.schema_arrow.names:
-                raise CorpusError(
-                    explain(
-                        "corpus.field",
-                        field,
-                        f"is not a column of {self.folder.where(name)}",
-                        f"choose one of {', '.join(parquet.schema_arrow.names)}",
-                    )
-                )
+            names = parquet.schema_arrow.names
+            field = field_of(self.field, names)
+            self._check_is_text(f"{name}@{unit.begin}/0", names)
+            if (count := names.count(field)) != 1:
+                problem = f"is the name of {count} columns of" if count else "is not a column of"
+                remedy = "rename one of them" if count else f"choose one of {', '.join(names)}"
+                raise CorpusError(explain("corpus.field", field, f"{problem} {self.folder.where(name)}", remedy))
             if is_text(parquet.schema_arrow.field(field).type):
                 # a value that many rows share is in memory once: expanded, a small file may be larger than memory
                 parquet = pq.ParquetFile(file, metadata=parquet.metadata, read_dictionary=[field])

@@ -388,3 +388,9 @@ def test_records_of_token_ids_wait_for_few_others(monkeypatch: pytest.MonkeyPatc
     next(found)
     assert len(taken) == most
     assert len(list(found)) == 99
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text"] * 2), tmp_path / "a.parquet")
+    with pytest.raises(CorpusError, match=r"corpus\.field = 'text': is the name of 2 columns of .*a\.parquet; rename"):
+        list(open_source(str(tmp_path)).documents())
