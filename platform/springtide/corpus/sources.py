@@ -1,5 +1,5 @@
 """Read documents from Python's own library, text files, JSON lines, Parquet or files of token ids; from a file, a folder, a
-glob, any fsspec URL.
+glob, the URL of a store.
 
 A source is cut into *units*: a few small files, or a range of a large one. Units are the same on every machine and are read
 independently, so any number of processes can share the work.
