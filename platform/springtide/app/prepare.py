@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 
 import numpy as np
@@ -54,6 +55,9 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
             url = make_dataset(corpus, shards, progress, ray_map)
     if units:
         write_card(url)
+    elif not Folder(url).exists(CARD):  # the call that sealed it was killed
+        with contextlib.suppress(OSError):  # it may be another user's
+            write_card(url)
     if mixture:
         return config.override({"stream.mixture": {name: known or url for name, known in mixture.items()}})
     return config.override({"shards.dataset": url})

@@ -5,6 +5,7 @@ from springtide.corpus.chat_template import TEMPLATE_BYTES, ChatTemplate, read_t
 from springtide.corpus.chats import BadChat
 from springtide.corpus.clean import check_clean, clean, clean_turns
 from springtide.corpus.documents import Broken, Document
+from springtide.corpus.files import changed_files
 from springtide.corpus.infilling import Infilling, check_pieces, infill
 from springtide.corpus.near_duplicates import (
     BANDS,
@@ -21,7 +22,7 @@ from springtide.corpus.near_duplicates import (
 )
 from springtide.corpus.pieces import Piece, without
 from springtide.corpus.sources import CorpusReader, Unit, open_source
-from springtide.corpus.tokenizer import Tokenizer, check_byte_counts, open_tokenizer
+from springtide.corpus.tokenizer import Tokenizer, check_byte_counts, open_tokenizer, tokenizer_file
 
 __all__ = [
     "BANDS",
@@ -40,6 +41,7 @@ __all__ = [
     "Signature",
     "Tokenizer",
     "Unit",
+    "changed_files",
     "check_byte_counts",
     "check_clean",
     "check_pieces",
@@ -57,5 +59,6 @@ __all__ = [
     "sharing",
     "shingles",
     "signature",
+    "tokenizer_file",
     "without",
 ]

@@ -93,17 +93,19 @@ def from_tokens(
         CorpusError: an id that the tokenizer does not have.
     """
     waiting: list[tuple[str, np.ndarray]] = []
+    held = 0
     for record in records:
         if not isinstance(record, Tokens):
             yield from _decoded(waiting, vocabulary)
-            waiting = []
+            waiting, held = [], 0
             yield record
         elif vocabulary is not None:
             _check_ids(record, where, vocabulary)
             waiting += _cut(record, vocabulary.end_of_text)
-            if sum(len(ids) for _, ids in waiting) >= _TOKENS_AT_ONCE:
+            held += len(record.ids) + 1  # one more, so that records without ids do not wait for ever
+            if held >= _TOKENS_AT_ONCE:
                 yield from _decoded(waiting, vocabulary)
-                waiting = []
+                waiting, held = [], 0
     yield from _decoded(waiting, vocabulary)
 
 

@@ -19,7 +19,7 @@ _LEFT_OUT = {
     *("site-packages", "__pycache__", "ensurepip", "test", "tests", "idlelib", "lib2to3"),
     *("encodings", "pydoc_data"),  # tables, not code
 }
-_CHANGES = ("mtime", "ETag", "blob_id", "LastModified")
+_CHANGES = ("mtime", "ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "created")
 """What stores call the property of a file that changes when it is rewritten."""
 
 
@@ -46,13 +46,14 @@ def library_files() -> tuple[Folder, tuple[str, ...]]:
 
 def look_of(info: Mapping[str, Any]) -> Look | None:
     """Return the size and the last change of a file from what its store says of it; None if it does not say both."""
-    change = next((str(info[one]) for one in _CHANGES if info.get(one)), "")
+    change = next((str(info[one]) for one in _CHANGES if info.get(one) not in (None, "")), "")  # an mtime may be 0
     return Look(int(info["size"]), change) if change and info.get("size") is not None else None
 
 
 def find_files(source: str) -> tuple[Folder, dict[str, Look | None]]:
     """Return the folder of a file, folder or glob, and its files by name, sorted, as one listing tells them; hidden ones and
-    links that lead out of it are excluded. CorpusError if it is missing or cannot be reached."""
+    links that lead out of it or to a folder are excluded. CorpusError if it is missing, cannot be reached, or has a file that
+    the client of its store cannot ask for."""
     is_glob = any(char in source for char in "*?[")
     fixed = posixpath.dirname(source[: min(source.find(c) for c in "*?[" if c in source)]) if is_glob else source
     root, pattern = Folder(fixed or ".", is_source=True), source[len(fixed) :].lstrip("/")
@@ -62,10 +63,12 @@ def find_files(source: str) -> tuple[Folder, dict[str, Look | None]]:
         elif not root.exists():
             raise CorpusError(explain("corpus.source", source, "does not exist", "check the path or URL"))
         elif root.fs.isfile(root.path):
-            return Folder(posixpath.dirname(root.url), is_source=True), {root.name: None}
+            return _asked(
+                Folder(posixpath.dirname(root.url), is_source=True), {root.name: look_of(root.fs.info(root.path))}
+            )
         else:
             found = root.fs.find(root.path, detail=True)
-        files = [str(path) for path in found if not root.is_local or root.fs.isfile(path)]
+        files = [path for path, info in found.items() if (_is_read(path) if root.is_local else _is_file(info))]
     except CorpusError:
         raise
     except Exception as error:  # every object store raises its own errors
@@ -77,18 +80,58 @@ def find_files(source: str) -> tuple[Folder, dict[str, Look | None]]:
     files = [path for path in files if not re.search(hidden, path[len(root.path) + 1 :])]
     if root.is_local:
         files = _inside(root.path, source, files)
-    return root, {path[len(root.path) + 1 :]: look_of(found[path]) for path in sorted(files)}
+    return _asked(root, {path[len(root.path) + 1 :]: look_of(found[path]) for path in sorted(files)})
+
+
+def changed_files(source: str, seen: Mapping[str, Look | None]) -> list[str]:
+    """Return the names of the files of ``seen`` that a new listing of ``corpus.source`` lacks or shows otherwise, sorted.
+
+    One listing, and no request for a file; where a listing does not tell how files look, only those that are gone are found.
+
+    Args:
+        source: as for ``find_files``; a commit of the Hub and Python's own library do not change, and are not looked at.
+        seen: files of the source, by name, as an earlier listing told them.
+    """
+    if source == "stdlib" or source.lower().startswith("hf://"):
+        return []
+    _, now = find_files(source)
+    return sorted(name for name, look in seen.items() if name not in now or (look and now[name] not in (None, look)))
+
+
+def _is_file(info: Mapping[str, Any]) -> bool:
+    """Return whether an entry of a store's listing is a file: neither a folder nor the empty object that marks one."""
+    return info["type"] != "directory" and not (info["name"].endswith("/") and not info["size"])
+
+
+def _asked(root: Folder, found: dict[str, Look | None]) -> tuple[Folder, dict[str, Look | None]]:
+    """Return both. CorpusError if the client of the store cannot ask for one of the files."""
+    for name in found:
+        if not root.can_ask_for(name):
+            problem = "has an empty part, '.', '..' or a control character in its name, which the client cannot ask for"
+            raise CorpusError(
+                explain("corpus.source", root.where(name), problem, "rename it, or give a glob that leaves it out")
+            )
+    return root, found
+
+
+def _is_read(path: str) -> bool:
+    """Return whether a local path is a file, or a link to a folder, which ``_inside`` counts."""
+    return os.path.isfile(path) or (os.path.islink(path) and os.path.isdir(path))
 
 
 def _inside(root: str, source: str, paths: list[str]) -> list[str]:
-    """Return the local ``paths`` without links that lead out of ``root``: what others made may link to any file of ours."""
+    """Return the local ``paths`` without links to folders, and without those that lead out of ``root``: what others made may
+    link to any file of ours."""
     real = os.path.realpath(root)
-    inside = [path for path in paths if os.path.commonpath([real, os.path.realpath(path)]) == real]
+    inside = [
+        path for path in paths if os.path.isfile(path) and os.path.commonpath([real, os.path.realpath(path)]) == real
+    ]
     links, remedy = len(paths) - len(inside), "give the folder that they lead to, or copy the files (cp -rL)"
+    what = f"{links} links that lead out of it or to a folder"
     if links and not inside:
-        raise CorpusError(explain("corpus.source", source, f"holds only {links} links to files outside it", remedy))
+        raise CorpusError(explain("corpus.source", source, f"holds only {what}", remedy))
     if links:
-        _log.warning("%s: %d links that lead out of it are not read; %s", source, links, remedy)
+        _log.warning("%s: %s are not read; %s", source, what, remedy)
     return inside
 
 

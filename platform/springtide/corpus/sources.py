@@ -1,5 +1,5 @@
 """Read documents from Python's own library, text files, JSON lines, Parquet or files of token ids; from a file, a folder, a
-glob, any fsspec URL.
+glob, the URL of a store.
 
 A source is cut into *units*: a few small files, or a range of a large one. Units are the same on every machine and are read
 independently, so any number of processes can share the work.
@@ -7,6 +7,7 @@ independently, so any number of processes can share the work.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import dataclasses
 import hashlib
@@ -99,6 +100,10 @@ class CorpusReader:
         info = self.folder.fs.info(self.folder.where(name)) if self.seen.get(name) is None else {}
         return self.seen.get(name) or look_of(info) or Look(info["size"], "")
 
+    def num_bytes(self) -> int:
+        """Return the size of all files, which a store is asked for only where its listing did not tell it."""
+        return sum(self._look(name).size for name in (*self.names, *self.beside))
+
     def only(self, names: frozenset[str]) -> CorpusReader:
         """Return the reader of these of its files; of all if ``names`` is empty."""
         kept = [tuple(one for one in some if one in names) for some in (self.names, self.beside)]
@@ -174,7 +179,7 @@ class CorpusReader:
             yield from self._separated(name, unit)
         elif _kind(name) == "text":
             with self._open(name) as file:
-                yield _document(name, file.read(_MOST_BYTES + 1))
+                yield _document(name, _without_mark(file.read(_MOST_BYTES + 1)))
         elif _kind(name) == "lines":
             yield from self._lines(name, unit)
         else:
@@ -218,8 +223,8 @@ class CorpusReader:
                 if len(line) > _MOST_BYTES:
                     yield _too_long(f"{name}@{place}", line)
                     place += 0 if line.endswith(b"\n") else _skip_line(file, place + len(line), unit.end)
-                elif line.strip():
-                    yield self._record(f"{name}@{place}", line)
+                elif (record := line if place else _without_mark(line)).strip():
+                    yield self._record(f"{name}@{place}", record)
                 place += len(line)
 
     def _separated(self, name: str, unit: Unit) -> Iterator[Document | Broken]:
@@ -299,17 +304,13 @@ class CorpusReader:
             if self.is_chat:
                 yield from self._chat_rows(name, unit, parquet)
                 return
-            field = field_of(self.field, parquet.schema_arrow.names)
-            self._check_is_text(f"{name}@{unit.begin}/0", parquet.schema_arrow.names)
-            if field not in parquet.schema_arrow.names:
-                raise CorpusError(
-                    explain(
-                        "corpus.field",
-                        field,
-                        f"is not a column of {self.folder.where(name)}",
-                        f"choose one of {', '.join(parquet.schema_arrow.names)}",
-                    )
-                )
+            names = parquet.schema_arrow.names
+            field = field_of(self.field, names)
+            self._check_is_text(f"{name}@{unit.begin}/0", names)
+            if (count := names.count(field)) != 1:
+                problem = f"is the name of {count} columns of" if count else "is not a column of"
+                remedy = "rename one of them" if count else f"choose one of {', '.join(names)}"
+                raise CorpusError(explain("corpus.field", field, f"{problem} {self.folder.where(name)}", remedy))
             if is_text(parquet.schema_arrow.field(field).type):
                 # a value that many rows share is in memory once: expanded, a small file may be larger than memory
                 parquet = pq.ParquetFile(file, metadata=parquet.metadata, read_dictionary=[field])
@@ -323,6 +324,11 @@ class CorpusReader:
                         yield Tokens(where, value)
                     else:
                         yield _document(where, value) if isinstance(value, bytes) else Broken(where, "no text", value)
+
+
+def _without_mark(beginning: bytes) -> bytes:
+    """Return the beginning of a file without the byte order mark that Windows programs put there."""
+    return beginning.removeprefix(codecs.BOM_UTF8)
 
 
 def _document(name: str, data: bytes) -> Document | Broken:
@@ -348,7 +354,7 @@ def _pieces(file: IO[bytes], place: int) -> Iterator[tuple[int, bytes]]:
     """Yield the lines from ``place`` on with their places, a long one in pieces."""
     at = place
     while piece := file.readline(_READ_BYTES):
-        yield at, piece
+        yield at, piece if place else _without_mark(piece)
         place += len(piece)
         if piece.endswith(b"\n"):
             at = place

@@ -282,11 +282,21 @@ def open_tokenizer(
     if kind.startswith(_TIKTOKEN):
         found = tiktoken_tokenizer(kind.removeprefix(_TIKTOKEN))
         return Tokenizer(found.tokenizer, end_of_text)
-    if not Path(kind).is_file():
+    file = tokenizer_file(kind)
+    if file is None:
         known = f"is neither 'bpe' nor 'bytes' nor '{_TIKTOKEN}NAME' nor a file"
         raise ConfigError(explain("corpus.tokenizer", kind, known, "give a tokenizer.json"))
-    file = Path(kind)
     return Tokenizer.from_json(Folder(file.parent).read(file.name).decode("utf-8", "replace"), kind, end_of_text)
+
+
+def tokenizer_file(kind: str) -> Path | None:
+    """Return the file that ``corpus.tokenizer`` names; None if it names a tokenizer of another kind, or no file that exists.
+
+    Examples:
+        >>> tokenizer_file("bpe")
+    """
+    is_named = kind in ("bpe", "bytes") or kind.startswith(_TIKTOKEN)
+    return None if is_named or not Path(kind).is_file() else Path(kind)
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

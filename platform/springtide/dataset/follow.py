@@ -19,7 +19,7 @@ from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import open_source
 from springtide.dataset.make import make_dataset
 from springtide.dataset.stages import Map, Progress
-from springtide.errors import ConfigError, CorpusError, explain
+from springtide.errors import ConfigError, CorpusError, SourceChanged, explain
 from springtide.shards import INDEX, TOKENIZER, IndexEntry, append_entry, load_manifest, read_index
 from springtide.store import Folder
 
@@ -96,10 +96,15 @@ def seal(
         return None
     index.write_json(_PLAN, dict(files))
     listen("planned")
-    url = make_dataset(_like_the_first(corpus, root, entries), shards, progress, run, frozenset(files))
-    listen("made")
-    if not _unchanged(files, new_files(corpus, entries)):
-        Folder(url).remove()
+    try:
+        url = make_dataset(_like_the_first(corpus, root, entries), shards, progress, run, frozenset(files))
+        listen("made")
+        is_of_them = _unchanged(files, new_files(corpus, entries))  # a file may have changed before it was read, too
+        if not is_of_them:
+            Folder(url).remove()
+    except SourceChanged:
+        is_of_them = False
+    if not is_of_them:
         index.remove(_PLAN)
         _log.warning("%s: files changed while they were read; they are taken when they are complete", corpus.source)
         return None

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import itertools
 import json
 import posixpath
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,13 +19,16 @@ from springtide.config.data import WHOLE, CorpusConfig, ShardsConfig
 from springtide.corpus import (
     CorpusReader,
     Tokenizer,
+    changed_files,
     check_byte_counts,
     check_clean,
     open_source,
     open_tokenizer,
+    tokenizer_file,
 )
 from springtide.dataset.apart import ApartFrom, names, open_apart
 from springtide.dataset.chats import check_chats, check_pairs, templates
+from springtide.dataset.disk_room import check_room, explain_full
 from springtide.dataset.near import bands, find_sharing
 from springtide.dataset.parts import (
     Part,
@@ -50,7 +51,7 @@ from springtide.dataset.segments import Segment, merge, merges
 from springtide.dataset.signatures import SIGNATURES
 from springtide.dataset.stages import Map, Progress, in_process, silent
 from springtide.dataset.statistics import statistics
-from springtide.errors import ConfigError, CorpusError, explain, redacted
+from springtide.errors import ConfigError, CorpusError, SourceChanged, explain, redacted
 from springtide.shards import (
     CHAT_TEMPLATE,
     MANIFEST,
@@ -88,16 +89,20 @@ def make_dataset(
     """Find the dataset of a corpus by its fingerprint, or make it below ``shards.root``; returns its URL. ``only``: the files
     of the source that it is made of; empty for all.
 
-    Resumes a call that was killed. ConfigError or CorpusError if the settings or the corpus cannot be used.
+    Resumes a call that was killed. ConfigError or CorpusError if the settings or the corpus cannot be used; SourceChanged, a
+    CorpusError, if a file was rewritten or removed meanwhile.
     """
     sources, apart, texts, dataset = _find(corpus, shards, only)
     if not dataset.exists(MANIFEST):
         try:
-            with _explained(dataset):
+            with explain_full(dataset):
                 _make(corpus, shards, sources, apart, texts, dataset, progress, run)
         except FileNotFoundError:
             if not dataset.exists(MANIFEST):  # else another process made the same dataset and removed the work folder
                 raise
+    elif dataset.exists(_WORK):  # a call was killed when it had written the manifest
+        with contextlib.suppress(OSError):  # it may be another user's
+            _clear(dataset)
     return dataset.url
 
 
@@ -138,10 +143,12 @@ def fingerprint(
     texts: Mapping[str, str],
 ) -> str:
     """Hash the settings but passwords in URLs, the sources' files, what they stay apart from, the ``texts`` of their chat
-    templates and ``_VERSION``: 16 hex digits."""
+    templates, the file of the tokenizer and ``_VERSION``: 16 hex digits."""
     settings = [corpus.model_dump(mode="json"), shards.model_dump(mode="json", exclude={"root", "dataset"})]
     code = [code_digest(corpus.filter)] if corpus.filter else []
     code += [digest.of_bytes(text.encode()) for text in texts.values() if text]
+    if file := tokenizer_file(corpus.tokenizer):
+        code.append(f"tokenizer {digest.of_bytes(Folder(file.parent).read(file.name))}")
     text = json.dumps(
         [
             _VERSION,
@@ -187,7 +194,7 @@ def _make(
     progress: Progress,
     run: Map,
 ) -> None:
-    _check_room(sources, dataset)
+    check_room(sources, dataset)
     work = dataset / _WORK
     jobs = _part_jobs(corpus, shards, sources, apart, texts, work)
     vocabulary = _vocabulary(corpus, shards, jobs, work)
@@ -236,10 +243,29 @@ def _make(
     dataset.write(TOKENIZER, vocabulary.to_json())
     if len(chats := [text for text in texts.values() if text]) == 1:
         dataset.write(CHAT_TEMPLATE, chats[0])
+    _check_unchanged(corpus, sources, dataset)
     write_manifest(dataset, manifest)
-    work.remove()
+    _clear(dataset)
+
+
+def _clear(dataset: Folder) -> None:
+    """Remove what preparing has left in a sealed dataset; the work folder last, because a call that finds it does the rest."""
     for folder in (dataset, dataset / SIGNATURES):
         folder.sweep()
+    (dataset / _WORK).remove()
+
+
+def _check_unchanged(corpus: CorpusConfig, sources: Sequence[CorpusReader], dataset: Folder) -> None:
+    """Raise SourceChanged if files that were read are gone or look otherwise now, and remove what was made of them. Files that
+    were added meanwhile were not read, and make another dataset."""
+    for one, source in zip(corpus.each().values(), sources, strict=True):
+        if changed := changed_files(
+            one.source, {name: source.seen.get(name) for name in (*source.names, *source.beside)}
+        ):
+            dataset.remove()
+            problem = f"changed while it was read ({len(changed)} such files), and nothing was sealed"
+            where = source.folder.where(changed[0])
+            raise SourceChanged(explain("corpus.source", where, problem, "run the command again when it is complete"))
 
 
 def _planned(
@@ -334,40 +360,6 @@ def _sources(planned: Planned, work: Folder) -> dict[str, dict[str, Split]]:
                 shards=tuple(shard for shard, _ in mine),
             )
     return found
-
-
-def _check_room(sources: list[CorpusReader], dataset: Folder) -> None:
-    """Raise CorpusError if a local disk is too small for the dataset, before anything is written."""
-    if not dataset.is_local or not dataset.fs.exists(dataset.path.rsplit("/", 2)[0]):
-        return
-    size = sum(source.folder.size(name) for source in sources for name in (*source.names, *source.beside))
-    free = shutil.disk_usage(dataset.path.rsplit("/", 2)[0]).free
-    if free < size * 2:
-        raise CorpusError(
-            explain(
-                "shards.root",
-                dataset.path.rsplit("/", 1)[0],
-                f"has {free / 2**30:.1f} GiB free, preparing {size / 2**30:.1f} GiB of text takes about twice that",
-                "free some, or choose another folder",
-            )
-        )
-
-
-@contextlib.contextmanager
-def _explained(dataset: Folder) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise CorpusError(
-            explain(
-                "shards.root",
-                dataset.url,
-                f"the disk is full ({error})",
-                "free about twice the size of the text and run the same command again: finished work is kept",
-            )
-        ) from error
 
 
 def open_dataset(url: str) -> tuple[Manifest, Tokenizer]:

@@ -14,9 +14,11 @@ import numpy as np
 
 from springtide.corpus import BANDS, BINS, NearDuplicates, find_near_duplicates, sharing
 from springtide.dataset.segments import Segment
+from springtide.errors import damaged
 from springtide.store import Folder
 
 _FOLDER = "near"
+_ROW_BYTES = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +63,7 @@ def near_duplicates_among(
 
     def buckets() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for band in range(BANDS):
-            size = work.size(_name(band))
-            found, groups = np.frombuffer(work.read_range(_name(band), 0, size) if size else b"", "<i8").reshape(2, -1)
+            found, groups = _read(work, band)
             documents = place[found]
             groups, documents = groups[documents >= 0], documents[documents >= 0]
             by_group = np.lexsort((documents, groups))
@@ -86,6 +87,16 @@ def near_duplicates_among(
             return lambda some: stored[stored_at[some]]
 
         return find_near_duplicates(buckets, sketches, len(order))
+
+
+def _read(work: Folder, band: int) -> np.ndarray:
+    """Return the rows of a band that share a hash, and a number for each hash, int64 (2, rows)."""
+    size = work.size(_name(band))
+    data = work.read_range(_name(band), 0, size) if size else b""
+    if size % _ROW_BYTES or len(data) != size:
+        problem = f"has {len(data)} bytes, {_ROW_BYTES} a row; remove it, and run the same command again"
+        raise damaged(work.where(_name(band)), problem)
+    return np.frombuffer(data, "<i8").reshape(2, -1)
 
 
 def read_bands(work: Folder, segments: Sequence[Segment], token_type: str, band: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """All segments -> plan: drop duplicates, order the documents, split them and cut shards.
 
-Memory holds about 64 bytes per document and no text: keys, lengths, and one band of the signatures at a time.
+Memory holds about 75 to 90 bytes per document and no text: keys, lengths, and one band of the signatures at a time.
 """
 
 from __future__ import annotations

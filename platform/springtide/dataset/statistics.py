@@ -49,7 +49,10 @@ def statistics(
 
 
 def _total(records: list[dict[str, Any]], name: str) -> collections.Counter[str]:
-    return sum((collections.Counter(record[name]) for record in records), collections.Counter())
+    total: collections.Counter[str] = collections.Counter()
+    for record in records:
+        total.update({key: count for key, count in record[name].items() if count})
+    return total
 
 
 def _first(examples: Iterable[dict[str, str]]) -> list[dict[str, str]]:

@@ -34,6 +34,8 @@ _SOURCES = ("http", "https")
 """What a corpus may also be read from. Nothing else: fsspec knows protocols that run commands and templates."""
 _ONE_PUT_BYTES = 16 * 2**20
 _STREAM_BYTES = 2**20
+_ONE_READ_BYTES = 2**30
+"""Most bytes that one call surely reads: Linux ends a read at 2 GiB less a page."""
 _WHOLE_BYTES = 256 * 2**20
 """Most bytes of a file that is read whole: manifests, indexes, journals, configs. A hostile one may be larger than memory."""
 
@@ -77,6 +79,14 @@ class Folder:
     def where(self, name: str) -> str:
         """Return the path of ``name`` as this file system spells it."""
         return posixpath.join(self.path, name)
+
+    def can_ask_for(self, name: str) -> bool:
+        """Return whether the client of the store can ask for ``name``: S3 has keys that it cannot."""
+        if self._is_s3:
+            from springtide.store import s3
+
+            return s3.can_ask_for(self.where(name))
+        return True
 
     def read(self, name: str) -> bytes:
         """Return all bytes of ``name``, one of the small files: manifests, indexes, journals, configs. FileNotFoundError if
@@ -145,7 +155,7 @@ class Folder:
                 end = min(
                     end, os.fstat(file.fileno()).st_size
                 )  # the buffer is made first, and a hostile end may be anything
-                return os.pread(file.fileno(), end - begin, begin) if begin < end else b""
+                return _read_range(file.fileno(), begin, end) if begin < end else b""
         if self._is_s3:
             from springtide.store import s3
 
@@ -341,6 +351,17 @@ def _check_protocol(url: str, known: Sequence[str]) -> None:
     if separator and protocol.lower() not in known:
         known_here = f"has a protocol that is not opened here: {protocol!r}"
         raise ConfigError(explain("URL", url, known_here, f"use one of {', '.join(known)}, or a path"))
+
+
+def _read_range(file: int, begin: int, end: int) -> bytes | memoryview:
+    """Return bytes [begin, end) of an open file; fewer if it has become shorter."""
+    if end - begin <= _ONE_READ_BYTES and len(data := os.pread(file, end - begin, begin)) == end - begin:
+        return data
+    buffer = memoryview(bytearray(end - begin))
+    done = 0
+    while done < len(buffer) and (read := os.preadv(file, [buffer[done:]], begin + done)):
+        done += read
+    return buffer[:done].toreadonly()
 
 
 def _unlink(path: str) -> None:

@@ -13,6 +13,7 @@ import datetime
 import functools
 import io
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, Any
@@ -44,6 +45,19 @@ _REQUEST_TIMEOUT = datetime.timedelta(minutes=2)
 """Limit for a part of 8 MiB: long enough for a slow store, and a dead connection does not block forever."""
 _MOST_PARTS = 10_000
 """S3's limit of parts per object."""
+
+_UNASKED = re.compile(r"(^|/)\.{0,2}(/|$)|[\0-\x1f\x7f]")
+"""What the client has in no path: an empty part, ``.`` or ``..``, and control characters. S3 has it in keys."""
+
+
+def can_ask_for(path: str) -> bool:
+    """Return whether the client can ask for ``bucket/key``.
+
+    Examples:
+        >>> can_ask_for("bucket/texts/a.txt"), can_ask_for("bucket/texts//a.txt")
+        (True, False)
+    """
+    return not _UNASKED.search(path.partition("/")[2])
 
 
 def read(fs: Any, path: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from springtide.config.data import CorpusConfig
-from springtide.corpus import Broken, CorpusReader, Document, Tokenizer, clean, open_source, open_tokenizer, sources
+from springtide.corpus import (
+    Broken,
+    CorpusReader,
+    Document,
+    Tokenizer,
+    clean,
+    documents,
+    open_source,
+    open_tokenizer,
+    sources,
+)
+from springtide.corpus.documents import Tokens
 from springtide.corpus.tokenizer import byte_tokenizer, train_bpe
 from springtide.errors import ConfigError, CorpusError
 from springtide.store import Folder
@@ -80,12 +92,23 @@ def test_links_that_lead_out_of_a_folder_are_not_read(tmp_path: Path, caplog: py
     (corpus / "folder").symlink_to(tmp_path / "others")
     assert open_source(str(corpus)).names == ("a.txt", "same.txt")
     assert open_source(str(corpus / "**/*.txt")).names == ("a.txt", "same.txt")
-    assert "links that lead out of it are not read" in caplog.text
+    assert "2 links that lead out of it or to a folder are not read" in caplog.text
     assert open_source(str(corpus / "innocent.txt")).names == ("innocent.txt",)  # named by the user
     for name in ("a.txt", "same.txt"):
         (corpus / name).unlink()
-    with pytest.raises(CorpusError, match=r"only .* links to files outside it; give the folder that they lead to"):
+    only = r"holds only {} links that lead out of it or to a folder; give the folder that they lead to"
+    with pytest.raises(CorpusError, match=only.format(2)):
         open_source(str(corpus))
+    (corpus / "innocent.txt").unlink()
+    for pattern in ("", "/*"):
+        with pytest.raises(CorpusError, match=only.format(1)):
+            open_source(f"{corpus}{pattern}")
+    (corpus / "real").mkdir()
+    (corpus / "real" / "c.txt").write_text("c")
+    (corpus / "inside").symlink_to("real")
+    caplog.clear()
+    assert open_source(str(corpus)).names == ("real/c.txt",)
+    assert "2 links that lead out of it or to a folder are not read" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["a.txt.zst", "a.jsonl", "a.jsonl.gz", "a.parquet"])
@@ -194,6 +217,23 @@ def test_broken_records_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
         ("a.jsonl@17", "not JSON"),
         ("a.jsonl@28", "no text in 'text'"),
     ]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt", "separated.txt"])
+def test_a_byte_order_mark_is_no_part_of_the_first_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """At byte 0 only: anywhere else it is a character of the text."""
+    monkeypatch.setattr(sources, "_UNIT_BYTES", 20)
+    mark, texts = "\ufeff", ["first", "\ufeffsecond", "third"]
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    whole = "\n".join(lines) if "jsonl" in name else "|".join(texts)
+    data = (mark + whole).encode()
+    (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+    source = open_source(str(tmp_path), separator="|" if name == "separated.txt" else "")
+    found = [item for unit in source.units() for item in source.read(unit)]
+    assert found[0].name in (f"{name}@0", name)
+    assert [item.text for item in found if isinstance(item, Document)] == ([whole] if name == "a.txt" else texts)
 
 
 def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path: Path) -> None:
@@ -308,3 +348,49 @@ def test_a_parquet_file_whose_footer_is_not_utf_8_is_named(tmp_path: Path) -> No
             refused.append(str(error))
     assert any("codec can't decode" in one for one in refused)
     assert [one for one in refused if "it.parquet" not in one] == []
+
+
+def test_a_glob_on_a_store_takes_files_only() -> None:
+    folder = Folder(f"memory://globs-{uuid.uuid4().hex}")
+    for name in ("a.txt", "sub/b.txt", "sub/deep/c.txt"):
+        folder.write(name, name)
+    assert open_source(f"{folder.url}/*").names == ("a.txt",)
+    assert open_source(f"{folder.url}/**").names == ("a.txt", "sub/b.txt", "sub/deep/c.txt")
+    with pytest.raises(CorpusError, match="holds no files"):
+        open_source(f"{folder.url}/s*")
+    folder.remove()
+
+
+def test_markers_of_folders_are_no_files_and_keys_that_cannot_be_asked_for_are_named(s3: str) -> None:
+    fs = fsspec.filesystem("s3")
+    for key in ("marked/", "marked/sub/", "marked/sub/a.txt", "control/a\x01b.txt"):
+        fs.call_s3("put_object", Bucket="checkpoints", Key=key, Body=b"" if key.endswith("/") else b"text")
+    for pattern in ("", "/**"):
+        source = open_source(f"{s3}/marked{pattern}")
+        assert source.names == ("sub/a.txt",)
+        assert [document.text for document in source.documents()] == ["text"]
+    for pattern in ("", "/*", "/a\x01b.txt"):
+        with pytest.raises(CorpusError, match=r"control/a\\x01b\.txt': .*; rename it, or"):
+            open_source(f"{s3}/control{pattern}")
+
+
+@pytest.mark.parametrize(("ids", "most"), [([], 10), ([65, 66, 67, 68], 2)])
+def test_records_of_token_ids_wait_for_few_others(monkeypatch: pytest.MonkeyPatch, ids: list[int], most: int) -> None:
+    monkeypatch.setattr(documents, "_TOKENS_AT_ONCE", 10)
+    taken: list[int] = []
+
+    def records() -> Iterator[Tokens]:
+        for number in range(100):
+            taken.append(number)
+            yield Tokens(f"a@{number}", np.array(ids, np.int64))
+
+    found = documents.from_tokens(records(), "a", BYTES)
+    next(found)
+    assert len(taken) == most
+    assert len(list(found)) == 99
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text"] * 2), tmp_path / "a.parquet")
+    with pytest.raises(CorpusError, match=r"corpus\.field = 'text': is the name of 2 columns of .*a\.parquet; rename"):
+        list(open_source(str(tmp_path)).documents())

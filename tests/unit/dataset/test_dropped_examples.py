@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import random
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import springtide as st
 from springtide.app.prepare import CARD
 from springtide.corpus import sources
 from springtide.dataset import open_dataset
+from springtide.dataset.statistics import _total
 
 
 def _write(folder: Path) -> None:
@@ -58,3 +60,10 @@ def test_what_is_dropped_does_not_depend_on_the_order_of_work(tmp_path: Path, mo
     ).shards.dataset
     assert contents(forwards) == contents(backwards)
     assert open_dataset(forwards)[0].source["dropped"] == {"duplicate": 10, "near duplicate": 10}
+
+
+def test_totals_are_the_sum_of_the_counts_in_the_same_order() -> None:
+    rng = random.Random(0)
+    records = [{"edits": {f"{rng.randrange(50)}": rng.randrange(3) for _ in range(6)}} for _ in range(200)]
+    wanted = sum((collections.Counter(record["edits"]) for record in records), collections.Counter[str]())
+    assert list(_total(records, "edits").items()) == list(wanted.items())

@@ -15,7 +15,7 @@ from springtide import config as configs
 from springtide.app.follow import follow
 from springtide.cli.main import main
 from springtide.config import Config
-from springtide.dataset import new_files
+from springtide.dataset import in_process, new_files, seal
 from springtide.errors import ConfigError, CorpusError, DamagedFile
 from springtide.shards import INDEX, IndexEntry, load_manifest, read_index
 from springtide.store import Folder, digest
@@ -136,3 +136,19 @@ def test_entries_beyond_four_digits_stay_in_order(tmp_path: Path) -> None:
         (tmp_path / INDEX / entry.file).write_bytes(entry.data)
         entries.append(entry)
     assert read_index(root) == entries
+
+
+def test_files_that_change_while_they_are_read_wait_until_they_are_complete(tmp_path: Path) -> None:
+    source, root = tmp_path / "text", tmp_path / "sets"
+    [name, *_] = arrive(source, "first", 0)
+    config = config_of(source, root)
+
+    def grow(stage: str, done: int, total: int) -> None:
+        with (source / name).open("a") as file:
+            file.write("one more line\n")
+
+    files = new_files(config.corpus, [])
+    assert seal(config.corpus, config.shards, files, grow, in_process) is None
+    assert [one.name for one in root.iterdir()] == ["index"]
+    assert list((root / "index").iterdir()) == []
+    assert sorted(name for entry in followed(source, root) for name in entry.files) == sorted(files)

@@ -20,10 +20,15 @@ import numpy as np
 import pytest
 from prepared import LENGTH, contents, prepare, small, write_corpus
 
+import springtide as st
 from springtide import config as configs
-from springtide.corpus import CorpusReader, open_source, open_tokenizer, sources
+from springtide.corpus import BANDS, CorpusReader, open_source, open_tokenizer, sources
 from springtide.dataset import open_dataset
-from springtide.errors import ConfigError, CorpusError
+from springtide.dataset.columns import Sizes
+from springtide.dataset.disk_room import check_room
+from springtide.dataset.near import near_duplicates_among
+from springtide.dataset.segments import Segment
+from springtide.errors import ConfigError, CorpusError, DamagedFile
 from springtide.shards import HELDOUT, TRAIN, SplitReader, check_shard, ids_of, is_predicted
 from springtide.store import Folder
 
@@ -241,7 +246,7 @@ def test_a_full_disk_is_named_and_what_is_made_is_kept(tmp_path: Path, small_dis
     script = (
         "import sys; from springtide import config; from springtide.corpus import sources;"
         "from springtide.dataset import make; read = config.load_config(sys.argv[1]);"
-        "sources._UNIT_BYTES = 40_000; make._check_room = lambda *_: None; make.make_dataset(read.corpus, read.shards)"
+        "sources._UNIT_BYTES = 40_000; make.check_room = lambda *_: None; make.make_dataset(read.corpus, read.shards)"
     )
     command = f"{sys.executable} -c '{script}' {tmp_path}/config.yaml; ls -R {tmp_path}/disk"
     done = small_disk(tmp_path / "disk", ["sh", "-c", command])
@@ -259,6 +264,24 @@ def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path, monk
         prepare(small(tmp_path, tmp_path / "text"))
 
 
+def test_room_is_what_is_free_and_what_a_killed_prepare_has_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file of the source is asked for its size: the listing told it."""
+    write_corpus(tmp_path / "text", 20)
+    source, dataset = open_source(str(tmp_path / "text")), Folder(tmp_path / "data" / "0123")
+    size, free = sum(file.stat().st_size for file in (tmp_path / "text").iterdir()), [0]
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, free[-1]))
+    monkeypatch.setattr(Folder, "size", lambda *_: pytest.fail("asked for a size"))
+    for parts, left in ((0, 3 * size), (2 * size, size)):
+        dataset.write("work/parts", bytes(parts))
+        free.append(left)
+        check_room([source], dataset)
+    free.append(size // 2)
+    with pytest.raises(CorpusError, match=r"takes about three times that; free some"):
+        check_room([source], dataset)
+
+
 def test_units_of_a_source_cover_every_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_corpus(tmp_path, 50)
     monkeypatch.setattr(sources, "_UNIT_FILES", 7)
@@ -266,3 +289,69 @@ def test_units_of_a_source_cover_every_file_once(tmp_path: Path, monkeypatch: py
     units = source.units()
     assert [name for unit in units for name in unit.names] == list(source.names)
     assert max(len(unit.names) for unit in units) == 7
+
+
+def test_a_changed_tokenizer_file_makes_another_dataset(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text", 40)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(open_tokenizer("bytes", [], 0).to_json())
+    config = small(tmp_path / "data", tmp_path / "text", corpus__tokenizer=str(path))
+    first = prepare(config).shards.dataset
+    assert prepare(config).shards.dataset == first
+    path.write_text(open_tokenizer("bytes", [], 0, special_tokens=["<|pad|>"]).to_json())
+    second = prepare(config).shards.dataset
+    assert second != first
+    assert open_dataset(second)[0].vocab_size == open_dataset(first)[0].vocab_size + 1
+
+
+@pytest.mark.usefixtures("small_units")
+def test_a_file_that_changes_while_it_is_read_seals_nothing(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "text", 60)
+    file, config = tmp_path / "text" / "0000.txt", small(tmp_path / "data", tmp_path / "text")
+
+    def rewritten(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+        yield from map(function, items)
+        file.write_text("other words")
+        (tmp_path / "text" / "more.txt").write_text("words that nobody read")
+
+    changed = (
+        r"corpus\.source = .*0000\.txt': changed while it was read \(1 such file.*nothing was sealed; run .* again"
+    )
+    with pytest.raises(CorpusError, match=changed):
+        prepare(config, run=rewritten)
+    assert list((tmp_path / "data").iterdir()) == []
+    dataset = prepare(config).shards.dataset
+    assert open_dataset(dataset)[0].source["documents"] == 81
+
+
+@pytest.mark.parametrize("step", ["remove", "sweep"])
+def test_killed_when_the_manifest_is_written_the_next_call_clears_up_and_writes_the_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    write_corpus(tmp_path / "text", 40)
+    config = small(tmp_path / "data", tmp_path / "text")
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, step, killed)
+        with pytest.raises(KeyboardInterrupt):
+            st.prepare(config)
+    [dataset] = (tmp_path / "data").iterdir()
+    (dataset / ".tmp-of-a-killed-write").touch()
+    assert (dataset / "manifest.json").exists()
+    assert (dataset / "work").exists()
+    assert st.prepare(config).shards.dataset == str(dataset)
+    assert not (dataset / "work").exists()
+    assert not (dataset / ".tmp-of-a-killed-write").exists()
+    assert "Dataset" in (dataset / "card.html").read_text()
+
+
+@pytest.mark.parametrize("cut", [1, 8])
+def test_rows_of_near_duplicates_that_are_cut_are_named(tmp_path: Path, cut: int) -> None:
+    work, segment = Folder(tmp_path), Segment(0, "", Sizes(1, 0, 0))
+    for band in range(BANDS):
+        work.write(f"near/{band:02d}.rows", b"\0" * (32 - cut * (band == 3)))
+    with pytest.raises(DamagedFile, match=rf"near/03\.rows: has {32 - cut} bytes, 16 a row; remove it"):
+        near_duplicates_among(work, [segment], "uint16", np.zeros(0, np.int64))

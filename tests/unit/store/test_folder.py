@@ -190,3 +190,36 @@ def test_a_file_of_a_store_is_read_no_further_than_is_asked(s3: str, monkeypatch
         assert file.read() == data
     with pytest.raises(FileNotFoundError):
         folder.open("none")
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["a.txt", "a b%20~[]{}.txt", "a\\b", "...", "a//b", "/a", "a/", "a/./b", "../a", "a/..", "a\x01b", "a\x7f", "a\n"],
+)
+def test_keys_that_the_client_cannot_ask_for_are_known(key: str) -> None:
+    """A slash at the end or the beginning is lost: the client then asks for another object."""
+    from obstore.store import MemoryStore
+
+    from springtide.store import s3 as client
+
+    store, is_known = MemoryStore(), client.can_ask_for(f"bucket/{key}")
+    try:
+        store.put(key, b"")
+        is_exact = store.list().collect()[0]["path"] == key
+    except ValueError:
+        is_exact = False
+    assert is_known == is_exact
+
+
+@pytest.mark.parametrize("longest", [400, 10**6])
+def test_a_range_longer_than_one_read_is_read_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longest: int
+) -> None:
+    """Linux reads at most 2 GiB in one call."""
+    folder, data = Folder(tmp_path), bytes(range(256)) * 8
+    folder.write("it", data)
+    pread, preadv = os.pread, os.preadv
+    monkeypatch.setattr(os, "pread", lambda file, size, at: pread(file, min(size, longest), at))
+    monkeypatch.setattr(os, "preadv", lambda file, into, at: preadv(file, [into[0][:longest]], at))
+    for begin, end in ((0, 2048), (3, 1500), (0, 10**15), (2000, 2100), (2048, 2050), (5, 5)):
+        assert bytes(folder.read_range("it", begin, end)) == data[begin:end]
