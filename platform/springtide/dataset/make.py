@@ -66,7 +66,7 @@ from springtide.shards import (
 )
 from springtide.store import Folder, digest
 
-_VERSION = 13
+_VERSION = 14
 """Increase it when the same settings produce other bytes."""
 
 _WORK = "work"
