@@ -169,6 +169,14 @@ def test_a_run_that_has_trained_waits_for_a_network_that_is_away_for_minutes(mon
     assert run.of(4, late) is RAISE
 
 
+def test_a_start_that_was_called_off_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Failures(monkeypatch)
+    run.processes.is_called_off = lambda: True
+    stopped = ControllerError(WorkerGroupStartupFailedError("the run was asked to stop while its processes came up"))
+    assert [run.of(4, stopped) for _ in range(5)] == [RETRY] * 5
+    assert run.processes.not_before_s == 0.0
+
+
 @pytest.mark.parametrize(("hours", "decision"), [(2.0, RAISE), (0.5, RETRY)])
 def test_a_node_that_leaves_in_hours_is_not_lost(
     monkeypatch: pytest.MonkeyPatch, hours: float, decision: FailureDecision

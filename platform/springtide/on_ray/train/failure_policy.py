@@ -147,6 +147,8 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
     def _of_start(self) -> FailureDecision:
         """Retry a start whatever its error: a port was taken, a peer was late, a worker was killed. What has trained is tried
         as often as a store, with the same pauses from the second time on: a network may be away for minutes."""
+        if self._processes.is_called_off():
+            return FailureDecision.RETRY  # the next decision ends the run as it was asked to
         failed = self._starts.add(self._step())
         if failed > 1:
             self._processes.not_before_s = time.monotonic() + store_pause_s(failed - 1)
