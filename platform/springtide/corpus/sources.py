@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from springtide.corpus import chats, token_files
 from springtide.corpus.chats import BadChat, chats_of, has_chat
-from springtide.corpus.documents import Broken, Document, Tokens, from_tokens
+from springtide.corpus.documents import Broken, Document, Tokens, broken_if_lines, from_tokens
 from springtide.corpus.files import Look, find_files, library_files, look_of
 from springtide.corpus.hub import pinned
 from springtide.corpus.parquet_column import SAMPLE, is_text, values_of
@@ -179,7 +179,8 @@ class CorpusReader:
             yield from self._separated(name, unit)
         elif _kind(name) == "text":
             with self._open(name) as file:
-                yield _document(name, _without_mark(file.read(_MOST_BYTES + 1)))
+                data = _without_mark(file.read(_MOST_BYTES + 1))
+            yield broken_if_lines(name, data) or _document(name, data)
         elif _kind(name) == "lines":
             yield from self._lines(name, unit)
         else:

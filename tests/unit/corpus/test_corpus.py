@@ -219,6 +219,20 @@ def test_broken_records_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["c4-train.00000-of-01024.json.gz", "a.JSON"])
+def test_json_lines_in_a_file_named_json_are_no_text_and_the_remedy_is_said(tmp_path: Path, name: str) -> None:
+    lines = b'{"text": "one", "url": "a"}\n{"text": "two", "url": "b"}\n'
+    (tmp_path / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+    (tmp_path / "package.json").write_text('{\n  "name": "one",\n  "version": "1"\n}\n')
+    (tmp_path / "list.json").write_text('[1]\n{"text": "two"}\n')
+    (tmp_path / "one.json").write_text('{"text": "one"}\n')
+    source = open_source(str(tmp_path))
+    found = [item for unit in source.units() for item in source.read(unit)]
+    assert {item.name for item in found if isinstance(item, Document)} == {"package.json", "list.json", "one.json"}
+    [broken] = [item for item in found if isinstance(item, Broken)]
+    assert broken == (name, "JSON lines in a file named .json: name it .jsonl", '{"text": "one", "url": "a"}')
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt", "separated.txt"])
 def test_a_byte_order_mark_is_no_part_of_the_first_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
