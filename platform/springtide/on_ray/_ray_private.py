@@ -40,6 +40,8 @@ OWN_ACTORS = {
 
 _TRAIN = "ray.train.v2._internal"
 _EXECUTION = f"{_TRAIN}.execution"
+CONTROLLER_LOG = f"{_EXECUTION}.controller.controller"
+"""Name of the logger of Ray Train's controller."""
 _DEFINED_IN = {
     "Cluster": "ray.cluster_utils",
     "GcsClient": "ray._raylet",

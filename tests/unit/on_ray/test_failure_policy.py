@@ -24,7 +24,7 @@ from springtide.on_ray.cluster import nodes
 from springtide.on_ray.train import failure_policy
 from springtide.on_ray.train.failure_policy import SpringtideFailurePolicy, is_echo
 from springtide.on_ray.train.mailbox import Progress
-from springtide.on_ray.train.process_pool import UnfitNodesError, WorkerProcessPool
+from springtide.on_ray.train.process_pool import CalledOffError, UnfitNodesError, WorkerProcessPool
 from springtide.on_ray.train.worker import TrainJob
 
 RETRY, RAISE = FailureDecision.RETRY, FailureDecision.RAISE
@@ -171,9 +171,9 @@ def test_a_run_that_has_trained_waits_for_a_network_that_is_away_for_minutes(mon
 
 def test_a_start_that_was_called_off_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Failures(monkeypatch)
-    run.processes.is_called_off = lambda: True
-    stopped = ControllerError(WorkerGroupStartupFailedError("the run was asked to stop while its processes came up"))
+    stopped = ControllerError(CalledOffError("the run was asked to stop while its processes came up"))
     assert [run.of(4, stopped) for _ in range(5)] == [RETRY] * 5
+    assert run.posted == []
     assert run.processes.not_before_s == 0.0
 
 

@@ -6,6 +6,7 @@ Where this fails, Ray has changed: docs/how-to/upgrade-ray.md.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import os
 import re
@@ -112,6 +113,10 @@ def test_what_we_call_or_override_takes_the_same_arguments(name: str) -> None:
 def test_what_we_make_has_the_same_fields(name: str) -> None:
     found = [field.name for field in dataclasses.fields(getattr(private, name))]
     assert found[: len(FIELDS[name])] == FIELDS[name]
+
+
+def test_the_controllers_log_has_its_name() -> None:
+    assert importlib.import_module(private.CONTROLLER_LOG).logger.name == private.CONTROLLER_LOG
 
 
 def test_what_we_replace_is_there() -> None:

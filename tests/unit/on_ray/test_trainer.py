@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,10 @@ from ray.exceptions import ActorDiedError
 from ray.train import WorkerGroupError
 
 from springtide.config import Config
-from springtide.errors import StoreLost, TrainingFailed, redacted
+from springtide.errors import StoppedWaiting, StoreLost, TrainingFailed, redacted
+from springtide.on_ray._ray_private import CONTROLLER_LOG
 from springtide.on_ray.train import trainer
+from springtide.on_ray.train.process_pool import CalledOffError
 from springtide.on_ray.train.worker import TrainJob
 from springtide.on_ray.train.worker_lender import WorkerLender
 from springtide.store import Folder
@@ -26,6 +29,26 @@ def test_a_mailbox_that_was_killed_ends_the_run_with_what_happened_and_what_to_d
     mailbox: Any = SimpleNamespace(take=lambda wait_s: SimpleNamespace(get=get))
     with pytest.raises(TrainingFailed, match=r"mailbox, a process on the driver's node, has ended.*--resume"):
         trainer._pass_on(mailbox, lambda event: None)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_logged"),
+    [(StoppedWaiting("asked to"), False), (CalledOffError("asked to"), False), (OSError(), True)],
+)
+def test_a_stop_that_was_asked_for_leaves_no_stack_trace(
+    caplog: pytest.LogCaptureFixture, error: Exception, is_logged: bool
+) -> None:
+    log, quiet = logging.getLogger(CONTROLLER_LOG), trainer._WithoutStops()
+    log.addFilter(quiet)
+    log.addHandler(caplog.handler)
+    try:
+        raise error
+    except Exception as raised:
+        log.exception("Error in control loop iteration: %s", raised)
+    finally:
+        log.removeFilter(quiet)
+        log.removeHandler(caplog.handler)
+    assert bool(caplog.records) is is_logged
 
 
 def test_an_error_of_a_listener_is_its_own() -> None:

@@ -25,7 +25,7 @@ from springtide.on_ray._ray_private import (
 )
 from springtide.on_ray.cluster.nodes import lost, unanswering
 from springtide.on_ray.train.mailbox import Progress
-from springtide.on_ray.train.process_pool import UnfitNodesError, WorkerProcessPool, last_line
+from springtide.on_ray.train.process_pool import CalledOffError, UnfitNodesError, WorkerProcessPool, last_line
 from springtide.on_ray.train.worker import TrainJob
 from springtide.store.errors import FINAL, may_pass, of_store
 
@@ -62,6 +62,8 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         """Decide what to do about a failure, and record it in the run's journal."""
         if self._processes.closed:
             return FailureDecision.RAISE
+        if isinstance(getattr(training_failed_error, "controller_failure", None), CalledOffError):
+            return FailureDecision.RETRY  # the next decision ends the run as it was asked to
         failures = getattr(training_failed_error, "worker_failures", None)
         nodes = set(self._processes.plan)
         gone = _gone(nodes)
@@ -147,8 +149,6 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
     def _of_start(self) -> FailureDecision:
         """Retry a start whatever its error: a port was taken, a peer was late, a worker was killed. What has trained is tried
         as often as a store, with the same pauses from the second time on: a network may be away for minutes."""
-        if self._processes.is_called_off():
-            return FailureDecision.RETRY  # the next decision ends the run as it was asked to
         failed = self._starts.add(self._step())
         if failed > 1:
             self._processes.not_before_s = time.monotonic() + store_pause_s(failed - 1)

@@ -50,6 +50,10 @@ class UnfitNodesError(WorkerGroupStartupFailedError):
     came up and those of other nodes did not. The next group starts without these nodes."""
 
 
+class CalledOffError(WorkerGroupStartupFailedError):
+    """The run was asked to stop while the processes of a group came up."""
+
+
 class WorkerProcess(NamedTuple):
     """The process of a worker."""
 
@@ -156,9 +160,8 @@ class WorkerProcessPool:
 
     def take(self, start: Start) -> list[WorkerProcess]:
         """Return processes for the plan, one per worker, as soon as they are ready; ``start`` starts those that lack, and later
-        ones. Raises WorkerGroupStartupFailedError if one does not come up or is unfit, UnfitNodesError if others did: its
-        node has a problem from then on. One that takes far longer than the others does not hold them up. If
-        ``is_called_off`` returns True meanwhile, it raises WorkerGroupStartupFailedError, and what came up is free."""
+        ones. One that takes far longer than the others does not hold them up. Raises WorkerGroupStartupFailedError if one
+        does not come up or is unfit, UnfitNodesError if others did, CalledOffError if ``is_called_off`` says so meanwhile."""
         self._start = start
         taken: list[WorkerProcess] = []
         lacking, left = Counter(self.plan), list[WorkerProcess]()
@@ -173,7 +176,7 @@ class WorkerProcessPool:
         done = self._await(taken)
         if len(done) < len(taken) and self.is_called_off():
             self.give_back(taken)
-            raise WorkerGroupStartupFailedError("the run was asked to stop while its processes came up")
+            raise CalledOffError("the run was asked to stop while its processes came up")
         for process in taken:
             if process.ready not in done:
                 self.exclude(process.node, _never_came_up(process))
@@ -393,6 +396,5 @@ def _never_came_up(process: WorkerProcess) -> str:
 
 
 def _done(refs: list[ObjectRef], timeout_s: float, at_least: int | None = None) -> set[ObjectRef]:
-    """Return those of ``refs`` that are available in time, with a value or an error. Waits for all of them, or for
-    ``at_least``."""
+    """Return those of ``refs`` with a value or an error in time; wait for all of them, or for ``at_least``."""
     return set(ray.wait(refs, num_returns=at_least or len(refs), timeout=timeout_s)[0]) if refs else set()

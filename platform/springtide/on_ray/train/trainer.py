@@ -25,7 +25,7 @@ from springtide.elastic.policy import Bounds
 from springtide.errors import SpringtideError, StoppedWaiting, StoreLost, TrainingFailed
 from springtide.events import Event
 from springtide.faults import armed
-from springtide.on_ray._ray_private import DatasetsCallback, PlacementGroupCleanerCallback
+from springtide.on_ray._ray_private import CONTROLLER_LOG, DatasetsCallback, PlacementGroupCleanerCallback
 from springtide.on_ray.cluster.nodes import may_be_taken_away
 from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.cluster.stop_signals import stop_signals
@@ -35,7 +35,7 @@ from springtide.on_ray.train.failure_policy import SpringtideFailurePolicy, fata
 from springtide.on_ray.train.group import Controller
 from springtide.on_ray.train.mailbox import MailboxClient, Reply
 from springtide.on_ray.train.policy import SpringtideScalingPolicy
-from springtide.on_ray.train.process_pool import last_line
+from springtide.on_ray.train.process_pool import CalledOffError, last_line
 from springtide.on_ray.train.snapshot_client import snapshot_servers_follow
 from springtide.on_ray.train.snapshot_saver import OrphanedRun
 from springtide.on_ray.train.worker import TrainJob, work
@@ -217,9 +217,19 @@ class SpringtideTrainer(TorchTrainer):
         with run_as_actor(self._job.mailbox.actor), contextlib.ExitStack() as stack:
             if self._watches is not None:
                 stack.callback(self._watches.end)
+            log, quiet = logging.getLogger(CONTROLLER_LOG), _WithoutStops()
+            log.addFilter(quiet)
+            stack.callback(log.removeFilter, quiet)
             controller = Controller(self._workers.processes, callbacks=used, **arguments)
             asyncio.run(controller.run())
         return controller.get_result()
+
+
+class _WithoutStops(logging.Filter):
+    """Leaves out the stack trace that Ray's controller logs when a run is asked to stop: the run says it in a line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], StoppedWaiting | CalledOffError))
 
 
 def _watches(config: Config, mailbox: MailboxClient) -> PreemptionWatchers | None:
