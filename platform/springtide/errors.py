@@ -72,7 +72,7 @@ class CheckpointError(SpringtideError):
     """A checkpoint cannot be written or read."""
 
 
-class StoreAway(CheckpointError):
+class StoreUnavailable(CheckpointError):
     """A save that training waits for has failed, because the store cannot be reached for now: what has the state in memory may
     try again."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Any
 
-from springtide.errors import CommandFailed, RunExists, SpringtideError, StoreAway, StoreLost
+from springtide.errors import CommandFailed, RunExists, SpringtideError, StoreLost, StoreUnavailable
 
 
 class Status(enum.IntEnum):
@@ -47,7 +47,7 @@ def status_of(error: BaseException) -> Status:
             return Status.REFUSED
         case ValueError():  # ConfigError, CorpusError and DamagedFile are some
             return Status.BAD_INPUT
-        case StoreAway() | StoreLost():
+        case StoreUnavailable() | StoreLost():
             return Status.UNREACHABLE
         case SpringtideError():
             return Status.FAILED

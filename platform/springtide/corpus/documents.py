@@ -61,8 +61,10 @@ class Broken(NamedTuple):
 def broken_if_lines(name: str, data: bytes) -> Broken | None:
     """Return the file ``name`` as broken if it is called .json and holds JSON lines, as those of C4: as one text, its braces
     would be trained on. None if it is a text. ``data``: its beginning."""
+    if not name.lower().endswith(_ONE_TEXT):
+        return None
     first, _, rest = data[:_FIRST_LINE_BYTES].partition(b"\n")
-    if not name.lower().endswith(_ONE_TEXT) or not rest.lstrip().startswith(b"{"):
+    if not rest.lstrip().startswith(b"{"):
         return None
     try:
         is_record = isinstance(json.loads(first), dict)

@@ -16,7 +16,7 @@ from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.dist import World, gathered
 from springtide.elastic import Interrupt, SaveInterval, mean_time_to_loss, young_daly_interval
-from springtide.errors import CheckpointError, SpringtideError, StoreAway
+from springtide.errors import CheckpointError, SpringtideError, StoreUnavailable
 from springtide.events import Event, Saved, SaveFailed, SaveIntervalChanged, SaveSkipped
 from springtide.store import Folder
 from springtide.store.errors import may_pass
@@ -126,7 +126,7 @@ class CheckpointSchedule(StepHook):
         self._begin(step)
 
     def finish(self, step: StepsDone) -> Iterator[Event]:
-        """Save ``step`` and wait until it is safe. Raises CheckpointError if that fails, StoreAway if it may pass."""
+        """Save ``step`` and wait until it is safe. Raises CheckpointError if that fails, StoreUnavailable if it may pass."""
         yield from self.settle()
         if step == self.last_step and self._failed_in_a_row == 0:
             return
@@ -197,7 +197,7 @@ class CheckpointSchedule(StepHook):
             raise error
         is_away = trains_on and may_pass(error) and failing_s[0] < _AWAY_S  # by rank 0's clock: all decide the same
         if self._failed_in_a_row > self._checkpoint.max_failed and not is_away:
-            kind = StoreAway if may_pass(error) and not trains_on else CheckpointError
+            kind = StoreUnavailable if may_pass(error) and not trains_on else CheckpointError
             raise kind(
                 f"{self._failed_in_a_row} saves failed one after the other (checkpoint.max_failed = "
                 f"{self._checkpoint.max_failed}), the last with: rank {rank}: {error}; repair the store, then --resume: "

@@ -25,8 +25,8 @@ from springtide.errors import (
     CorruptShard,
     DamagedFile,
     RunExists,
-    StoreAway,
     StoreLost,
+    StoreUnavailable,
     TrainingFailed,
 )
 from springtide.on_ray.cluster.upload import upload_of
@@ -173,7 +173,7 @@ def test_a_huge_or_changed_folder_is_named_before_it_is_sent(tmp_path: Path) -> 
         (RunExists("held"), Status.REFUSED),
         (CommandFailed("refused"), Status.REFUSED),
         (StoreLost("s3://bucket"), Status.UNREACHABLE),
-        (StoreAway("s3://bucket"), Status.UNREACHABLE),
+        (StoreUnavailable("s3://bucket"), Status.UNREACHABLE),
         (ConnectionRefusedError(111, "connection refused"), Status.UNREACHABLE),
         (FileNotFoundError(2, "no such file"), Status.UNREACHABLE),
         (KeyboardInterrupt(), Status.INTERRUPTED),

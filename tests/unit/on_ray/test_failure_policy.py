@@ -18,13 +18,13 @@ from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds, Leave, Node, Start, Stay, WorkerGroup, decide
 from springtide.elastic.policy import PolicyState as Remembered
 from springtide.elastic.restart_forecast import RestartForecast
-from springtide.errors import ConfigError, StoreAway, UnfitNode
+from springtide.errors import ConfigError, StoreUnavailable, UnfitNode
 from springtide.on_ray._ray_private import WorkerGroupStartupFailedError, WorkerHealthCheckFailedError
 from springtide.on_ray.cluster import nodes
 from springtide.on_ray.train import failure_policy
 from springtide.on_ray.train.failure_policy import SpringtideFailurePolicy, is_echo
 from springtide.on_ray.train.mailbox import Progress
-from springtide.on_ray.train.process_pool import CalledOffError, UnfitNodesError, WorkerProcessPool
+from springtide.on_ray.train.process_pool import StartCancelledError, UnfitNodesError, WorkerProcessPool
 from springtide.on_ray.train.worker import TrainJob
 
 RETRY, RAISE = FailureDecision.RETRY, FailureDecision.RAISE
@@ -171,7 +171,7 @@ def test_a_run_that_has_trained_waits_for_a_network_that_is_away_for_minutes(mon
 
 def test_a_start_that_was_called_off_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Failures(monkeypatch)
-    stopped = ControllerError(CalledOffError("the run was asked to stop while its processes came up"))
+    stopped = ControllerError(StartCancelledError("the run was asked to stop while its processes came up"))
     assert [run.of(4, stopped) for _ in range(5)] == [RETRY] * 5
     assert run.posted == []
     assert run.processes.not_before_s == 0.0
@@ -231,7 +231,7 @@ AWAY = OSError("runs/a/checkpoints: Could not connect to the endpoint URL")
         WorkerGroupError("", {0: EndpointConnectionError("Could not connect to the endpoint URL")}),
         WorkerGroupError("", {0: RayTaskError("read", "trace", AWAY).as_instanceof_cause()}),
         ControllerError(AWAY),
-        WorkerGroupError("", {0: StoreAway(f"4 saves failed, the last with: {AWAY}"), 1: CutOff("rank 1")}),
+        WorkerGroupError("", {0: StoreUnavailable(f"4 saves failed, the last with: {AWAY}"), 1: CutOff("rank 1")}),
     ],
 )
 def test_a_store_that_is_away_is_waited_for_and_is_not_the_same_error_at_the_same_step(

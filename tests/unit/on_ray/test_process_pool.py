@@ -17,7 +17,7 @@ from springtide.elastic.health import Health
 from springtide.elastic.policy import Node
 from springtide.elastic.survivors import LiveShard
 from springtide.on_ray._ray_private import WorkerGroupStartupFailedError
-from springtide.on_ray.train.process_pool import CalledOffError, UnfitNodesError, WorkerProcess, WorkerProcessPool
+from springtide.on_ray.train.process_pool import StartCancelledError, UnfitNodesError, WorkerProcess, WorkerProcessPool
 from springtide.on_ray.train.worker import TrainJob
 
 
@@ -89,17 +89,17 @@ def test_a_cold_start_is_waited_for_with_open_ears(ray: FakeRay) -> None:
     processes, asked_s = pool(), list[float]()
     ray.start_s |= {"cold": 400.0, "colder": 500.0}
 
-    def is_called_off() -> bool:
+    def is_cancelled() -> bool:
         asked_s.append(ray.now_s)
         return ray.now_s - asked_s[0] > 450.0
 
-    processes.is_called_off = is_called_off
+    processes.is_cancelled = is_cancelled
     assert len(group(processes, ray, "cold")) == 1
     begin_s, at_s = 1000.0, [*asked_s, ray.now_s]
     assert ray.now_s == begin_s + 400.0
     assert max(after - before for before, after in itertools.pairwise(at_s)) < 5.0
     asked_s.clear()
-    with pytest.raises(CalledOffError, match="was asked to stop"):
+    with pytest.raises(StartCancelledError, match="was asked to stop"):
         group(processes, ray, "colder", "a")
     assert not processes.problems()
     assert processes.ready([]) == {"a": 1}

@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import RayTaskError, WorkerCrashedError
 
 from springtide.errors import CorpusError
-from springtide.on_ray.data.prepare import Outcome, _run, in_rounds
+from springtide.on_ray.data.prepare import ItemOutcome, _run, with_retries
 
 ITEMS = list("abcdef")
 Submitted = list[list[str]]
@@ -29,11 +29,11 @@ class Here:
 
 
 def cluster(
-    submitted: Submitted, outcome: Callable[[int, int, str], Outcome | Exception]
-) -> Callable[[Mapping[int, str]], Generator[Outcome, None, None]]:
+    submitted: Submitted, outcome: Callable[[int, int, str], ItemOutcome | Exception]
+) -> Callable[[Mapping[int, str]], Generator[ItemOutcome, None, None]]:
     """Stands for Ray: notes what is submitted; an outcome is that of (round, number, item), or what ends the round."""
 
-    def submit(left: Mapping[int, str]) -> Generator[Outcome, None, None]:
+    def submit(left: Mapping[int, str]) -> Generator[ItemOutcome, None, None]:
         submitted.append(list(left.values()))
         for number, item in left.items():
             found = outcome(len(submitted), number, item)
@@ -47,10 +47,12 @@ def cluster(
 def test_what_may_pass_is_submitted_again_and_nothing_else() -> None:
     submitted: Submitted = []
     here = Here()
-    done = in_rounds(
+    done = with_retries(
         here,
         ITEMS,
-        cluster(submitted, lambda turn, number, item: Outcome(number, "503" if turn < 3 and item == "b" else "", True)),
+        cluster(
+            submitted, lambda turn, number, item: ItemOutcome(number, "503" if turn < 3 and item == "b" else "", True)
+        ),
     )
     assert len(list(done)) == len(ITEMS)
     assert submitted == [ITEMS, ["b"], ["b"]]
@@ -60,8 +62,10 @@ def test_what_may_pass_is_submitted_again_and_nothing_else() -> None:
 def test_after_three_rounds_what_still_fails_raises_its_own_error_here() -> None:
     submitted: Submitted = []
     here = Here(OSError("503 Slow Down"))
-    done = in_rounds(
-        here, ITEMS, cluster(submitted, lambda turn, number, item: Outcome(number, "503" if item in "bd" else "", True))
+    done = with_retries(
+        here,
+        ITEMS,
+        cluster(submitted, lambda turn, number, item: ItemOutcome(number, "503" if item in "bd" else "", True)),
     )
     for _ in range(4):
         next(done)
@@ -74,8 +78,10 @@ def test_after_three_rounds_what_still_fails_raises_its_own_error_here() -> None
 def test_an_error_that_does_not_pass_is_raised_at_once() -> None:
     submitted: Submitted = []
     here = Here(CorpusError("no such column"))
-    done = in_rounds(
-        here, ITEMS, cluster(submitted, lambda turn, number, item: Outcome(number, "no" if item == "c" else "", False))
+    done = with_retries(
+        here,
+        ITEMS,
+        cluster(submitted, lambda turn, number, item: ItemOutcome(number, "no" if item == "c" else "", False)),
     )
     with pytest.raises(CorpusError, match="no such column"):
         list(done)
@@ -85,8 +91,10 @@ def test_an_error_that_does_not_pass_is_raised_at_once() -> None:
 def test_an_item_that_only_fails_there_is_made_here_and_the_others_stay_there() -> None:
     submitted: Submitted = []
     here = Here()
-    done = in_rounds(
-        here, ITEMS, cluster(submitted, lambda turn, number, item: Outcome(number, "no" if item == "c" else "", False))
+    done = with_retries(
+        here,
+        ITEMS,
+        cluster(submitted, lambda turn, number, item: ItemOutcome(number, "no" if item == "c" else "", False)),
     )
     assert len(list(done)) == len(ITEMS)
     assert (submitted, here.ran) == ([ITEMS], ["c"])
@@ -103,10 +111,10 @@ def test_an_item_that_only_fails_there_is_made_here_and_the_others_stay_there() 
 def test_a_lost_worker_costs_what_was_not_done(error: Exception, submitted_again: int) -> None:
     submitted: Submitted = []
     here = Here()
-    done = in_rounds(
+    done = with_retries(
         here,
         ITEMS,
-        cluster(submitted, lambda turn, number, item: error if (turn, item) == (1, "e") else Outcome(number)),
+        cluster(submitted, lambda turn, number, item: error if (turn, item) == (1, "e") else ItemOutcome(number)),
     )
     assert len(list(done)) == len(ITEMS)
     assert submitted == [ITEMS, *[["e", "f"]] * submitted_again]
@@ -122,5 +130,5 @@ def test_a_task_tells_of_each_item_whether_it_failed_and_may_pass() -> None:
 
     items = ["fine", "store", "corpus"]
     batch = pa.table({"number": [4, 5, 6], "item": [pickle.dumps(item) for item in items]})
-    found = [Outcome(**row) for row in _run(function, batch).to_pylist()]
-    assert found == [Outcome(4), Outcome(5, "OSError: 503", True), Outcome(6, "CorpusError: bad", False)]
+    found = [ItemOutcome(**row) for row in _run(function, batch).to_pylist()]
+    assert found == [ItemOutcome(4), ItemOutcome(5, "OSError: 503", True), ItemOutcome(6, "CorpusError: bad", False)]

@@ -16,7 +16,7 @@ from springtide.config import Config
 from springtide.errors import StoppedWaiting, StoreLost, TrainingFailed, redacted
 from springtide.on_ray._ray_private import CONTROLLER_LOG
 from springtide.on_ray.train import trainer
-from springtide.on_ray.train.process_pool import CalledOffError
+from springtide.on_ray.train.process_pool import StartCancelledError
 from springtide.on_ray.train.worker import TrainJob
 from springtide.on_ray.train.worker_lender import WorkerLender
 from springtide.store import Folder
@@ -33,7 +33,7 @@ def test_a_mailbox_that_was_killed_ends_the_run_with_what_happened_and_what_to_d
 
 @pytest.mark.parametrize(
     ("error", "is_logged"),
-    [(StoppedWaiting("asked to"), False), (CalledOffError("asked to"), False), (OSError(), True)],
+    [(StoppedWaiting("asked to"), False), (StartCancelledError("asked to"), False), (OSError(), True)],
 )
 def test_a_stop_that_was_asked_for_leaves_no_stack_trace(
     caplog: pytest.LogCaptureFixture, error: Exception, is_logged: bool

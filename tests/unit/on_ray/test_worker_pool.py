@@ -1,4 +1,4 @@
-"""Who counts as a client of a sweep's worker pool. The pool is in this process; Ray is not there."""
+"""A sweep's worker pool keeps the shares of clients that are alive. The pool runs in this process, without Ray."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from springtide.checkpoint.async_saver import Copying
 from springtide.checkpoint.commit import Committed
 from springtide.dist import alone
 from springtide.elastic import Interrupt
-from springtide.errors import CheckpointError, StoreAway
+from springtide.errors import CheckpointError, StoreUnavailable
 from springtide.store import Folder
 from springtide.training import checkpoint_schedule
 from springtide.training.checkpoint_schedule import CheckpointSchedule
@@ -117,7 +117,7 @@ def test_the_last_save_is_tried_until_it_is_safe(training: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("why", "kind"), [(OSError("full"), StoreAway), (PermissionError("not yours"), CheckpointError)]
+    ("why", "kind"), [(OSError("full"), StoreUnavailable), (PermissionError("not yours"), CheckpointError)]
 )
 def test_the_last_save_that_fails_too_often_is_an_error_and_says_whether_it_may_pass(
     training: Any, why: OSError, kind: type[CheckpointError]

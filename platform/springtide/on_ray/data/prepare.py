@@ -26,7 +26,7 @@ _ROUNDS = 3
 _PROBLEM_CHARACTERS = 500
 
 
-class Outcome(NamedTuple):
+class ItemOutcome(NamedTuple):
     """What became of an item in a task."""
 
     number: int
@@ -73,23 +73,23 @@ class _WithModel:
 
 
 def _run(function: Callable[[Any], object], batch: pa.Table) -> pa.Table:
-    """Run ``function`` on each item of a batch; return an ``Outcome`` per item: the items themselves need not come back."""
+    """Run ``function`` on each item of a batch; return an ``ItemOutcome`` per item: the items themselves need not come back."""
     rows = zip(batch[_NUMBER].to_pylist(), batch[_ITEM].to_pylist(), strict=True)
     return pa.Table.from_pylist([_outcome(function, *row)._asdict() for row in rows], _OUTCOMES)
 
 
-def _outcome(function: Callable[[Any], object], number: int, item: bytes) -> Outcome:
+def _outcome(function: Callable[[Any], object], number: int, item: bytes) -> ItemOutcome:
     try:
         function(pickle.loads(item))
     except Exception as error:  # an error that a task raises would end all the others
-        return Outcome(number, redacted(f"{type(error).__name__}: {error}"[:_PROBLEM_CHARACTERS]), may_pass(error))
-    return Outcome(number)
+        return ItemOutcome(number, redacted(f"{type(error).__name__}: {error}"[:_PROBLEM_CHARACTERS]), may_pass(error))
+    return ItemOutcome(number)
 
 
-def in_rounds(
+def with_retries(
     function: Callable[[T], object],
     items: Sequence[T],
-    submit: Callable[[Mapping[int, T]], Generator[Outcome, None, None]],
+    submit: Callable[[Mapping[int, T]], Generator[ItemOutcome, None, None]],
 ) -> Iterator[None]:
     """Have each item done by a cluster, and yield after each. What failed there and may pass is submitted again, in three
     rounds; what still fails then, or never passes, runs in this process, where it raises its own error.
@@ -127,7 +127,7 @@ def in_rounds(
 def _mapped(function: Callable[[T], object], items: Sequence[T], work: Any, **how: Any) -> Iterator[None]:
     """Run ``work`` on tables of the items in Ray Data tasks, in rounds."""
 
-    def submit(left: Mapping[int, T]) -> Generator[Outcome, None, None]:
+    def submit(left: Mapping[int, T]) -> Generator[ItemOutcome, None, None]:
         DataContext.get_current().enable_progress_bars = False
         logging.getLogger("ray.data").setLevel(logging.ERROR)  # the caller shows progress, and a failure is raised
         # an item travels in its own row: a list of all of them in each task would cost the square of their number
@@ -136,6 +136,6 @@ def _mapped(function: Callable[[T], object], items: Sequence[T], work: Any, **ho
             work, batch_size=None, batch_format="pyarrow", **how
         )
         for batch in made.iter_batches(batch_size=None, batch_format="pyarrow"):
-            yield from (Outcome(**row) for row in batch.to_pylist())
+            yield from (ItemOutcome(**row) for row in batch.to_pylist())
 
-    return in_rounds(function, items, submit)
+    return with_retries(function, items, submit)

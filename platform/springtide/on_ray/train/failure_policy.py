@@ -15,7 +15,7 @@ from ray.train import FailureConfig
 from springtide.dist import CollectiveError
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.patience import MOST_STORE_FAILURES, store_pause_s
-from springtide.errors import SpringtideError, StoppedWaiting, StoreAway, UnfitNode
+from springtide.errors import SpringtideError, StoppedWaiting, StoreUnavailable, UnfitNode
 from springtide.events import Failed
 from springtide.on_ray._ray_private import (
     DefaultFailurePolicy,
@@ -25,7 +25,7 @@ from springtide.on_ray._ray_private import (
 )
 from springtide.on_ray.cluster.nodes import lost, unanswering
 from springtide.on_ray.train.mailbox import Progress
-from springtide.on_ray.train.process_pool import CalledOffError, UnfitNodesError, WorkerProcessPool, last_line
+from springtide.on_ray.train.process_pool import StartCancelledError, UnfitNodesError, WorkerProcessPool, last_line
 from springtide.on_ray.train.worker import TrainJob
 from springtide.store.errors import FINAL, may_pass, of_store
 
@@ -62,7 +62,7 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         """Decide what to do about a failure, and record it in the run's journal."""
         if self._processes.closed:
             return FailureDecision.RAISE
-        if isinstance(getattr(training_failed_error, "controller_failure", None), CalledOffError):
+        if isinstance(getattr(training_failed_error, "controller_failure", None), StartCancelledError):
             return FailureDecision.RETRY  # the next decision ends the run as it was asked to
         failures = getattr(training_failed_error, "worker_failures", None)
         nodes = set(self._processes.plan)
@@ -70,7 +70,7 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         if (ours := fatal(training_failed_error)) is not None:
             if isinstance(ours, StoppedWaiting):
                 return FailureDecision.RAISE
-            if isinstance(ours, StoreAway):  # the survivors hold the state that was to be saved
+            if isinstance(ours, StoreUnavailable):  # the survivors hold the state that was to be saved
                 return self._of_store(ours)
             cause, decision = "failed workers" if failures is not None else "given up", FailureDecision.RAISE
             if isinstance(ours, UnfitNode) and ours.node in nodes:

@@ -40,12 +40,7 @@ from springtide.on_ray._ray_private import (
     replace_synchronization_actor,
 )
 from springtide.on_ray.cluster.nodes import silent_nodes
-from springtide.on_ray.train.process_pool import (
-    PATIENCE_S,
-    Start,
-    WorkerProcessPool,
-    last_line,
-)
+from springtide.on_ray.train.process_pool import PATIENCE_S, Start, WorkerProcessPool, last_line
 
 _log = logging.getLogger(__name__)
 

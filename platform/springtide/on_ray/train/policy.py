@@ -117,7 +117,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._limit, self._holds, self._newest = WorkerLimit(), True, Progress()
         """What commands say of the workers, and whether the cluster is asked for any."""
         self._saver = SnapshotSaver(job)
-        self._processes.is_called_off = self._is_stopped_meanwhile
+        self._processes.is_cancelled = self._is_stopped_meanwhile
 
     @property
     def _bounds(self) -> Bounds:
@@ -321,8 +321,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """Return the nodes as observed. ``warm``: start processes where the next group would be and none are."""
         table = live()
         reserved = self._reserved({node["NodeID"] for node in table}, busy)
-        told = lambda: self._mailbox.notices().get(_ANSWER_S) or {}  # noqa: E731
-        seen = observed(table, reserved, self.scaling_config._resources_per_worker_not_none, told)
+        resources = self.scaling_config._resources_per_worker_not_none
+        seen = observed(table, reserved, resources, lambda: self._mailbox.notices().get(_ANSWER_S) or {})
         self._processes.observe(seen)
         problems = self._processes.problems()
         nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]

@@ -50,7 +50,7 @@ class UnfitNodesError(WorkerGroupStartupFailedError):
     came up and those of other nodes did not. The next group starts without these nodes."""
 
 
-class CalledOffError(WorkerGroupStartupFailedError):
+class StartCancelledError(WorkerGroupStartupFailedError):
     """The run was asked to stop while the processes of a group came up."""
 
 
@@ -79,7 +79,7 @@ class WorkerProcessPool:
         """When the next group may start, of ``time.monotonic``; earlier, the store could not be reached again [s]."""
         self.setup_times = StartTimes(_LEAST_START_S, _MEET_S)
         """How long ready processes have taken to form a group."""
-        self.is_called_off: Callable[[], bool] = lambda: False
+        self.is_cancelled: Callable[[], bool] = lambda: False
         """Returns whether processes that come up are waited for no more; called about once a second meanwhile."""
         self._start_times = StartTimes(_LEAST_START_S, START_S)
         """How long new processes have taken to come up."""
@@ -161,7 +161,7 @@ class WorkerProcessPool:
     def take(self, start: Start) -> list[WorkerProcess]:
         """Return processes for the plan, one per worker, as soon as they are ready; ``start`` starts those that lack, and later
         ones. One that takes far longer than the others does not hold them up. Raises WorkerGroupStartupFailedError if one
-        does not come up or is unfit, UnfitNodesError if others did, CalledOffError if ``is_called_off`` says so meanwhile."""
+        does not come up or is unfit, UnfitNodesError if others did, StartCancelledError if ``is_cancelled`` says so."""
         self._start = start
         taken: list[WorkerProcess] = []
         lacking, left = Counter(self.plan), list[WorkerProcess]()
@@ -174,9 +174,9 @@ class WorkerProcessPool:
             taken += here + [self._begin(node) for _ in range(lacking[node])]
         self._free = left
         done = self._await(taken)
-        if len(done) < len(taken) and self.is_called_off():
+        if len(done) < len(taken) and self.is_cancelled():
             self.give_back(taken)
-            raise CalledOffError("the run was asked to stop while its processes came up")
+            raise StartCancelledError("the run was asked to stop while its processes came up")
         for process in taken:
             if process.ready not in done:
                 self.exclude(process.node, _never_came_up(process))
@@ -235,7 +235,7 @@ class WorkerProcessPool:
             left_s = last_s + self._start_times.limit_s() - time.monotonic()
             # many at a time, at first: each look costs as much as there are processes
             newly = _done(list(waiting), max(0.0, min(left_s, _LOOK_S)), at_least=-(-len(waiting) // 4))
-            if (not newly and left_s <= _LOOK_S) or self.is_called_off():
+            if (not newly and left_s <= _LOOK_S) or self.is_cancelled():
                 break
             for ref in newly:
                 self._start_times.add(time.monotonic() - waiting[ref].begin_s)

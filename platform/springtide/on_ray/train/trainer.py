@@ -35,7 +35,7 @@ from springtide.on_ray.train.failure_policy import SpringtideFailurePolicy, fata
 from springtide.on_ray.train.group import Controller
 from springtide.on_ray.train.mailbox import MailboxClient, Reply
 from springtide.on_ray.train.policy import SpringtideScalingPolicy
-from springtide.on_ray.train.process_pool import CalledOffError, last_line
+from springtide.on_ray.train.process_pool import StartCancelledError, last_line
 from springtide.on_ray.train.snapshot_client import snapshot_servers_follow
 from springtide.on_ray.train.snapshot_saver import OrphanedRun
 from springtide.on_ray.train.worker import TrainJob, work
@@ -229,7 +229,7 @@ class _WithoutStops(logging.Filter):
     """Leaves out the stack trace that Ray's controller logs when a run is asked to stop: the run says it in a line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], StoppedWaiting | CalledOffError))
+        return not (record.exc_info and isinstance(record.exc_info[1], StoppedWaiting | StartCancelledError))
 
 
 def _watches(config: Config, mailbox: MailboxClient) -> PreemptionWatchers | None:
