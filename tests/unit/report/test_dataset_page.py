@@ -72,6 +72,14 @@ def test_names_that_are_no_text_are_told_as_far_as_they_are(tmp_path: Path) -> N
 
 def test_a_dataset_that_was_there_keeps_its_card(tiny: st.Config) -> None:
     card = Path(tiny.shards.dataset) / CARD
-    card.unlink(missing_ok=True)
-    st.prepare(tiny.override({"shards.dataset": ""}))
-    assert not card.exists()  # sealed is sealed: only making one writes into it
+    made = card.read_bytes() if card.exists() else None
+    try:
+        card.write_text("a note of whoever made it")
+        st.prepare(tiny.override({"shards.dataset": ""}))
+        assert card.read_text() == "a note of whoever made it"
+        card.unlink()  # as a kill behind the manifest leaves it
+        st.prepare(tiny.override({"shards.dataset": ""}))
+        assert open_dataset(tiny.shards.dataset)[0].digest in card.read_text()
+    finally:
+        if made is not None:
+            card.write_bytes(made)
