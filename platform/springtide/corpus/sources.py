@@ -381,7 +381,7 @@ def open_source(
 
 
 def _kind(name: str) -> str:
-    plain = name.removesuffix(_suffix(name)) if _compression(name) else name
+    plain = posixpath.splitext(name)[0] if _compression(name) else name
     return "lines" if _suffix(plain) in _LINES else "parquet" if _suffix(plain) == ".parquet" else "text"
 
 

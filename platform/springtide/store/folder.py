@@ -20,6 +20,7 @@ from typing import IO, Any, TypeVar
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
 from pydantic import TypeAdapter, ValidationError
 
 from springtide.errors import ConfigError, damaged, explain
@@ -200,7 +201,7 @@ class Folder:
             with as_os_errors(target):
                 self.fs.pipe_file(target, b"".join(parts))  # one put: atomic in an object store
         else:
-            with as_os_errors(target), self.fs.open(target, "wb", block_size=_ONE_PUT_BYTES) as file:
+            with as_os_errors(target), _all_or_nothing(self.fs.open(target, "wb", block_size=_ONE_PUT_BYTES)) as file:
                 for part in parts:
                     file.write(part)
 
@@ -351,6 +352,20 @@ def _check_protocol(url: str, known: Sequence[str]) -> None:
     if separator and protocol.lower() not in known:
         known_here = f"has a protocol that is not opened here: {protocol!r}"
         raise ConfigError(explain("URL", url, known_here, f"use one of {', '.join(known)}, or a path"))
+
+
+@contextlib.contextmanager
+def _all_or_nothing(file: Any) -> Iterator[Any]:
+    """Close ``file`` of an object store if the block ends well. If not, end its upload; to close would publish a part of it."""
+    try:
+        yield file
+    except BaseException:
+        if isinstance(file, AbstractBufferedFile):
+            file.closed = True
+            with contextlib.suppress(Exception):  # what is left of an upload is no object
+                file.discard()
+        raise
+    file.close()
 
 
 def _read_range(file: int, begin: int, end: int) -> bytes | memoryview:

@@ -111,7 +111,7 @@ def test_links_that_lead_out_of_a_folder_are_not_read(tmp_path: Path, caplog: py
     assert "2 links that lead out of it or to a folder are not read" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["a.txt.zst", "a.jsonl", "a.jsonl.gz", "a.parquet"])
+@pytest.mark.parametrize("name", ["a.txt.zst", "a.jsonl", "A.JSONL.GZ", "a.parquet"])
 def test_a_document_that_is_too_long_is_broken_and_the_rest_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -120,9 +120,9 @@ def test_a_document_that_is_too_long_is_broken_and_the_rest_is_read(
     texts = ["short", "x" * 5000, "after"]
     if name == "a.parquet":
         pq.write_table(pa.table({"text": texts}), tmp_path / name)
-    elif ".jsonl" in name:
+    elif ".jsonl" in name.lower():
         lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
-        (tmp_path / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
+        (tmp_path / name).write_bytes(gzip.compress(lines) if name.endswith(".GZ") else lines)
     else:
         texts = texts[1:2]
         (tmp_path / name).write_bytes(pa.compress(texts[0].encode(), "zstd", asbytes=True))

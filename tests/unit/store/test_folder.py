@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -190,6 +191,24 @@ def test_a_file_of_a_store_is_read_no_further_than_is_asked(s3: str, monkeypatch
         assert file.read() == data
     with pytest.raises(FileNotFoundError):
         folder.open("none")
+
+
+def test_a_large_write_that_fails_half_way_leaves_the_old_bytes_where_fsspec_writes(s3: str) -> None:
+    folder, mib = Folder(f"{s3}/halves"), memoryview(bytes(2**20))
+    folder._is_s3 = False  # as in stores that have no client here: gs and az
+    folder.write("new", b"old")
+
+    def parts() -> Iterator[memoryview]:
+        for number in range(40):
+            if number == 35:  # two parts of the upload are there
+                raise ValueError("source is gone")
+            yield mib
+
+    with pytest.raises(ValueError, match="source is gone"):
+        folder.put_stream("new", parts(), 40 * 2**20)
+    assert folder.read("new") == b"old"
+    folder.put_stream("new", [mib] * 20, 20 * 2**20)
+    assert folder.size("new") == 20 * 2**20
 
 
 @pytest.mark.parametrize(
