@@ -26,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from springtide.errors import ConfigError, damaged, explain
 from springtide.store.errors import as_os_errors
 from springtide.store.full_disk import explain_full_disk, is_full
+from springtide.store.local_files import read_range, remove_old, unlink
 from springtide.store.plain_json import to_json
 
 _T = TypeVar("_T")
@@ -35,8 +36,6 @@ _SOURCES = ("http", "https")
 """What a corpus may also be read from. Nothing else: fsspec knows protocols that run commands and templates."""
 _ONE_PUT_BYTES = 16 * 2**20
 _STREAM_BYTES = 2**20
-_ONE_READ_BYTES = 2**30
-"""Most bytes that one call surely reads: Linux ends a read at 2 GiB less a page."""
 _WHOLE_BYTES = 256 * 2**20
 """Most bytes of a file that is read whole: manifests, indexes, journals, configs. A hostile one may be larger than memory."""
 
@@ -92,18 +91,24 @@ class Folder:
     def read(self, name: str) -> bytes:
         """Return all bytes of ``name``, one of the small files: manifests, indexes, journals, configs. FileNotFoundError if
         there is no such file, DamagedFile if it is larger than any of them."""
+        data = self._read_whole(name)
+        if data is None:
+            limit = f"is larger than {_WHOLE_BYTES:,} bytes, the limit of files that are read whole"
+            raise damaged(self.where(name), limit)
+        return data
+
+    def _read_whole(self, name: str) -> bytes | None:
+        """Return all bytes of ``name``; None if there are more than a file may have that is read whole."""
         if self._is_s3:
             from springtide.store import s3
 
-            return s3.read(self.fs, self.where(name))
+            return s3.read(self.fs, self.where(name), _WHOLE_BYTES)
         size = os.stat(self.local_file(name)).st_size if self.is_local else 0
+        if size > _WHOLE_BYTES:
+            return None
         with as_os_errors(self.where(name)), self.open(name) as file:
-            data = b"" if size > _WHOLE_BYTES else bytes(file.read(size + 1 if self.is_local else _WHOLE_BYTES + 1))
-        if max(size, len(data)) > _WHOLE_BYTES:
-            raise damaged(
-                self.where(name), f"is larger than {_WHOLE_BYTES:,} bytes, the limit of files that are read whole"
-            )
-        return data
+            data = bytes(file.read(size + 1 if self.is_local else _WHOLE_BYTES + 1))
+        return None if len(data) > _WHOLE_BYTES else data
 
     def read_json(self, name: str) -> Any:
         """Return the JSON value in ``name``. DamagedFile, a ValueError, if it is not JSON; else as ``read``."""
@@ -156,7 +161,7 @@ class Folder:
                 end = min(
                     end, os.fstat(file.fileno()).st_size
                 )  # the buffer is made first, and a hostile end may be anything
-                return _read_range(file.fileno(), begin, end) if begin < end else b""
+                return read_range(file.fileno(), begin, end) if begin < end else b""
         if self._is_s3:
             from springtide.store import s3
 
@@ -244,10 +249,10 @@ class Folder:
         except OSError as error:
             if not is_full(error):
                 raise
-            _unlink(beside)  # first: it takes room, too
+            unlink(beside)  # first: it takes room, too
             raise explain_full_disk(error, target, size_bytes) from error
         finally:
-            _unlink(beside)
+            unlink(beside)
 
     def write_json(self, name: str, value: Any) -> None:
         self.write(name, to_json(value, indent=1, sort_keys=True))
@@ -304,7 +309,7 @@ class Folder:
         """Remove files, not folders, in as few requests as the store can; not an error if some do not exist."""
         if self.is_local:
             for name in names:
-                _unlink(self.where(name))
+                unlink(self.where(name))
         elif self._is_s3:
             from springtide.store import s3
 
@@ -325,13 +330,11 @@ class Folder:
             with contextlib.suppress(OSError):
                 os.rmdir(self.path)
 
-    def sweep(self) -> None:
-        """Remove temporary files that killed writes left directly in the folder. Only if no other process writes to it any
-        more."""
-        with contextlib.suppress(FileNotFoundError):
-            for path in self.fs.ls(self.path, detail=False) if self.is_local else []:
-                if posixpath.basename(str(path)).startswith(_TEMPORARY):
-                    os.unlink(path)
+    def sweep(self, unchanged_s: float = 0.0) -> None:
+        """Remove temporary files that killed writes left directly in a local folder; where another process may write to it,
+        only those that nobody has written to for ``unchanged_s`` seconds."""
+        if self.is_local:
+            remove_old(self.path, _TEMPORARY, unchanged_s)
 
     def check_writable(self) -> None:
         """Raise OSError if the folder cannot be written, so that a run fails at its start and not an hour later. Removes what
@@ -366,22 +369,6 @@ def _all_or_nothing(file: Any) -> Iterator[Any]:
                 file.discard()
         raise
     file.close()
-
-
-def _read_range(file: int, begin: int, end: int) -> bytes | memoryview:
-    """Return bytes [begin, end) of an open file; fewer if it has become shorter."""
-    if end - begin <= _ONE_READ_BYTES and len(data := os.pread(file, end - begin, begin)) == end - begin:
-        return data
-    buffer = memoryview(bytearray(end - begin))
-    done = 0
-    while done < len(buffer) and (read := os.preadv(file, [buffer[done:]], begin + done)):
-        done += read
-    return buffer[:done].toreadonly()
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        os.unlink(path)
 
 
 def first_problem(error: ValidationError) -> str:

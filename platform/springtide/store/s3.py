@@ -60,11 +60,13 @@ def can_ask_for(path: str) -> bool:
     return not _UNASKED.search(path.partition("/")[2])
 
 
-def read(fs: Any, path: str) -> bytes:
-    """Return all bytes of ``bucket/key``. OSError after its retries, FileNotFoundError if it does not exist."""
+def read(fs: Any, path: str, most_bytes: int) -> bytes | None:
+    """Return all bytes of ``bucket/key``, None if there are more than ``most_bytes``. OSError after its retries,
+    FileNotFoundError if it does not exist."""
     bucket, key = path.split("/", 1)
     with _as_os_errors(path):
-        return bytes(obstore.get(_bucket(fs, bucket), key).bytes())
+        found = obstore.get(_bucket(fs, bucket), key)
+        return None if found.meta["size"] > most_bytes else bytes(found.bytes())
 
 
 def read_range(fs: Any, path: str, begin: int, end: int) -> memoryview:

@@ -193,6 +193,17 @@ def test_a_file_of_a_store_is_read_no_further_than_is_asked(s3: str, monkeypatch
         folder.open("none")
 
 
+def test_an_object_that_is_larger_than_memory_is_refused_before_it_is_read(
+    s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(f"{s3}/large")
+    folder.write("it.json", b"1" * 1000)
+    assert len(folder.read("it.json")) == 1000
+    monkeypatch.setattr("springtide.store.folder._WHOLE_BYTES", 999)
+    with pytest.raises(DamagedFile, match=r"it\.json: is larger than 999 bytes"):
+        folder.read_json("it.json")
+
+
 def test_a_large_write_that_fails_half_way_leaves_the_old_bytes_where_fsspec_writes(s3: str) -> None:
     folder, mib = Folder(f"{s3}/halves"), memoryview(bytes(2**20))
     folder._is_s3 = False  # as in stores that have no client here: gs and az
