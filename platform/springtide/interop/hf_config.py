@@ -6,7 +6,6 @@ What a config.json says and the decoder does not do is refused by key, value and
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -153,7 +152,7 @@ def _number(key: str, value: Any, where: str) -> Any:
         if not isinstance(value, bool):
             raise ConfigError(explain(named, value, "is not true or false", "correct the file"))
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**63:  # nor is NaN
         raise ConfigError(explain(named, value, "is not a number", "correct the file"))
     if key == "rms_norm_eps" or key in _CAPS:
         if not 0 < value < _MOST:

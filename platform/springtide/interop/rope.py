@@ -102,8 +102,9 @@ def _check_rest(scaling: str, given: Mapping[str, Any], found: Mapping[str, Any]
             continue
         if scaling == "yarn" and key in _YARN_ONLY and value in _YARN_ONLY[key]:
             continue
-        if scaling == "yarn" and key == "attention_factor" and isinstance(value, int | float):
-            if math.isclose(value, 0.1 * math.log(found["rope_factor"]) + 1.0, rel_tol=1e-6):
+        if scaling == "yarn" and key == "attention_factor":
+            usual = 0.1 * math.log(found["rope_factor"]) + 1.0
+            if math.isclose(_positive(value, f"{named}: {key}", 0.0), usual, rel_tol=1e-6):
                 continue
         elif scaling in ("none", "linear") and key == "original_max_position_embeddings":
             continue  # no part of what these compute

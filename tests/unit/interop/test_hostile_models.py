@@ -56,6 +56,14 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
         ({**LLAMA, "sliding_window": 8}, "sliding_window = 8: LlamaForCausalLM has no local layers"),
         ({**LLAMA, "hidden_size": "64"}, "hidden_size = '64': is not a number"),
         ({**LLAMA, "hidden_size": True}, "hidden_size = True: is not a number"),
+        *(
+            ({**LLAMA, key: 10**400}, f"{key} = 1000.*: is not a number")
+            for key in ("hidden_size", "rms_norm_eps", "num_attention_heads", "max_position_embeddings")
+        ),
+        (
+            {**LLAMA, "rope_parameters": {**YARN, "attention_factor": 10**400}},
+            "attention_factor = 1000.*: is not a num",
+        ),
         ({**LLAMA, "hidden_size": 64.5}, "must be a whole number"),
         ({**LLAMA, "hidden_size": -64}, "must be a whole number from 1"),
         ({**LLAMA, "hidden_size": 66, "num_attention_heads": 6}, "head_dim = 11.*must be even"),
