@@ -36,23 +36,25 @@ def write_weights(
     tensors: Kinds,
     read: Callable[[StagedPiece], Tensor],
     part_bytes: int = PART_BYTES,
+    lease: leases.Lease | None = None,
 ) -> Manifest:
     """Write ``tensors`` as a checkpoint of ``to``; return its manifest. ``read`` returns the bytes of a box, uint8 (bytes,).
     Each part counts as written by a rank: ``meta.world_size`` is set to their number. If ``read`` raises, nothing is
-    committed."""
+    committed. ``lease``: the caller's claim on ``to``; without one it is claimed here."""
     parts = list(_parts(tensors, part_bytes))
     meta = meta.model_copy(update={"world_size": len(parts)})
-    term = leases.claim(to, secrets.token_hex(8)).term
+    held = lease or leases.claim(to, secrets.token_hex(8))
     writer = PieceWriter(to)
     try:
         for rank, pieces in reversed(list(enumerate(parts))):  # the first one commits
             bytes_of = {one.tensor: read(one).numpy().data for one in pieces}
             view = functools.partial(_view, bytes_of)
-            job = CommitJob(to.url, term, rank, meta, dict(config), pieces, Rule(1))
+            job = CommitJob(to.url, held.term, rank, meta, dict(config), pieces, Rule(1), held.owner)
             writer.write(job, view, lambda: False)
             del bytes_of, view
     finally:
-        leases.end(to, term)
+        if not lease:
+            leases.end(to, held.term)
     return read_manifest(to, job.name)
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from springtide.checkpoint.format import IMPORTED, Manifest, Meta, StagedPiece
+from springtide.checkpoint.leases import Lease
 from springtide.checkpoint.tensors import raw, type_of
 from springtide.checkpoint.validate import ITEM_BYTES
 from springtide.checkpoint.weights_only import PART_BYTES, write_weights
@@ -119,10 +120,15 @@ def open_model(folder: Folder) -> ImportedModel:
 
 
 def write_checkpoint(
-    found: ImportedModel, to: Folder, config: Mapping[str, Any], fingerprint: str, part_bytes: int = PART_BYTES
+    found: ImportedModel,
+    to: Folder,
+    config: Mapping[str, Any],
+    fingerprint: str,
+    part_bytes: int = PART_BYTES,
+    lease: Lease | None = None,
 ) -> Manifest:
     """Write the weights of ``found``, as fp32, as the checkpoint of step 0 of ``to``; return its manifest. ``config``,
-    ``fingerprint``: of the run that it is saved with.
+    ``fingerprint``: of the run that it is saved with; ``lease``: the caller's claim on ``to``, if it has one.
 
     Raises:
         ConfigError: a weight is not a finite number.
@@ -142,7 +148,7 @@ def write_checkpoint(
         labels=labels,
     )
     kinds = {f"model/{name}": ("F32", place.shape) for name, place in found.places.items()}
-    return write_weights(to, meta, config, kinds, lambda one: _read(found, one), part_bytes)
+    return write_weights(to, meta, config, kinds, lambda one: _read(found, one), part_bytes, lease)
 
 
 def read_weights(found: ImportedModel) -> Iterator[tuple[str, Tensor]]:

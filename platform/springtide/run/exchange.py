@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 
 from springtide import config as configs
+from springtide.checkpoint import leases
 from springtide.checkpoint.adapters import has_adapter
 from springtide.checkpoint.branch import split
 from springtide.checkpoint.format import IMPORTED, read_manifest
@@ -113,6 +115,7 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
     Raises:
         ConfigError: the model or its adapter cannot be imported, with the key, tensor or file and the remedy, or ``to`` is
             not empty.
+        RunExists: another process of this machine imports to that folder, or another one began to while this one did.
         CorpusError: a model of the Hub does not exist, or cannot be reached.
 
     Examples:
@@ -139,10 +142,12 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
     if found.tokenizer:
         changes |= {"corpus.tokenizer": target.where(TOKENIZER), "corpus.end_of_text": found.end_of_text}
     config = usual.override(changes)
-    _clear(target)  # of what a killed import has left
     target.write_json(_UNFINISHED, {"of": redacted(found.folder.url)})
+    lease = leases.claim(target, secrets.token_hex(8))  # what lies there may be of an import under way
     try:
-        write_checkpoint(found, target, config.model_dump(mode="json"), configs.fingerprint(config))
+        _clear(target, _WRITTEN - {"leases", _UNFINISHED})  # what a killed import has left
+        write_checkpoint(found, target, config.model_dump(mode="json"), configs.fingerprint(config), lease=lease)
+        leases.check(target, lease.term, lease.owner)  # another import may have committed what counts here
         if found.tokenizer:
             target.write(TOKENIZER, found.tokenizer)
         if found.template:
@@ -151,18 +156,20 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
         run.write_config(config)
     except BaseException:
         with contextlib.suppress(Exception):  # the first error is the one to tell; the next import clears the rest
-            _clear(target)
+            leases.check(target, lease.term, lease.owner)  # else it is another import's by now
+            _clear(target, _WRITTEN)
             if not existed:
                 target.remove()
         raise
+    leases.end(target, lease.term)
     target.remove(_UNFINISHED)
     return run
 
 
-def _clear(target: Folder) -> None:
-    """Remove what an import writes, last the file that says so."""
+def _clear(target: Folder, written: frozenset[str]) -> None:
+    """Remove what an import has ``written``, last the file that says so."""
     names = target.names()
-    for name in sorted(_WRITTEN.intersection(names), key=lambda one: one == _UNFINISHED):
+    for name in sorted(written.intersection(names), key=lambda one: one == _UNFINISHED):
         target.remove(name)
     if target.is_local:
         target.sweep()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +20,8 @@ from families import their_model
 from hub import COMMIT, Hub
 
 from springtide.checkpoint.format import read_manifest
-from springtide.errors import ConfigError
+from springtide.errors import ConfigError, RunExists
+from springtide.interop import hf_import
 from springtide.run import exchange
 from springtide.run.exchange import import_model
 from springtide.run.folder import Run
@@ -59,8 +61,8 @@ def test_a_killed_import_is_replaced_by_the_next(
     to = tmp_path / "run"
     with monkeypatch.context() as patch:
 
-        def killed(*_: Any) -> None:
-            patch.setattr(exchange, "_clear", lambda _: None)  # who is killed does not clear
+        def killed(*_: Any, **__: Any) -> None:
+            patch.setattr(exchange, "_clear", lambda *_: None)  # who is killed does not clear
             patch.setattr(Folder, "remove", lambda *_: None)
             raise Killed
 
@@ -70,9 +72,45 @@ def test_a_killed_import_is_replaced_by_the_next(
     assert (to / "importing.json").exists()
     found = import_model(model, str(to))
     assert found.checkpoints == ["step-0000000000"]
-    assert found.folder.files() == import_model(model, str(tmp_path / "again")).folder.files()
+    again = import_model(model, str(tmp_path / "again")).folder
+    assert _without_leases(found.folder) == _without_leases(again)
+    assert [set(one.folder.names()) for one in (found, Run(again))] == [{"checkpoints", "config.yaml", "leases"}] * 2
     with pytest.raises(ConfigError, match="is not empty"):
         import_model(model, str(to))
+
+
+def _without_leases(folder: Folder) -> set[bytes]:
+    """The bytes of its weights, whatever lease wrote them."""
+    return {folder.read(name) for name in folder.files() if name.endswith(".safetensors")}
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_an_import_that_another_has_overtaken_leaves_that_ones_files(
+    is_stopped: bool, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on two machines: neither can see that the other's process is alive."""
+    to, read, host = str(tmp_path / "run"), hf_import._read, socket.gethostname
+    other = their_model("llama2")
+    with torch.no_grad():
+        other.model.norm.weight += 1.0
+    other.save_pretrained(tmp_path / "other")
+
+    def overtaken(*arguments: Any) -> torch.Tensor:
+        monkeypatch.setattr(hf_import, "_read", read)
+        monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+        import_model(str(tmp_path / "other"), to)
+        monkeypatch.setattr(socket, "gethostname", host)
+        if is_stopped:
+            raise KeyboardInterrupt
+        return read(*arguments)
+
+    monkeypatch.setattr(hf_import, "_read", overtaken)
+    with pytest.raises(KeyboardInterrupt if is_stopped else RunExists):
+        import_model(model, to)
+    expected = import_model(str(tmp_path / "other"), str(tmp_path / "expected")).folder
+    assert Run(Folder(to)).checkpoints == ["step-0000000000"]
+    assert read_manifest(Folder(to), "step-0000000000").meta.labels["imported"] == str(tmp_path / "other")
+    assert _without_leases(Folder(to)) == _without_leases(expected) != set()
 
 
 def test_a_folder_with_files_of_others_is_not_replaced(model: str, tmp_path: Path) -> None:
