@@ -10,6 +10,7 @@ import functools
 import logging
 import math
 import re
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -26,7 +27,7 @@ _OURS = re.compile(r"COMMITTED|ABANDONED|QUARANTINED|a\d{4,}-(manifest\.json|r\d
 """Files of a checkpoint. Whatever else lies in its folder, somebody has put there."""
 _READERS = "readers"
 _READER_S = 3600.0
-"""Lifetime of a reader note, in case its reader dies without removing it [s]."""
+"""Lifetime of a reader note, in case its reader dies without removing it; a live one renews it [s]."""
 
 
 class _ReaderNote(NamedTuple):
@@ -115,15 +116,27 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int
 
 @contextlib.contextmanager
 def note_reader(run: Folder, name: str) -> Iterator[None]:
-    """Keep the files of checkpoint ``name`` while the block runs, for up to an hour. If the reader note cannot be
-    written, the block runs without it."""
+    """Keep the files of checkpoint ``name`` while the block runs. If the reader note cannot be written, the block runs without
+    it; if this process is killed, it expires."""
     note = f"{_READERS}/{name}.{uuid.uuid4().hex[:12]}"
-    folder = checkpoints(run)
-    with contextlib.suppress(OSError):
-        folder.write(note, to_json({"until_s": time.time() + _READER_S}))
+    folder, is_over = checkpoints(run), threading.Event()
+
+    def renew() -> None:
+        while not is_over.wait(_READER_S / 4):
+            write()
+
+    def write() -> None:
+        with contextlib.suppress(OSError):
+            folder.write(note, to_json({"until_s": time.time() + _READER_S}))
+
+    write()
+    thread = threading.Thread(target=renew, name="springtide-reader-note", daemon=True)
+    thread.start()
     try:
         yield
     finally:
+        is_over.set()
+        thread.join()  # it may be about to write
         with contextlib.suppress(OSError):
             folder.remove(note)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -114,6 +115,21 @@ def test_a_readers_note_keeps_a_checkpoint_and_runs_out(tmp_path: Path, monkeypa
     monkeypatch.setattr(time, "time", lambda: now + 7200)
     assert being_read(run) == set()
     assert (run / "checkpoints" / "readers").names() == []
+
+
+def test_a_reader_that_takes_longer_than_its_note_lasts_renews_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("springtide.checkpoint.retention._READER_S", 0.2)
+    run, readers = Folder(tmp_path), tmp_path / "checkpoints" / "readers"
+    with note_reader(run, name_of(5)):
+        [note] = readers.iterdir()
+        until_s = json.loads(note.read_text())["until_s"]
+        deadline = time.monotonic() + 60
+        while json.loads(note.read_text())["until_s"] < until_s + 0.4:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)  # between looks at the note
+    assert not list(readers.iterdir())
 
 
 @pytest.mark.parametrize("note", ["", "[]", "{}", '{"until_s": "never"}', "[" * 100_000])
