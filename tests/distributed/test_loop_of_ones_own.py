@@ -62,6 +62,27 @@ def saved_apart(world: Any, folder: str, fails: bool) -> list[str]:
     return said
 
 
+def test_a_loop_that_does_not_restore_is_told_instead_of_saving_what_would_not_count(tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+    with st.checkpoint.Checkpointer(folder) as checkpoints:
+        for step in (10, 20, 20):
+            checkpoints.save(step, model, optimizer)
+    is_told = pytest.raises(st.CheckpointError, match=r"holds step 20, and 15 is no later one.*call restore first")
+    with is_told, st.checkpoint.Checkpointer(folder) as checkpoints:
+        checkpoints.save(15, model, optimizer)
+    with st.checkpoint.Checkpointer(folder) as checkpoints:
+        assert checkpoints.restore(model, optimizer) == 20
+        checkpoints.save(20, model, optimizer)  # of a loop that saves what it has just restored
+        checkpoints.save(30, model, optimizer)
+        with pytest.raises(st.CheckpointError, match="holds step 30, and 25 is no later one"):
+            checkpoints.save(25, model, optimizer)
+    assert committed(Folder(folder)) == [f"step-00000000{step}" for step in (10, 20, 30)]
+
+
 def test_a_save_that_fails_on_one_rank_is_told_on_all(tmp_path: Path, ranks: Callable[..., list[Any]]) -> None:
     folder = str(tmp_path / "run")
     assert ranks(2, saved_apart, folder, False) == [[], []]

@@ -11,7 +11,7 @@ from torch import nn
 
 from springtide.checkpoint import leases
 from springtide.checkpoint.async_saver import AsyncSaver
-from springtide.checkpoint.format import Meta
+from springtide.checkpoint.format import Meta, committed, step_of
 from springtide.checkpoint.restore import restore
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.tensors import named_tensors
@@ -57,6 +57,8 @@ class Checkpointer:
         owner = secrets.token_hex(8)
         term = on_first(lambda: leases.claim(self._run, owner).term)
         self._term, self._rank, self._size = term, rank_here(), len(gathered(None))
+        self._newest: int | None = None
+        """The step that was restored or saved last; None: nothing was yet."""
         self._saver = AsyncSaver(
             self._run,
             term,
@@ -106,7 +108,8 @@ class Checkpointer:
             CheckpointError: the newest is of another model, or bytes of the last one are bad.
         """
         found = restore(self._run, model, optimizer, lambda _: "", term=self._term)
-        return found.meta.step if found else 0
+        self._newest = found.meta.step if found else 0
+        return self._newest
 
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Save the state, after at least one step of the optimizer; returns when it is copied, and the model may change.
@@ -117,9 +120,21 @@ class Checkpointer:
             optimizer: of that model. Its state is saved, its hyperparameters are not.
 
         Raises:
-            CheckpointError: the save before failed on some rank.
+            CheckpointError: the save before failed on some rank, or the folder holds later steps: of the loop before, whose
+                state was not restored, or saved here.
         """
         self.wait()
+        if self._newest is None:  # nobody has looked
+            self._newest = max((step_of(name) or 0 for name in on_first(lambda: committed(self._run))), default=-1)
+            is_taken = step <= self._newest
+        else:
+            is_taken = step < self._newest
+        if is_taken:
+            raise CheckpointError(
+                f"{self._run.url} holds step {self._newest}, and {step} is no later one: it would not count; call restore "
+                "first, or name another folder"
+            )
+        self._newest = step
         meta = Meta(
             step=StepsDone(step),
             tokens=0,
