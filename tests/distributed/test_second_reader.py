@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Collection
 from contextlib import nullcontext
@@ -14,13 +15,15 @@ from saving import meta, resume, save, state
 
 from springtide.checkpoint import leases
 from springtide.checkpoint.format import ABANDONED, COMMITTED, QUARANTINED, committed, quarantine
-from springtide.checkpoint.fresh_start import begin_from_scratch, has_ever_committed
+from springtide.checkpoint.fresh_start import begin_from_scratch, begin_once, has_ever_committed
 from springtide.checkpoint.inspect import inspect
 from springtide.checkpoint.other_orders import check_order
+from springtide.checkpoint.process_id import process_id
 from springtide.checkpoint.restore import restore
 from springtide.checkpoint.second_reader import BadFileReport, second_readers
-from springtide.errors import CheckpointError, RunExists, UnfitNode
+from springtide.errors import CheckpointError, ConfigError, RunExists, UnfitNode
 from springtide.store import Folder
+from springtide.training.__main__ import job_of_torchrun
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
@@ -122,6 +125,43 @@ def test_from_scratch_sets_good_checkpoints_aside(tmp_path: Path) -> None:
         ("abandoned", "the run was begun again with --from-scratch")
     ] * 2
     assert resume(str(tmp_path))["step"] == 0
+
+
+def test_from_scratch_that_breaks_off_leaves_the_newest_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Folder(tmp_path)
+    save(str(tmp_path), [5, 10], stage_in="")
+    term, write = leases.claim(run, "user", trains=False).term, Folder.write
+
+    def breaks_off(folder: Folder, name: str, *data: Any) -> None:
+        if name.startswith("step-0000000010"):
+            raise OSError("503 Slow Down")
+        write(folder, name, *data)
+
+    monkeypatch.setattr(Folder, "write", breaks_off)
+    with pytest.raises(OSError, match="503"):
+        begin_from_scratch(run, term)
+    monkeypatch.undo()
+    assert (committed(run), leases.begun_at(run)) == (["step-0000000010"], 0)
+    assert begin_once(run, term, "job 1")
+    assert not begin_once(run, term, "job 1")
+    assert begin_once(run, term, "job 2")
+    assert begin_once(run, term, "")  # nobody knows who asks: as often as it is asked
+
+
+def test_torchruns_job_is_known_by_its_name_or_on_one_node_by_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert job_of_torchrun() == ""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+    assert job_of_torchrun() == "mine"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # as torchrun says where nobody names it
+    assert process_id(os.getppid()) in job_of_torchrun()
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    with pytest.raises(ConfigError, match=r"--from-scratch.*give torchrun --rdzv-id NAME"):
+        job_of_torchrun()
 
 
 def test_a_skip_older_than_every_checkpoint_abandons_none(tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ class Agent:
         launch = f"--nnodes={nodes} --nproc-per-node=1 --max-restarts=9 --monitor-interval=0.1 --local-addr=127.0.0.1"
         meet = f"--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:{port} --rdzv-id=it --rdzv-conf={_RENDEZVOUS}"
         command = [sys.executable, "-m", "torch.distributed.run", *launch.split(), *meet.split()]
-        command += [str(_GATED), str(gate), "--config", str(file)]
+        # torchrun gives each group the arguments of the first: only that one is to begin again
+        command += [str(_GATED), str(gate), "--config", str(file), "--from-scratch"]
         with self._log.open("wb") as log:
             # torch 2.13: with the shared store, a first rank that stays does not tell a node that joins where to meet
             environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}

@@ -30,10 +30,20 @@ def check_fresh_start(run: Folder) -> None:
     )
 
 
-def begin_from_scratch(run: Folder, term: int) -> list[str]:
-    """Have the run begin at step 0 under lease ``term``. Returns the checkpoints that counted until now; they are
-    marked as abandoned, and retention removes them as new ones are committed."""
+def begin_once(run: Folder, term: int, job: str) -> bool:
+    """As ``begin_from_scratch``, but only if the same ``job`` did not ask for it before: what starts a group again gives it the
+    arguments of the first. Returns whether the run begins at step 0 now."""
+    if job and leases.scratch_of(run) == job:
+        return False
+    begin_from_scratch(run, term, job)
+    return True
+
+
+def begin_from_scratch(run: Folder, term: int, job: str = "") -> list[str]:
+    """Have the run begin at step 0 under lease ``term``, at the request of ``job``, if it has a name. Returns the checkpoints
+    that counted until now; they are marked as abandoned, and retention removes them as new ones are committed. If that breaks
+    off, the newest still counts, and the run goes on from it."""
     older = committed(run)
-    leases.note_scratch(run, term)
     abandon(run, older, "the run was begun again with --from-scratch", term)
+    leases.note_scratch(run, term, job)
     return older

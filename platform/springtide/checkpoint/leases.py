@@ -21,11 +21,11 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from springtide.checkpoint.process_id import process_id
 from springtide.config.code import CODE_FIELDS, code_digest, is_sealed, seal
 from springtide.config.steps import StepsDone
 from springtide.errors import DamagedFile, RunExists, damaged
@@ -134,7 +134,7 @@ def claim(
         pid=os.getpid(),
         begun_s=time.time(),
         trains=trains,
-        process="" if yields else _process(os.getpid()),
+        process="" if yields else process_id(os.getpid()),
         driver=same.driver if same else (0 if trains else number),
         code=code,
         seal=same.seal if same else seal(_trust(run, sources, code)) if code else "",
@@ -244,9 +244,15 @@ def note_commit(run: Folder, term: int) -> None:
         _log.warning("the first commit of lease %d of %s could not be recorded: %s", term, run.url, error)
 
 
-def note_scratch(run: Folder, term: int) -> None:
-    """Record that lease ``term`` begins the run again at step 0 by request of its user."""
-    (run / "leases").write(f"{term:04d}.scratch", b"")
+def note_scratch(run: Folder, term: int, job: str = "") -> None:
+    """Record that lease ``term`` begins the run again at step 0 by request of its user, in ``job``, if it has a name."""
+    (run / "leases").write(f"{term:04d}.scratch", job)
+
+
+def scratch_of(run: Folder) -> str:
+    """Return the job that last began the run at step 0 by request; empty if none did, or it had no name."""
+    last = begun_at(run)
+    return (run / "leases").read(f"{last:04d}.scratch").decode(errors="replace") if last else ""
 
 
 def note_gone_back(run: Folder, term: int, step: StepsDone) -> None:
@@ -385,15 +391,4 @@ def _is_alive(run: Folder, lease: Lease) -> bool:
     if lease.host != socket.gethostname() or lease.pid == os.getpid():
         return False
     ended = (run / "leases").exists(f"{lease.term:04d}.ended")
-    return not ended and _process(lease.pid) == lease.process != ""
-
-
-def _process(pid: int) -> str:
-    """Return what distinguishes a process of this machine from a later one with its pid: boot id and start time; empty
-    if it cannot be read, or the process is a zombie."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return "" if state == "Z" else f"{boot}-{rest[18]}"
-    except (OSError, IndexError):
-        return ""
+    return not ended and process_id(lease.pid) == lease.process != ""

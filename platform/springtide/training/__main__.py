@@ -17,7 +17,8 @@ import torch
 from springtide import config as configs
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import committed
-from springtide.checkpoint.fresh_start import begin_from_scratch
+from springtide.checkpoint.fresh_start import begin_once
+from springtide.checkpoint.process_id import process_id
 from springtide.config.steps import StepsDone
 from springtide.dist import Connections, gpu_environment, on_first, process_group, world
 from springtide.elastic.forecast import RunHistory
@@ -112,13 +113,25 @@ def train(
         on_first(lambda: branch.keep(config.objective.teacher, config.run.id, TEACHER))
     claim = functools.partial(leases.claim, folder, owner, trains=False, sources=config.sources)
     term = on_first(lambda: claim().term)  # first: whoever is refused writes nothing
-    if from_scratch:
-        on_first(lambda: begin_from_scratch(folder, term))
     try:
+        if from_scratch and not on_first(lambda: begin_once(folder, term, job_of_torchrun())):
+            remarks = [*remarks, "--from-scratch: this job has begun the run at step 0 before, and goes on"]
         return _train(run, watch, term, local_rank, request, [*of_gpu, *remarks])
     finally:
         if here.is_first:
             leases.end(folder, term)
+
+
+def job_of_torchrun() -> str:
+    """Return what tells this job of torchrun from others, and is the same in each group that it starts; empty without torchrun.
+    Raises ConfigError if there is nothing: several nodes, and no ``--rdzv-id``."""
+    job = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    if job not in ("", "none"):
+        return job
+    if os.environ.get("WORLD_SIZE") != os.environ.get("LOCAL_WORLD_SIZE"):
+        problem = "would be repeated whenever torchrun starts the group again, and this job has no name"
+        raise ConfigError(explain("--from-scratch", True, problem, "give torchrun --rdzv-id NAME"))
+    return f"{socket.gethostname()} {process_id(os.getppid())}" if job else ""
 
 
 def check_begin(run: TrainLoop) -> None:

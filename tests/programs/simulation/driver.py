@@ -358,7 +358,7 @@ class Simulated:
             mock.patch.object(journal, "threading", threads),
             mock.patch.object(leases, "socket", host),
             mock.patch.object(leases, "os", system),
-            mock.patch.object(leases, "_process", self._process),
+            mock.patch.object(leases, "process_id", self._process),
             mock.patch.object(commit, "ThreadPoolExecutor", _Here),
             mock.patch.object(load, "ThreadPoolExecutor", _Here),
             mock.patch.object(restoring, "socket", host),
