@@ -48,6 +48,8 @@ from springtide.faults import reach
 from springtide.store import Folder, digest, to_json
 
 _PUT_BYTES = 8 * 2**20
+_LEFT_S = 3600.0
+"""A temporary file to which nobody has written for so long is a killed writer's [s]."""
 _LOOK_S = (0.05, 1.0)
 """First and longest pause between checks for the other ranks' indexes [s]."""
 _READERS = 8
@@ -180,11 +182,14 @@ class PieceWriter:
 
 def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
     """Wait for every rank's index, write the manifest, create the marker. Raises RunExists if a newer lease holds the
-    run, CheckpointError if ``gone`` becomes true before every index is there."""
+    run, CheckpointError if ``gone`` becomes true before every index is there. Returns the manifest of an older lease if that
+    commits the same state meanwhile: ranks that have seen it write nothing."""
     folder = checkpoints(run) / job.name
     names = [index_name(job.term, rank) for rank in range(job.meta.world_size)]
     pause = _LOOK_S[0]
-    while not set(names) <= set(folder.names()):
+    while not set(names) <= (there := set(folder.names())):
+        if is_good(there) and is_same_state((found := read_manifest(run, job.name)).meta, job.meta):
+            return found
         if gone():
             raise CheckpointError(f"{job.name}: not every rank wrote its part")
         time.sleep(pause)  # between checks; a second at most
@@ -321,6 +326,8 @@ def _tidy(run: Folder, job: CommitJob, known: KnownCheckpoints) -> None:
     folder.remove_files([file for file in doomed if not file.endswith(COMMITTED)])
     for name in folder.names() if folder.is_local else []:  # object stores have no empty folders
         if step_of(name) is not None and name < job.name:
+            if name not in reading:
+                (folder / name).sweep(_LEFT_S)  # of a rank that was killed in its write
             (folder / name).remove_if_empty()
 
 

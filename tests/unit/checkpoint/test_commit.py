@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -74,6 +76,44 @@ def test_the_state_that_an_earlier_lease_has_committed_is_not_written_again(run:
     Writer(run).save(5)
     assert Writer(run).save(5).written_bytes == 0
     assert term_of(run, 5) == 1
+
+
+def test_what_killed_writers_left_is_removed_and_what_is_being_written_stays(run: Folder) -> None:
+    writer = Writer(run)
+    writer.save(1)
+    for name in ("step-0000000001", "step-0000000002"):
+        folder = Path(run.path) / "checkpoints" / name
+        folder.mkdir(exist_ok=True)
+        for file, age_s in ((".tmp-old", 7200.0), (".tmp-new", 60.0)):
+            (folder / file).write_bytes(b"1" * 100)
+            os.utime(folder / file, (time.time() - age_s,) * 2)
+    writer.save(3)
+    left = sorted(str(path.relative_to(run.path)) for path in Path(run.path).rglob(".tmp-*"))
+    assert left == [f"checkpoints/step-000000000{step}/.tmp-new" for step in (1, 2)]
+
+
+def test_rank_0_does_not_wait_for_ranks_that_have_seen_an_older_leases_commit(run: Folder) -> None:
+    """It lands between the two looks for it, that of rank 0 and that of rank 1."""
+    older = Writer(run)
+    job = older.job(5)
+    newer = Writer(run)
+    mine = dataclasses.replace(newer.job(5), meta=job.meta.model_copy(update={"world_size": 2}))
+    looked = 0
+
+    def gone() -> bool:
+        nonlocal looked
+        looked += 1
+        if looked == 1:  # the answer to the put of the older lease is late
+            leases_check, commit.leases.check = commit.leases.check, lambda *_: None
+            try:
+                older.pieces.write(job, lambda staged: memoryview(bytes(128))[: staged.size_bytes], lambda: False)
+            finally:
+                commit.leases.check = leases_check
+        return looked > 20
+
+    found = newer.pieces.write(mine, lambda staged: memoryview(bytes(128))[: staged.size_bytes], gone)
+    assert (found.name, looked) == ("step-0000000005", 1)
+    assert read_manifest(run, found.name).term == older.term
 
 
 def test_a_checkpoint_that_is_removed_leaves_no_folder_and_what_is_not_ours_keeps_it(run: Folder) -> None:
