@@ -365,7 +365,7 @@ def _all_or_nothing(file: Any) -> Iterator[Any]:
     except BaseException:
         if isinstance(file, AbstractBufferedFile):
             file.closed = True
-            with contextlib.suppress(Exception):  # what is left of an upload is no object
+            with contextlib.suppress(Exception):  # no part of an upload can be seen
                 file.discard()
         raise
     file.close()
