@@ -51,7 +51,7 @@ class Trial(tune.Trainable):
         self._spec = config["trial"]
         self._lineage: list[Generation] = []
         self._runner: TrialRunner | None = None
-        self._reported, self._last = self._job.settled_step, TrialResult()
+        self._reported, self._last = self._job.settled_step, TrialResult(number=self._number)
 
     def step(self) -> TrialResult:
         """Wait for the next evaluation; return its metrics, with ``done`` if it is the last.
@@ -70,6 +70,8 @@ class Trial(tune.Trainable):
                 case Evaluated() as found:
                     if found.step > self._reported:
                         return self._result(runner, found)
+                case Finished() if last is None and self._job.sweep.metric not in self._last:
+                    return {**at_worst(self._last, self._job.sweep), "over": True}
                 case Finished():
                     return {**(self._result(runner, last) if last else self._last), "done": True, "over": True}
                 case Failed(RunExists() as error):
@@ -145,6 +147,7 @@ class Trial(tune.Trainable):
         cost = costs(steps)
         self._reported = found.step
         self._last = {
+            "number": self._number,
             "heldout_loss": found.heldout_loss,
             "heldout_bits_per_byte": found.heldout_bits_per_byte,
             "heldout_bits_per_byte_mean": found.mean_bits_per_byte,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import secrets
@@ -17,14 +16,17 @@ from ray import tune
 from ray.tune.schedulers import HyperBandScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from springtide.errors import RunExists
+from springtide.elastic.patience import MOST_STORE_FAILURES, store_pause_s
+from springtide.errors import RunExists, TrainingInterrupted
 from springtide.on_ray._ray_private import HEAD
 from springtide.on_ray.cluster.session import without_tune_signals
+from springtide.on_ray.train.process_pool import last_line
 from springtide.on_ray.tune.messages import TrialJob, TrialParameters, TrialResult, TrialSpec, value_of
 from springtide.on_ray.tune.schedulers import known_as
 from springtide.on_ray.tune.trial import Trial
 from springtide.on_ray.tune.trial_runner import SAVED_S
 from springtide.on_ray.tune.worker_pool import WorkerPoolHandle
+from springtide.store.errors import may_pass
 from springtide.tuning import (
     Budget,
     Point,
@@ -85,11 +87,12 @@ class SearchAdapter(Searcher):
 
     def on_trial_complete(self, trial_id: str, result: TrialResult | None = None, error: bool = False) -> None:
         """Report an ended trial to the search, and check whether another one is worth its price."""
-        failed = error or not result or "failed" in result or "held" in result
         values = None
-        if not failed and result is not None:
-            secondary = [value_of(result, self._sweep.secondary.metric)] if self._sweep.secondary else []
-            values = [value_of(result, self._sweep.metric), *secondary]
+        if not error and result and "failed" not in result and "held" not in result:
+            value = value_of(result, self._sweep.metric)
+            if math.isfinite(value):  # else it diverged, or was never evaluated
+                secondary = [value_of(result, self._sweep.secondary.metric)] if self._sweep.secondary else []
+                values = [value, *secondary]
         self._search.tell(self._numbers[trial_id], values)
         self._results[trial_id] = result or {}
         self.worthless = self._is_worthless()
@@ -154,7 +157,7 @@ class ProgressCallback(tune.Callback):
         if (of := result.get("of", "")) != self._of.get(name, ""):
             self._of[name] = of
             self._say(f"{name}: continued from {of}")
-        if self._sweep.metric not in result or "failed" in result or "held" in result:
+        if "tokens" not in result or "failed" in result or "held" in result:  # without them it was never evaluated
             return
         value = value_of(result, self._sweep.metric)
         if self._best is None or self._sweep.better(value, self._best[0]):
@@ -200,12 +203,14 @@ class BudgetStopper(tune.Stopper):
         """Why the sweep ends early; empty if it does not."""
         self.running = 0
         """Number of trials that run."""
+        self.failure: OSError | None = None
+        """Why the sweep's folder could not be written, after all tries."""
         self._over_s = math.inf
         self._lost = False
 
     def __getstate__(self) -> dict[str, object]:
         """Return what Tune saves of it in the sweep's folder, which nobody reads: an event cannot be saved."""
-        return {**self.__dict__, "_interrupted": None}
+        return {**self.__dict__, "_interrupted": None, "failure": None}
 
     def __call__(self, trial_id: str, result: TrialResult) -> bool:
         """Add a trial's result; returns False, because no trial is stopped alone."""
@@ -214,27 +219,38 @@ class BudgetStopper(tune.Stopper):
         return False
 
     def unless_lost(self, write: Callable[_P, None]) -> Callable[_P, bool]:
-        """Wrap ``write`` to return whether it was allowed: if another driver has taken over the sweep, this one ends."""
+        """Wrap ``write`` to return whether it was done: if another driver has taken over the sweep, this one ends. A store that
+        is away is tried again for half an hour; if it stays away, the sweep ends."""
 
         def checked(*arguments: _P.args, **named: _P.kwargs) -> bool:
-            try:
-                write(*arguments, **named)
-            except RunExists as error:
-                self._lost, self.over = True, str(error)
-                self._pool.close.remote()
-            return not self._lost
+            failures = 0
+            while True:
+                try:
+                    write(*arguments, **named)
+                except RunExists as error:
+                    self._lost, self.over = True, str(error)
+                    self._pool.close.remote()
+                except OSError as error:
+                    failures += 1
+                    passes = may_pass(error) and failures <= MOST_STORE_FAILURES and self.failure is None
+                    if passes and not self._interrupted.wait(store_pause_s(failures)):
+                        continue
+                    self.failure = error
+                return not self._lost and self.failure is None
 
         return checked
 
     def stop_all(self) -> bool:
-        """Return whether all trials are to end: a limit is met or the driver is interrupted, and they have saved their state,
-        or another driver holds the sweep. From then on Tune gives their processes ten seconds."""
+        """Return whether all trials are to end: a limit is met, the driver is interrupted or its store is away, and they have
+        saved their state, or another driver holds the sweep. From then on Tune gives their processes ten seconds."""
         if self._lost:
             return True
         tokens, worker_s, dollars = map(sum, zip(*self._by_trial.values(), (0.0, 0.0, 0.0), strict=True))
         spent = {"tokens": tokens, "worker_hours": worker_s / 3600.0, "dollars": dollars}
         met = [kind for kind, value in spent.items() if 0 < getattr(self._budget, kind) <= value]
         self.over = f"the budget is spent, {met[0]}: {spent[met[0]]:g}" if met else ""
+        if self.failure is not None:
+            self.over = f"the sweep's folder cannot be written: {self.failure}"
         if self._interrupted.is_set():
             self.over = "interrupted; trials continue from what they have saved"
         if self.over and self._over_s == math.inf:
@@ -262,7 +278,8 @@ class TrialTuner:
         before: Sequence[TrialOutcome] = (),
     ) -> str:
         """Try the points of ``search`` until all are done, the budget is spent or the driver is interrupted. Returns why it
-        ended early, empty if it did not.
+        ended early, empty if it did not. Raises OSError if the sweep's folder could not be written, TrainingInterrupted after
+        an error inside Ray Tune.
 
         Args:
             population: the first points of a population's trials, instead of ``search``'s.
@@ -304,8 +321,16 @@ class TrialTuner:
                 verbose=0,
             ),
         )
-        with contextlib.suppress(tune.TuneError), without_tune_signals():
-            tuner.fit()
+        try:
+            with without_tune_signals():
+                tuner.fit()
+        except tune.TuneError as error:  # not of a trial, which ends alone: its text is a stack trace
+            problem = f"an error inside Ray Tune: {last_line(error)}"
+            if not spent.over:
+                raise TrainingInterrupted(f"{problem}; resume with --resume") from error
+            say(problem)
+        if spent.failure is not None:
+            raise spent.failure
         if points.worthless:
             say(points.worthless)
         return spent.over
