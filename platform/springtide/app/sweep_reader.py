@@ -29,9 +29,10 @@ class SweepReader:
         return [self._outcome(number, point) for number, point in self.folder.points().items()]
 
     def interrupted(self, outcomes: Sequence[TrialOutcome]) -> list[str]:
-        """Return the names of trials that were interrupted and may be resumed."""
+        """Return the names of trials that were interrupted and may be resumed. The driver records the end of a trial that must
+        not continue: a run that failed without that was interrupted, as by a store that stayed away."""
         ended = self.folder.ended()
-        return [one.name for one in outcomes if one.status in ("stopped", "waiting") and one.number not in ended]
+        return [one.name for one in outcomes if one.status != "finished" and one.number not in ended]
 
     def runs(self, number: int, point: Point) -> list[Run]:
         """Return the runs of a trial that have started, oldest first."""

@@ -79,4 +79,7 @@ def test_an_outcome_is_that_of_the_folder(reader: SweepReader) -> None:
     reader.folder.write_end(0, TrialEnd("stopped", ""))
     happens(reader, 1, Started(step=0, world_size=1), Stopped(step=0, status="failed", reason="no memory"))
     assert [(one.status, one.reason) for one in reader.outcomes()] == [("stopped", ""), ("failed", "no memory")]
+    assert reader.interrupted(reader.outcomes()) == ["trial-0001"], "a store that stayed away ends a run, not its trial"
+    reader.folder.write_end(1, TrialEnd("failed", "no memory"))
+    happens(reader, 0, Stopped(step=40, status="finished", reason=""))
     assert reader.interrupted(reader.outcomes()) == []

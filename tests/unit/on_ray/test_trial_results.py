@@ -11,10 +11,11 @@ from ray.tune.execution.tune_controller import TuneController
 from ray.tune.search import ConcurrencyLimiter, SearchGenerator
 
 from springtide import config as configs
+from springtide.errors import SpringtideError, StoreLost, StoreUnavailable, TrainingFailed, TrainingInterrupted
 from springtide.on_ray.tune.messages import TrialResult
 from springtide.on_ray.tune.schedulers import SCHEDULERS, scheduler_of
 from springtide.on_ray.tune.trial import Trial
-from springtide.on_ray.tune.trial_runner import Finished, Message
+from springtide.on_ray.tune.trial_runner import Failed, Finished, Message
 from springtide.on_ray.tune.tuner import SearchAdapter
 from springtide.tuning import read, search_of
 
@@ -47,3 +48,22 @@ def test_a_trial_that_ends_before_its_first_evaluation_has_a_result_that_tune_ac
     controller: Any = SimpleNamespace(_metric=None, _scheduler_alg=scheduler_of(name, TABLE), _search_alg=search)
     of_tune = {"training_iteration": 1, "time_this_iter_s": 0.1, "trial_id": "x", "pid": 1}
     TuneController._validate_result_metrics(controller, {**found, **of_tune})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        StoreLost("the store cannot be reached"),
+        StoreUnavailable("503 Slow Down"),
+        TrainingInterrupted("the mailbox has ended; resume with --resume"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_trial_that_was_interrupted_has_no_result_and_so_no_end(error: SpringtideError) -> None:
+    with pytest.raises(type(error)):
+        trial_that_hears(Failed(error)).step()
+
+
+def test_a_trial_whose_training_failed_says_why() -> None:
+    found = trial_that_hears(Failed(TrainingFailed("rank 0: its loss was not finite"))).step()
+    assert found == {"number": 3, "heldout_loss": math.inf, "done": True, "failed": "rank 0: its loss was not finite"}

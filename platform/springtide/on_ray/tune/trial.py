@@ -15,7 +15,7 @@ from springtide.checkpoint import branch
 from springtide.checkpoint.format import committed, name_of
 from springtide.config import Config
 from springtide.elastic.scaling import speeds
-from springtide.errors import RunExists, SpringtideError
+from springtide.errors import RunExists, SpringtideError, StoreUnavailable, TrainingInterrupted
 from springtide.events import Evaluated
 from springtide.on_ray.names import owner_of
 from springtide.on_ray.train.worker_lender import WorkerLender
@@ -76,6 +76,10 @@ class Trial(tune.Trainable):
                     return {**(self._result(runner, last) if last else self._last), "done": True, "over": True}
                 case Failed(RunExists() as error):
                     return self._held(error)
+                case Failed(
+                    TrainingInterrupted() | StoreUnavailable() as error
+                ):  # Tune tries again, as may a resumed sweep
+                    raise error
                 case Failed(SpringtideError() as error):  # it would fail again: the trial ends, and reports why
                     return {**at_worst(self._last, self._job.sweep), "failed": str(error)[:500]}
                 case Failed(error):

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ray.tune.experiment import Trial as TuneTrial
 
 _FAILURES = 3
-"""Failures of a trial's process, not of its training, before the trial is given up."""
+"""Failures of a trial's process, or of what its training needs, before the trial is given up until the sweep is resumed."""
 
 Say = Callable[[str], None]
 BeginTrial = Callable[[int, Point], bool]
@@ -184,9 +184,9 @@ class ProgressCallback(tune.Callback):
             self._say(f"{name}: stopped {reason}, {self._sweep.metric} {value:.4f}")
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object) -> None:
-        """Report a trial with a process that failed too often."""
+        """Report a trial that was interrupted too often. It may continue: no end of it is recorded."""
         self._over.add(_name(trial))
-        self._say(f"{_name(trial)}: its process failed {_FAILURES + 1} times; see {trial.path}")
+        self._say(f"{_name(trial)}: interrupted {_FAILURES + 1} times, can be resumed; see {trial.path}")
 
 
 class BudgetStopper(tune.Stopper):
