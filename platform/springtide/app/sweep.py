@@ -210,7 +210,7 @@ class SweepDriver:
         for number, point in enumerate(members):
             self.held.begin_trial(number, point)
         tuner = TrialTuner(self._job(pool, members), self.concurrent, self.say, interrupted)
-        limit = tuner.run(search, scheduler, members)
+        limit = tuner.run(search, scheduler, members, before=self.reader.outcomes())
         self.held.check()
         outcomes = self.reader.outcomes()
         if limit or not self.table.budget.finalists or self.reader.interrupted(outcomes):
@@ -223,8 +223,7 @@ class SweepDriver:
         )
         self.say(f"{', '.join(map(name_of, chosen))} are trained again with other seeds")
         again = PointList(points, self.table.budget.trials)
-        first = [one for one in outcomes if one.repeats < 0]
-        return dataclasses.replace(tuner, job=job).run(again, scheduler_of("none", job.sweep), before=first)
+        return dataclasses.replace(tuner, job=job).run(again, scheduler_of("none", job.sweep), before=outcomes)
 
     def finish(self, sink: SweepSink | None) -> SweepResult:
         """Rank the trials; write the result, say it and return it."""

@@ -19,7 +19,7 @@ from springtide.on_ray.tune.messages import TrialJob, TrialResult
 from springtide.on_ray.tune.schedulers import POPULATIONS, SCHEDULERS, scheduler_of
 from springtide.on_ray.tune.trial import Trial
 from springtide.store import Folder
-from springtide.tuning import Budget, SweepFolder, random_points, read, search_of
+from springtide.tuning import Budget, Rung, SweepFolder, TrialOutcome, random_points, read, search_of
 
 URI = "postgresql://ml:hunter2@127.0.0.1:9/mlflow"
 TINY = configs.recipes.tiny()
@@ -226,3 +226,40 @@ def test_a_store_that_stayed_away_is_raised_as_itself(
 
     with pytest.raises(OSError, match="503 Slow Down"):
         run_with(monkeypatch, tmp_path, pool, fit)
+
+
+def test_what_an_earlier_start_has_spent_counts_before_its_trials_are_reported_again(pool: Any) -> None:
+    before = [TrialOutcome(number, {}, "stopped", (Rung(10, 400, 2.0),), worker_s=8.0) for number in range(2)]
+    budget = Budget(trials=4, tokens_per_trial=500, tokens=1000)
+    spent = tuner.BudgetStopper(budget, pool, before, threading.Event())
+    assert not spent.stop_all()
+    spent("id of Tune", TrialResult(number=0, tokens=100, worker_s=9.0))  # its first rung, told again
+    spent("another id", TrialResult(number=1, heldout_loss=math.inf, done=True))
+    assert not spent.stop_all()
+    spent("one more", TrialResult(number=2, tokens=199))
+    assert not spent.stop_all()
+    spent("one more", TrialResult(number=2, tokens=200))
+    assert spent.stop_all()
+    assert spent.over == "the budget is spent, tokens: 1000"
+
+
+def test_a_failure_does_not_give_back_what_its_trial_has_spent(pool: Any) -> None:
+    spent = stopper(pool, tokens=900)
+    for number, tokens in ((0, 500), (1, 375)):
+        spent(f"id {number}", TrialResult(number=number, tokens=tokens))
+    spent("id 1", TrialResult(number=1, heldout_loss=math.inf, failed="no memory", done=True))
+    spent("id 2", TrialResult(number=2, tokens=25))
+    assert spent.stop_all()
+
+
+def test_a_budget_that_an_earlier_start_has_spent_begins_no_trial(
+    pool: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "Tuner", lambda *args, **settings: pytest.fail("Tune starts"))
+    table = read({**TABLE, "BUDGET": {**TABLE["BUDGET"], "tokens": 10 * TINY.tokens_per_step}}, TINY)
+    before = [TrialOutcome(0, {}, "finished", (Rung(10, 10 * TINY.tokens_per_step, 2.0),))]
+    held = HeldSweep(SweepFolder(Folder(tmp_path)), term=1)
+    job = TrialJob(TINY, table, held, pool, lambda config, **named: TINY, lambda run: None)
+    search = search_of("random", table, TINY, 0, [])
+    trials = tuner.TrialTuner(job, 2, print, threading.Event())
+    assert trials.run(search, scheduler_of("none", table), before=before).startswith("the budget is spent, tokens")

@@ -196,7 +196,7 @@ class BudgetStopper(tune.Stopper):
     def __init__(
         self, budget: Budget, pool: WorkerPoolHandle, before: Sequence[TrialOutcome], interrupted: threading.Event
     ) -> None:
-        """``before``: ended trials; their results are not reported again."""
+        """``before``: what trials have spent so far. Of these, some are not reported again, and the others step by step."""
         self._budget, self._pool, self._interrupted = budget, pool, interrupted
         self._by_trial = {one.name: (float(one.tokens), one.worker_s, one.dollars) for one in before}
         self.over = ""
@@ -213,9 +213,15 @@ class BudgetStopper(tune.Stopper):
         return {**self.__dict__, "_interrupted": None, "failure": None}
 
     def __call__(self, trial_id: str, result: TrialResult) -> bool:
-        """Add a trial's result; returns False, because no trial is stopped alone."""
-        tokens, worker_s = float(result.get("tokens", 0)), result.get("worker_s", 0.0)
-        self._by_trial[trial_id] = tokens, worker_s, result.get("dollars", 0.0)
+        """Add a trial's result; returns False, because no trial is stopped alone. The most counts that was known of a trial: an
+        earlier result may be reported again, and a failure has no costs."""
+        name = name_of(result["number"])
+        tokens, worker_s, dollars = self._by_trial.get(name, (0.0, 0.0, 0.0))
+        self._by_trial[name] = (
+            max(tokens, float(result.get("tokens", 0))),
+            max(worker_s, result.get("worker_s", 0.0)),
+            max(dollars, result.get("dollars", 0.0)),
+        )
         return False
 
     def unless_lost(self, write: Callable[_P, None]) -> Callable[_P, bool]:
@@ -283,12 +289,14 @@ class TrialTuner:
 
         Args:
             population: the first points of a population's trials, instead of ``search``'s.
-            before: ended trials of the same sweep, which count for the budget.
+            before: what the sweep's trials have done so far, which counts for the budget.
         """
         # neither self nor the job: Tune saves what its searcher and callbacks refer to in the sweep's folder, and a job has
         # passwords
         sweep, held, say = self.job.sweep, self.job.held, self.say
         spent = BudgetStopper(sweep.budget, self.job.pool, before, self.interrupted)
+        if spent.stop_all():
+            return spent.over
         room = Room(self.job.pool, self.job.base.elastic.min_workers, self.concurrent)
         # HyperBand halves a bracket by the trials that it knows, and members of a population wait for each other at each
         # rung: these two get all trials at once, and Ray limits how many run
