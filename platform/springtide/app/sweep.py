@@ -227,7 +227,7 @@ class SweepDriver:
 
     def finish(self, sink: SweepSink | None) -> SweepResult:
         """Rank the trials; write the result, say it and return it."""
-        verdict = rank_trials(self.table, self.reader.outcomes())
+        verdict = rank_trials(self.table, self.reader.outcomes(), self.folder.finalists() or ())
         self._write(verdict)
         best = verdict.best
         if sink:
