@@ -48,6 +48,11 @@ class Range:
         value = math.exp(value) if self.kind == "log_uniform" else value
         return round(value) if self.is_whole else float(f"{value:.6g}")
 
+    def clamped(self, value: float) -> float:
+        """Return the value of the range that is nearest to ``value``; for ranges, not choices."""
+        inside = min(max(value, self.values[0]), self.values[1])
+        return round(inside) if self.is_whole else float(inside)
+
     def place(self, value: Any) -> float:
         """Return the position of ``value``: 0 at the low end, 1 at the high end, on a log scale for log_uniform; a choice is
         the middle of its equal part. Raises ValueError for an unknown choice."""
