@@ -34,14 +34,16 @@ class Search(Protocol):
         """Report the objectives of a trial; None for a failed one."""
 
 
-def search_of(name: str, sweep: Sweep, base: Config, seed: int, known: Sequence[Point]) -> Search:
-    """Return the search ``name``. ``known``: points that an earlier start of the sweep asked for. Raises ConfigError for an
-    unknown name, or a space without a point that the config accepts."""
+def search_of(
+    name: str, sweep: Sweep, base: Config, seed: int, known: Sequence[Point], distinct: bool = True
+) -> Search:
+    """Return the search ``name``. ``known``: points that an earlier start of the sweep asked for; ``distinct``: see
+    ``random_points``. Raises ConfigError for an unknown name, or a space without a point that the config accepts."""
     if name not in SEARCHES:
         raise ConfigError(explain("--search", name, "is not known", configs.nearest(name, SEARCHES)))
     if name == "tpe":
         return Tpe(sweep, base, seed, known)
-    return PointList(random_points(sweep, base, seed) if name == "random" else grid_points(sweep, base))
+    return PointList(random_points(sweep, base, seed, distinct) if name == "random" else grid_points(sweep, base))
 
 
 class PointList:
@@ -108,10 +110,17 @@ def _distribution(kinds: Any, one: Range) -> Any:
     return kind(low, high, log=one.kind == "log_uniform")
 
 
-def random_points(sweep: Sweep, base: Config, seed: int) -> list[Point]:
+def random_points(sweep: Sweep, base: Config, seed: int, distinct: bool = True) -> list[Point]:
     """Return one point per trial of the budget, each redrawn until the config accepts it. Raises ConfigError when none is
-    found."""
-    return [_draw(sweep, base, f"{seed} {number}") for number in range(sweep.budget.trials)]
+    found.
+
+    ``distinct``: redraw a point that another trial has, too, as long as others are found. A trial of the same point is the same
+    training again.
+    """
+    points = list[Point]()
+    for number in range(sweep.budget.trials):
+        points.append(_draw(sweep, base, f"{seed} {number}", points if distinct else ()))
+    return points
 
 
 def grid_points(sweep: Sweep, base: Config) -> list[Point]:
@@ -126,12 +135,17 @@ def grid_points(sweep: Sweep, base: Config) -> list[Point]:
     return found
 
 
-def _draw(sweep: Sweep, base: Config, seed: str) -> Point:
-    chance = random.Random(seed)
+def _draw(sweep: Sweep, base: Config, seed: str, drawn: Sequence[Point]) -> Point:
+    """Return a good point that is not in ``drawn``, or one of ``drawn`` if only these are found."""
+    chance, again = random.Random(seed), None
     for _ in range(_DRAWS):
         point = {one.field: draw(one, chance) for one in sweep.space}
-        if _is_good(sweep, base, point):
+        if point in drawn:
+            again = again or point
+        elif _is_good(sweep, base, point):
             return point
+    if again is not None:
+        return again
     fields = ", ".join(one.field for one in sweep.space)
     raise ConfigError(
         explain("SPACE", fields, f"gave no point in {_DRAWS} draws that the config and WHERE accept", "widen it")

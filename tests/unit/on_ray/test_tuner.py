@@ -263,3 +263,27 @@ def test_a_budget_that_an_earlier_start_has_spent_begins_no_trial(
     search = search_of("random", table, TINY, 0, [])
     trials = tuner.TrialTuner(job, 2, print, threading.Event())
     assert trials.run(search, scheduler_of("none", table), before=before).startswith("the budget is spent, tokens")
+
+
+@pytest.mark.parametrize(
+    ("results", "goes_on"),
+    [
+        ([("a", 3.0), ("b", math.nan), ("c", 4.0), ("d", 5.0), ("e", 9.0)], True),
+        ([("a", 3.0), ("a", 3.0), ("b", 5.0), ("c", 9.0), ("d", 9.0)], True),
+        ([("a", 3.0), ("b", 3.0), ("c", 5.0), ("d", 9.0), ("e", 9.0)], False),
+    ],
+    ids=["one diverged", "the best was drawn twice", "two points are as good"],
+)
+def test_another_trial_is_worth_what_it_gains_over_another_point(
+    results: list[tuple[str, float]], goes_on: bool
+) -> None:
+    budget = {**TABLE["BUDGET"], "trials": 40, "min_improvement_per_dollar": 1e-3}
+    search: Any = SimpleNamespace(
+        first=0, ask=lambda number: {"at": results[number][0]}, tell=lambda number, values: None
+    )
+    points = tuner.SearchAdapter(search, read({**TABLE, "BUDGET": budget}, TINY), lambda *point: True, lambda: 8)
+    for number in range(len(results)):
+        assert points.suggest(str(number))
+    for number, (_, value) in enumerate(results):
+        points.on_trial_complete(str(number), TrialResult(heldout_loss=value, over=True, dollars=1.0))
+    assert (points.worthless == "") is goes_on

@@ -114,6 +114,13 @@ def test_nobody_knows_what_a_trial_promises_before_there_were_some() -> None:
     assert expected_improvement([-3.0, -1.0, -1.5], 5) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize("diverged", [math.nan, -math.inf])
+def test_a_trial_that_diverged_does_not_tell_what_another_would_gain(diverged: float) -> None:
+    for values in ([diverged, -3.0, -1.0, -1.5], [-1.0, diverged, -1.5], [-1.5, -3.0, -1.0, diverged]):
+        assert expected_improvement(values, 5) == pytest.approx(0.1)
+    assert expected_improvement([diverged, -1.0, diverged, diverged], 4) == math.inf
+
+
 @given(st.integers(4, 60), st.integers(0, 1000))
 def test_the_gain_that_is_expected_is_what_one_more_brings_on_average(trials: int, seed: int) -> None:
     """Of the same points in any order: the chance that the last is the best, times by how much."""

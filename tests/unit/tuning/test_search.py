@@ -52,6 +52,19 @@ def test_random_points_lie_in_the_space_and_do_not_depend_on_how_many_there_are(
     assert random_points(fewer, TINY, seed) == points[:3]
 
 
+def test_random_points_of_few_choices_are_distinct_while_there_are_others() -> None:
+    table = {**TABLE, "SPACE": {"optim.peak_lr": ("choice", 1e-3, 2e-3, 3e-3), "stream.lanes": ("choice", 3, 4)}}
+    sweep = read(table, TINY)
+    points = random_points(sweep, TINY, 0)
+    assert len(points) == 8
+    assert len({tuple(point.values()) for point in points[:6]}) == 6, "all six combinations come before a second one"
+    assert points[0] == random_points(sweep, TINY, 0, distinct=False)[0]
+    before = random_points(sweep, TINY, 0, distinct=False)
+    assert len({tuple(point.values()) for point in before}) < 6, "a sweep from before keeps the points that it drew"
+    search = search_of("random", sweep, TINY, 0, [], distinct=False)
+    assert [search.ask(number) for number in range(8)] == before
+
+
 def test_a_grid_has_every_combination_the_config_and_where_take() -> None:
     table = {**TABLE, "BUDGET": {**TABLE["BUDGET"], "trials": 100}}
     points = grid_points(read(table, TINY), TINY)

@@ -62,6 +62,7 @@ class SearchAdapter(Searcher):
         super().__init__(metric=sweep.metric, mode=sweep.mode)
         self._search, self._sweep, self._begin, self._room = search, sweep, begin, room
         self._numbers: dict[str, int] = {}
+        self._points: dict[str, Point] = {}
         self.live = 0
         """Number of trials that run or are about to; paused ones leave their room to others."""
         self._results: dict[str, TrialResult] = {}
@@ -81,7 +82,7 @@ class SearchAdapter(Searcher):
             return Searcher.FINISHED
         if not self._begin(number, point):
             return Searcher.FINISHED
-        self._numbers[trial_id] = number
+        self._numbers[trial_id], self._points[trial_id] = number, point
         self.live += 1
         return {"trial": {"number": number, "point": point}}
 
@@ -101,17 +102,18 @@ class SearchAdapter(Searcher):
         """Return why another trial is not worth its price, by the results of complete trials and the cost of all; empty if it
         is."""
         least, known = self._sweep.budget.min_improvement_per_dollar, list(self._results.values())
-        values = [
-            self._sweep.promise(value_of(one, self._sweep.metric))
-            for one in known
+        values = {  # by point: the same one again is as good, and says nothing of another
+            repr(self._points[trial_id]): self._sweep.promise(value_of(one, self._sweep.metric))
+            for trial_id, one in self._results.items()
             if one.get("over") and "failed" not in one
-        ]
+        }
         paid, what = sum(one.get("dollars", 0.0) for one in known), "dollar"
         if not paid:
             paid, what = sum(one.get("worker_s", 0.0) for one in known) / 3600.0, "worker-hour"
         if not least or not paid:
             return ""
-        worth = expected_improvement(values, len(known)) / (paid / len(known))
+        points = {repr(self._points[trial_id]) for trial_id in self._results}
+        worth = expected_improvement(list(values.values()), len(points)) / (paid / len(known))
         return (
             ""
             if worth >= least
