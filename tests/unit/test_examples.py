@@ -27,6 +27,7 @@ MODULES = (
     *(
         "springtide.app.train",
         "springtide.app.sweep",
+        "springtide.app.sweep_plan",
         "springtide.app.drill",
         "springtide.app.simulate",
         "springtide.app.simulate_market",

@@ -75,10 +75,9 @@ def rank_trials(sweep: Sweep, outcomes: Sequence[TrialOutcome], chosen: Sequence
     entered = {*chosen, *(one.repeats for one in outcomes)}
     entrants = [one for one in furthest if one.number in entered]
     values = {one.number: _values_of_seeds(sweep, one, outcomes) for one in entrants}
+    best = next(iter(furthest), None)
     if entrants and all(_has_all_seeds(sweep, one, outcomes) for one in entrants):
         best = max(entrants, key=lambda one: sweep.promise(statistics.fmean(values[one.number])))
-    else:
-        best = next(iter(furthest), None)
     return SweepResult(
         tuple(sorted(outcomes, key=lambda one: one.number)),
         best,
