@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from springtide import config as configs
-from springtide.app.sweep_plan import plan_of, started_with
+from springtide.app.sweep_plan import check_finalists, plan_of, started_with
 from springtide.app.sweep_reader import SweepReader
 from springtide.config import Config
 from springtide.config.code import LISTENER, find_code
@@ -25,6 +25,7 @@ from springtide.track.ledger import Prices
 from springtide.track.mlflow_results import SweepSink
 from springtide.track.mlflow_sink import OFF, default_uri
 from springtide.tuning import (
+    Chosen,
     Point,
     PointList,
     Search,
@@ -113,6 +114,7 @@ def sweep(
     root = Folder(base.run.root)
     folder = SweepFolder(root / (name or time.strftime("sweep-%Y%m%d-%H%M%S-") + secrets.token_hex(2)))
     plan, points = started_with(folder, plan_of(base, table, search, seed), resume), folder.points()
+    check_finalists(folder, table.budget)
     with hold_sweep(folder) as held:  # a refused driver has written nothing
         known, distinct = list(points.values())[: table.budget.trials], plan.get("distinct") is True
         asked = search_of(search, table, base, seed, known, distinct)
@@ -231,7 +233,7 @@ class SweepDriver:
 
     def finish(self, sink: SweepSink | None) -> SweepResult:
         """Rank the trials; write the result, say it and return it."""
-        verdict = rank_trials(self.table, self.reader.outcomes(), self.folder.finalists() or ())
+        verdict = rank_trials(self.table, self.reader.outcomes(), self._chosen())
         self._write(verdict)
         best = verdict.best
         if sink:
@@ -263,12 +265,16 @@ class SweepDriver:
 
     def _finalists(self, outcomes: Sequence[TrialOutcome]) -> list[int]:
         """Return the numbers of the finalists; those of an earlier start, if it had chosen them."""
-        chosen = self.folder.finalists()
-        if chosen is None:
-            best = finalists(self.table, outcomes)[: self.table.budget.finalists]
-            chosen = [one.number for one in best]
-            self.folder.write_finalists(chosen)
-        return chosen
+        budget = self.table.budget
+        if self.folder.finalists(budget) is None:
+            best = finalists(self.table, outcomes)[: budget.finalists]
+            self.folder.write_finalists(Chosen([one.number for one in best], budget.trials, budget.seeds))
+        return self._chosen()
+
+    def _chosen(self) -> list[int]:
+        """Return the numbers of the finalists; empty before they are chosen."""
+        chosen = self.folder.finalists(self.table.budget)
+        return chosen.numbers if chosen else []
 
     def _reseeded(self, chosen: Sequence[int]) -> list[Point]:
         """Return the points of the finalists ``chosen``, each with other seeds."""

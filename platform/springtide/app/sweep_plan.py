@@ -12,7 +12,7 @@ from springtide.config import Config
 from springtide.config.fields import fields, mark
 from springtide.errors import ConfigError, RunExists, explain
 from springtide.store import to_json
-from springtide.tuning import Sweep, SweepFolder
+from springtide.tuning import Budget, Sweep, SweepFolder
 from springtide.tuning.space import WEIGHT
 
 _OF_POINTS = ("search", "seed", "space")
@@ -65,6 +65,17 @@ def started_with(folder: SweepFolder, plan: dict[str, Any], resume: bool | Liter
     if changed := _changed(earlier.get("base"), now["base"]):
         raise ConfigError(explain("--name", folder.name, f"was started with other settings: {changed}", remedy))
     return earlier
+
+
+def check_finalists(folder: SweepFolder, budget: Budget) -> None:
+    """Raise ConfigError if finalists were chosen under another BUDGET.trials or BUDGET.seeds, which number their repeats: trials
+    under other numbers would be taken for them."""
+    chosen = folder.finalists(budget)
+    for name in ("trials", "seeds") if chosen else ():
+        before, now = getattr(chosen, name), getattr(budget, name)
+        if now != before:
+            limit = f"was {before} when the finalists were chosen"
+            raise ConfigError(explain(f"BUDGET.{name}", now, limit, "use that, or start a sweep with another --name"))
 
 
 def _changed(before: object, now: Mapping[str, Any]) -> str:

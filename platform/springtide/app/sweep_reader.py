@@ -75,9 +75,8 @@ class SweepReader:
 
     def _repeats(self, number: int) -> int:
         """Return the number of the trial whose point trial ``number`` repeats with another seed; -1 if it repeats none."""
-        budget, finalists = self.table.budget, self.folder.finalists()
-        at = number - budget.trials
-        return finalists[at // (budget.seeds - 1)] if at >= 0 and finalists else -1
+        chosen = self.folder.finalists(self.table.budget)
+        return chosen.repeated_by(number) if chosen else -1
 
     def _started(self, generations: Sequence[Generation]) -> list[Run]:
         """Return the runs of ``generations`` that have started."""

@@ -10,12 +10,12 @@ import pytest
 
 from springtide import config as configs
 from springtide.app.sweep import SweepDriver
-from springtide.app.sweep_plan import plan_of, started_with
+from springtide.app.sweep_plan import check_finalists, plan_of, started_with
 from springtide.errors import ConfigError, RunExists
 from springtide.events import Evaluated, Started, Stopped
 from springtide.store import Folder
 from springtide.track.journal import Journal
-from springtide.tuning import SweepFolder, name_of, rank_trials, read, trial_config
+from springtide.tuning import Chosen, SweepFolder, name_of, rank_trials, read, trial_config
 
 TINY = configs.recipes.tiny()
 STEP = TINY.tokens_per_step
@@ -92,6 +92,23 @@ def test_a_sweep_from_before_is_resumed_with_the_points_that_it_drew(folder: Swe
     found = again(folder, TINY.override({"stream.seed": 7}))
     assert found == folder.plan()
     assert "distinct" not in found
+
+
+def test_the_numbers_of_repeats_stay_what_they_were_when_finalists_were_chosen(folder: SweepFolder) -> None:
+    def budget(**changes: int) -> Any:
+        return read({**TABLE, "BUDGET": {**TABLE["BUDGET"], "finalists": 2, **changes}}, TINY).budget
+
+    check_finalists(folder, budget(trials=9))
+    folder.write_finalists(Chosen([3, 1], trials=4, seeds=3))
+    check_finalists(folder, budget(finalists=1))
+    with pytest.raises(
+        ConfigError, match=r"BUDGET\.trials = 16: was 4 when the finalists were chosen; .* another --name"
+    ):
+        check_finalists(folder, budget(trials=16))
+    with pytest.raises(ConfigError, match=r"BUDGET\.seeds = 5: was 3 when"):
+        check_finalists(folder, budget(seeds=5))
+    folder.root.write_json("finalists.json", [3, 1])  # from before the numbers
+    check_finalists(folder, budget(trials=16))
 
 
 def test_the_best_config_is_what_its_trial_was_trained_with(folder: SweepFolder) -> None:
