@@ -68,8 +68,8 @@ def started_with(folder: SweepFolder, plan: dict[str, Any], resume: bool | Liter
 
 
 def check_finalists(folder: SweepFolder, budget: Budget) -> None:
-    """Raise ConfigError if finalists were chosen under another BUDGET.trials or BUDGET.seeds, which number their repeats: trials
-    under other numbers would be taken for them."""
+    """Raise ConfigError if finalists were chosen under another BUDGET.trials or BUDGET.seeds, which number their repeats: other
+    trials would be taken for them."""
     chosen = folder.finalists(budget)
     for name in ("trials", "seeds") if chosen else ():
         before, now = getattr(chosen, name), getattr(budget, name)

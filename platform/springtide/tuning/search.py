@@ -28,7 +28,8 @@ class Search(Protocol):
     """The number of the first trial."""
 
     def ask(self, number: int) -> Point | None:
-        """Return the point of trial ``number``; None when none is left."""
+        """Return the point of trial ``number``; None when none is left. Raises ConfigError if none is found that the config
+        and WHERE accept."""
 
     def tell(self, number: int, values: Sequence[float] | None) -> None:
         """Report the objectives of a trial; None for a failed one."""
@@ -72,7 +73,9 @@ class Tpe:
                 explain("--search", "tpe", "needs optuna", "pip install 'springtide[sweep]', or use random")
             ) from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.first, self._sweep, self._base, self._known = 0, sweep, base, list(known)
+        self.first, self._sweep, self._base, self._seed = 0, sweep, base, seed
+        fields = {one.field: one for one in sweep.space}
+        self._known = [{field: fields[field].known(value) for field, value in point.items()} for point in known]
         self._ranges = {one.field: _distribution(optuna.distributions, one) for one in sweep.space}
         sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
         ways = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.StudyDirection.MAXIMIZE}
@@ -84,15 +87,21 @@ class Tpe:
     def ask(self, number: int) -> Point | None:
         if number >= self._sweep.budget.trials:
             return None
+        if number < len(self._known):
+            return self._take(number, self._known[number])
         for _ in range(_DRAWS):
-            if number < len(self._known):
-                self._study.enqueue_trial(self._known[number])
             trial = self._study.ask(self._ranges)
-            if number < len(self._known) or _is_good(self._sweep, self._base, trial.params):
+            if _is_good(self._sweep, self._base, trial.params):
                 self._trials[number] = trial
                 return dict(trial.params)
             self._study.tell(trial, state=self._failed)
-        return None
+        return self._take(number, _draw(self._sweep, self._base, f"{self._seed} {number}", ()))
+
+    def _take(self, number: int, point: Point) -> Point:
+        """Begin trial ``number`` at ``point``, which is not the sampler's."""
+        self._study.enqueue_trial(point)
+        trial = self._trials[number] = self._study.ask(self._ranges)
+        return dict(trial.params)
 
     def tell(self, number: int, values: Sequence[float] | None) -> None:
         trial = self._trials.pop(number, None)

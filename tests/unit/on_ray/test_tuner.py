@@ -12,7 +12,7 @@ import pytest
 from ray import cloudpickle, tune
 
 from springtide import config as configs
-from springtide.errors import TrainingInterrupted
+from springtide.errors import ConfigError, TrainingInterrupted
 from springtide.on_ray.tune import tuner
 from springtide.on_ray.tune.held_sweep import HeldSweep
 from springtide.on_ray.tune.messages import TrialJob, TrialResult
@@ -287,3 +287,21 @@ def test_another_trial_is_worth_what_it_gains_over_another_point(
     for number, (_, value) in enumerate(results):
         points.on_trial_complete(str(number), TrialResult(heldout_loss=value, over=True, dollars=1.0))
     assert (points.worthless == "") is goes_on
+
+
+def test_a_search_that_finds_no_other_point_ends_the_sweep_and_says_why() -> None:
+    found: list[dict[str, float]] = [{"optim.peak_lr": 0.01}]
+
+    def ask(number: int) -> dict[str, float]:
+        if not found:
+            raise ConfigError("SPACE: gave no point; widen it")
+        return found.pop()
+
+    search: Any = SimpleNamespace(first=0, ask=ask, tell=lambda number, values: None)
+    points = tuner.SearchAdapter(search, read(TABLE, TINY), lambda *point: True, lambda: 4)
+    assert points.suggest("a")
+    assert points.suggest("b") == tuner.Searcher.FINISHED
+    points.on_trial_complete("a", TrialResult(heldout_loss=2.0, over=True))
+    assert points.worthless == "SPACE: gave no point; widen it"
+    with pytest.raises(ConfigError):
+        tuner.SearchAdapter(search, read(TABLE, TINY), lambda *point: True, lambda: 4).suggest("a")

@@ -17,7 +17,7 @@ from ray.tune.schedulers import HyperBandScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from springtide.elastic.patience import MOST_STORE_FAILURES, store_pause_s
-from springtide.errors import RunExists, TrainingInterrupted
+from springtide.errors import ConfigError, RunExists, TrainingInterrupted
 from springtide.on_ray._ray_private import HEAD
 from springtide.on_ray.cluster.session import without_tune_signals
 from springtide.on_ray.train.process_pool import last_line
@@ -68,6 +68,7 @@ class SearchAdapter(Searcher):
         self._results: dict[str, TrialResult] = {}
         self.worthless = ""
         """Why no other trial is started; empty if there is no reason."""
+        self._exhausted = ""
 
     def suggest(self, trial_id: str) -> TrialParameters | str | None:
         """Return the next trial's number and point; None while there is no room for one, FINISHED after the last."""
@@ -77,7 +78,13 @@ class SearchAdapter(Searcher):
         if self.worthless:
             return Searcher.FINISHED
         number += self._search.first
-        point = self._search.ask(number)
+        try:
+            point = self._search.ask(number)
+        except ConfigError as error:
+            if not self._numbers:
+                raise
+            self.worthless = self._exhausted = str(error)  # the trials that have begun go on
+            return Searcher.FINISHED
         if point is None:
             return Searcher.FINISHED
         if not self._begin(number, point):
@@ -96,7 +103,7 @@ class SearchAdapter(Searcher):
                 values = [value, *secondary]
         self._search.tell(self._numbers[trial_id], values)
         self._results[trial_id] = result or {}
-        self.worthless = self._is_worthless()
+        self.worthless = self._exhausted or self._is_worthless()
 
     def _is_worthless(self) -> str:
         """Return why another trial is not worth its price, by the results of complete trials and the cost of all; empty if it
