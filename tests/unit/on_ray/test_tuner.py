@@ -285,8 +285,20 @@ def test_another_trial_is_worth_what_it_gains_over_another_point(
     for number in range(len(results)):
         assert points.suggest(str(number))
     for number, (_, value) in enumerate(results):
-        points.on_trial_complete(str(number), TrialResult(heldout_loss=value, over=True, dollars=1.0))
+        result = TrialResult(heldout_loss=value, over=True, dollars=1.0, tokens=40 * TINY.tokens_per_step)
+        points.on_trial_complete(str(number), result)
     assert (points.worthless == "") is goes_on
+
+
+def test_a_trial_that_an_earlier_start_stopped_is_not_compared_with_those_that_finished() -> None:
+    budget = {**TABLE["BUDGET"], "trials": 40, "min_improvement_per_dollar": 1e-3}
+    search: Any = SimpleNamespace(first=0, ask=lambda number: {"at": number}, tell=lambda number, values: None)
+    points = tuner.SearchAdapter(search, read({**TABLE, "BUDGET": budget}, TINY), lambda *point: True, lambda: 8)
+    for number, (value, steps) in enumerate([(3.0, 40), (3.0, 10), (5.0, 40), (9.0, 40)]):
+        assert points.suggest(str(number))
+        result = TrialResult(heldout_loss=value, over=True, dollars=1.0, tokens=steps * TINY.tokens_per_step)
+        points.on_trial_complete(str(number), result)
+    assert points.worthless == ""
 
 
 def test_a_search_that_finds_no_other_point_ends_the_sweep_and_says_why() -> None:

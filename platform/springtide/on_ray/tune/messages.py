@@ -80,6 +80,8 @@ class TrialResult(TypedDict, total=False):
     """URL of the checkpoint of another trial that the trial's current run started from; empty if from scratch."""
     state: str
     """URL of the checkpoint of this step."""
+    replayed: bool
+    """Whether an earlier start of the sweep had this result, too, and decided on it."""
     failed: str
     """Why the training failed."""
     held: str

@@ -164,6 +164,7 @@ class Trial(tune.Trainable):
             "worker_s": sum(book.held for book in books),
             "dollars": sum(sum(book.dollars.values()) for book in books),
             "of": self._lineage[-1].of,
+            "replayed": found.step <= runner.judged_step,
             "state": f"{runner.folder.url}/checkpoints/{name_of(found.step)}",
         }
         promise = self._job.sweep.promise(value_of(self._last, self._job.sweep.metric))

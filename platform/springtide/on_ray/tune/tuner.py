@@ -109,10 +109,12 @@ class SearchAdapter(Searcher):
         """Return why another trial is not worth its price, by the results of complete trials and the cost of all; empty if it
         is."""
         least, known = self._sweep.budget.min_improvement_per_dollar, list(self._results.values())
+        # half a rung less: the last step of another batch size ends elsewhere
+        furthest = self._sweep.budget.tokens_per_trial * (1.0 - 0.5 / self._sweep.budget.rungs)
         values = {  # by point: the same one again is as good, and says nothing of another
             repr(self._points[trial_id]): self._sweep.promise(value_of(one, self._sweep.metric))
             for trial_id, one in self._results.items()
-            if one.get("over") and "failed" not in one
+            if one.get("over") and "failed" not in one and one.get("tokens", 0) >= furthest
         }
         paid, what = sum(one.get("dollars", 0.0) for one in known), "dollar"
         if not paid:
