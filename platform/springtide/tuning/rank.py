@@ -113,8 +113,8 @@ def _values_of_seeds(sweep: Sweep, first: TrialOutcome, outcomes: Sequence[Trial
 
 
 def _has_all_seeds(sweep: Sweep, first: TrialOutcome, outcomes: Sequence[TrialOutcome]) -> bool:
-    """Return whether all repeats of a finalist were trained as long as it, or failed. The mean of a few seeds is no rival of a
-    lucky first one, for which finalists are chosen."""
+    """Return whether all repeats of a finalist were trained as long as it, or failed. Finalists are chosen for
+    their first seed, which may be lucky: alone it would beat the mean of several."""
     again = [one for one in outcomes if one.repeats == first.number]
     done = [one for one in again if one.status == "failed" or _rung(sweep, one) >= _rung(sweep, first)]
     return len(done) >= sweep.budget.seeds - 1

@@ -85,6 +85,7 @@ class Tpe:
         self._trials: dict[int, Any] = {}
 
     def ask(self, number: int) -> Point | None:
+        """Return a known point, else the sampler's, or a random one where its draws are all refused. Raises as ``Search``."""
         if number >= self._sweep.budget.trials:
             return None
         if number < len(self._known):

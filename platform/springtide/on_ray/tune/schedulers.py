@@ -58,6 +58,7 @@ class _RepeatableASHA(ASHAScheduler):
     it stopped. Here trials may report in another order, which gives other decisions."""
 
     def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: TrialResult) -> str:
+        """Handle a result; a replayed one stops nothing, but counts for the results of others."""
         decision: str = super().on_trial_result(tune_controller, trial, result)
         return TrialScheduler.CONTINUE if result.get("replayed") else decision
 
@@ -66,6 +67,7 @@ class _RepeatableMedian(MedianStoppingRule):
     """The same for the median stopping rule."""
 
     def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: TrialResult) -> str:
+        """Handle a result, likewise."""
         decision: str = super().on_trial_result(tune_controller, trial, result)
         if decision != TrialScheduler.STOP or not result.get("replayed"):
             return decision
