@@ -97,7 +97,12 @@ class TrainingFailed(SpringtideError):
     """Training stopped on an error in the training code; the message has the rank and the stack trace."""
 
 
-class StoreLost(TrainingFailed):
+class TrainingInterrupted(TrainingFailed):
+    """Training stopped for want of something outside of it: a process on the driver's node, capacity, a store. The run resumes
+    from what it has saved."""
+
+
+class StoreLost(TrainingInterrupted):
     """Training stopped because a store could not be reached, after all tries. When the store is back, the run resumes."""
 
 

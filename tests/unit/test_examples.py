@@ -27,6 +27,8 @@ MODULES = (
     *(
         "springtide.app.train",
         "springtide.app.sweep",
+        "springtide.app.sweep_plan",
+        "springtide.tuning.folder",
         "springtide.app.drill",
         "springtide.app.simulate",
         "springtide.app.simulate_market",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import re
 import secrets
 import time
@@ -12,19 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from springtide import config as configs
+from springtide.app.sweep_plan import check_finalists, plan_of, started_with
 from springtide.app.sweep_reader import SweepReader
 from springtide.config import Config
 from springtide.config.code import LISTENER, find_code
 from springtide.config.schema import NAME
-from springtide.errors import ConfigError, RunExists, explain
+from springtide.errors import ConfigError, explain
 from springtide.on_ray.tune.held_sweep import HeldSweep, hold_sweep
 from springtide.run.folder import REPORT, Run
-from springtide.store import Folder, to_json
+from springtide.store import Folder
 from springtide.stream import open_data
 from springtide.track.ledger import Prices
 from springtide.track.mlflow_results import SweepSink
 from springtide.track.mlflow_sink import OFF, default_uri
 from springtide.tuning import (
+    Chosen,
     Point,
     PointList,
     Search,
@@ -49,6 +50,10 @@ if TYPE_CHECKING:  # Ray loads only when needed
     from springtide.on_ray.tune.messages import TrialJob
     from springtide.on_ray.tune.schedulers import TrialScheduler
     from springtide.on_ray.tune.worker_pool import WorkerPoolHandle
+
+
+_OF_TAKEOVER = ("train.start_from", "train.start_with")
+"""Settings of a member of a population that continues from another's state."""
 
 
 def sweep(
@@ -86,7 +91,7 @@ def sweep(
         Every trial with its point, values and costs, and which is best.
 
     Raises:
-        ConfigError: the space or a setting cannot work; before anything starts.
+        ConfigError: the space or a setting cannot work, or a resumed sweep was started with others; before anything starts.
         RunExists: the sweep exists and ``resume`` is not set, or another driver holds it.
 
     Examples:
@@ -108,10 +113,11 @@ def sweep(
     judges = scheduler_of(scheduler, table)
     root = Folder(base.run.root)
     folder = SweepFolder(root / (name or time.strftime("sweep-%Y%m%d-%H%M%S-") + secrets.token_hex(2)))
-    plan = {"search": search, "seed": seed, "space": [dataclasses.asdict(one) for one in table.space]}
-    points = _started_points(folder, plan, resume)
+    plan, points = started_with(folder, plan_of(base, table, search, seed), resume), folder.points()
+    check_finalists(folder, table.budget)
     with hold_sweep(folder) as held:  # a refused driver has written nothing
-        asked = search_of(search, table, base, seed, list(points.values())[: table.budget.trials])
+        known, distinct = list(points.values())[: table.budget.trials], plan.get("distinct") is True
+        asked = search_of(search, table, base, seed, known, distinct)
         members = _members(folder, table, asked, search, scheduler) if scheduler in POPULATIONS else []
         folder.write_plan(plan)
         if not any(one.field.startswith(("corpus.", "shards.")) for one in table.space):
@@ -210,7 +216,7 @@ class SweepDriver:
         for number, point in enumerate(members):
             self.held.begin_trial(number, point)
         tuner = TrialTuner(self._job(pool, members), self.concurrent, self.say, interrupted)
-        limit = tuner.run(search, scheduler, members)
+        limit = tuner.run(search, scheduler, members, before=self.reader.outcomes())
         self.held.check()
         outcomes = self.reader.outcomes()
         if limit or not self.table.budget.finalists or self.reader.interrupted(outcomes):
@@ -223,12 +229,11 @@ class SweepDriver:
         )
         self.say(f"{', '.join(map(name_of, chosen))} are trained again with other seeds")
         again = PointList(points, self.table.budget.trials)
-        first = [one for one in outcomes if one.repeats < 0]
-        return dataclasses.replace(tuner, job=job).run(again, scheduler_of("none", job.sweep), before=first)
+        return dataclasses.replace(tuner, job=job).run(again, scheduler_of("none", job.sweep), before=outcomes)
 
     def finish(self, sink: SweepSink | None) -> SweepResult:
         """Rank the trials; write the result, say it and return it."""
-        verdict = rank_trials(self.table, self.reader.outcomes())
+        verdict = rank_trials(self.table, self.reader.outcomes(), self._chosen())
         self._write(verdict)
         best = verdict.best
         if sink:
@@ -260,12 +265,16 @@ class SweepDriver:
 
     def _finalists(self, outcomes: Sequence[TrialOutcome]) -> list[int]:
         """Return the numbers of the finalists; those of an earlier start, if it had chosen them."""
-        chosen = self.folder.finalists()
-        if chosen is None:
-            best = finalists(self.table, outcomes)[: self.table.budget.finalists]
-            chosen = [one.number for one in best]
-            self.folder.write_finalists(chosen)
-        return chosen
+        budget = self.table.budget
+        if self.folder.finalists(budget) is None:
+            best = finalists(self.table, outcomes)[: budget.finalists]
+            self.folder.write_finalists(Chosen([one.number for one in best], budget.trials, budget.seeds))
+        return self._chosen()
+
+    def _chosen(self) -> list[int]:
+        """Return the numbers of the finalists; empty before they are chosen."""
+        chosen = self.folder.finalists(self.table.budget)
+        return chosen.numbers if chosen else []
 
     def _reseeded(self, chosen: Sequence[int]) -> list[Point]:
         """Return the points of the finalists ``chosen``, each with other seeds."""
@@ -287,9 +296,14 @@ class SweepDriver:
                     run.write_report()
         self.folder.write_page(render(self.folder.name, self.table, verdict, mattered, pages))
         if (best := verdict.best) is not None:
-            alone = {"run.id": "", "run.root": self.root, "track.parent": "", "track.progress": True}
-            config = trial_config(self.base, self.table.budget, best.name, best.point)
-            self.folder.write_best(config.override(alone))
+            self.folder.write_best(self._best_config(best))
+
+    def _best_config(self, best: TrialOutcome) -> Config:
+        """Return the config of the best trial as a run of its own: this start's base, with what the trial was trained with."""
+        config = trial_config(self.base, self.table.budget, best.name, best.point)
+        ran = configs.difference(config, self.reader.runs(best.number, best.point)[-1].config)
+        own = {name: value for name, (_, value) in configs.changes_the_run(ran).items() if name not in _OF_TAKEOVER}
+        return config.override({**own, "run.id": "", "run.root": self.root, "track.parent": "", "track.progress": True})
 
 
 def _report(run: Folder) -> None:
@@ -320,28 +334,6 @@ def _check(base: Config, name: str, scheduler: str) -> None:
             f"pulls to the weights that a run starts from, and with --scheduler {scheduler} trials start from others"
         )
         raise ConfigError(explain("objective.anchor", base.objective.anchor, problem, "leave it empty, or use asha"))
-
-
-def _started_points(folder: SweepFolder, plan: dict[str, Any], resume: bool | str) -> dict[int, Point]:
-    """Return number -> point of the trials that an earlier start began. Raises RunExists if there was one but not ``resume``;
-    ConfigError if ``resume`` is True but there was none, or if it chose its points in another way than ``plan``."""
-    earlier = folder.plan()
-    if earlier is not None and not resume:
-        raise RunExists(f"the sweep {folder.url} exists; continue it with --resume, or choose another --name")
-    if resume is True and earlier is None:
-        raise ConfigError(
-            explain("--name", folder.name, f"is not a sweep in {folder.url.rpartition('/')[0]}", "omit --resume")
-        )
-    if earlier is not None and earlier != json.loads(to_json(plan)):
-        raise ConfigError(
-            explain(
-                "--name",
-                folder.name,
-                "was started with another space, --search or --seed",
-                "use the same ones, or another name",
-            )
-        )
-    return folder.points()
 
 
 def _members(folder: SweepFolder, table: Sweep, asked: Search, search: str, scheduler: str) -> list[Point]:

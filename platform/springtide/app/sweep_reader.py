@@ -29,9 +29,10 @@ class SweepReader:
         return [self._outcome(number, point) for number, point in self.folder.points().items()]
 
     def interrupted(self, outcomes: Sequence[TrialOutcome]) -> list[str]:
-        """Return the names of trials that were interrupted and may be resumed."""
+        """Return the names of trials that were interrupted and may be resumed. The driver records the end of a trial that must
+        not continue: a run that failed without that was interrupted, as by a store that stayed away."""
         ended = self.folder.ended()
-        return [one.name for one in outcomes if one.status in ("stopped", "waiting") and one.number not in ended]
+        return [one.name for one in outcomes if one.status != "finished" and one.number not in ended]
 
     def runs(self, number: int, point: Point) -> list[Run]:
         """Return the runs of a trial that have started, oldest first."""
@@ -74,9 +75,8 @@ class SweepReader:
 
     def _repeats(self, number: int) -> int:
         """Return the number of the trial whose point trial ``number`` repeats with another seed; -1 if it repeats none."""
-        budget, finalists = self.table.budget, self.folder.finalists()
-        at = number - budget.trials
-        return finalists[at // (budget.seeds - 1)] if at >= 0 and finalists else -1
+        chosen = self.folder.finalists(self.table.budget)
+        return chosen.repeated_by(number) if chosen else -1
 
     def _started(self, generations: Sequence[Generation]) -> list[Run]:
         """Return the runs of ``generations`` that have started."""

@@ -2,7 +2,7 @@
 ``folder`` reads and writes the files of a sweep."""
 
 from springtide.tuning.expected_improvement import expected_improvement
-from springtide.tuning.folder import SweepFolder, TrialEnd
+from springtide.tuning.folder import Chosen, SweepFolder, TrialEnd
 from springtide.tuning.population import Generation, check_population, clamped, point_at, shares, with_takeover
 from springtide.tuning.rank import Finalist, SweepResult, finalists, rank_trials, words
 from springtide.tuning.search import SEARCHES, PointList, Search, draw, grid_points, random_points, search_of
@@ -12,6 +12,7 @@ from springtide.tuning.trial import Rung, TrialOutcome, member_config, name_of, 
 __all__ = [
     "SEARCHES",
     "Budget",
+    "Chosen",
     "Finalist",
     "Generation",
     "Point",

@@ -7,7 +7,7 @@ lease, which the caller checks.
                   trials/         one run per trial
                   lineage/        the runs of a population's trials, each with the checkpoint it continued from
                   ended/          trials that ended before they finished and must not continue, and why
-                  finalists.json  numbers of the trials whose points are trained again with other seeds
+                  finalists.json  numbers of the trials whose points are trained again with other seeds, and of these
                   result.json     every trial's rungs and costs, and which is best
                   sweep.html      the same as a page
                   best.yaml       config of the best trial, for `springtide train --config`
@@ -30,7 +30,7 @@ from springtide.errors import ConfigError, damaged, explain
 from springtide.store import Folder
 from springtide.tuning.population import Generation
 from springtide.tuning.rank import SweepResult
-from springtide.tuning.space import Point
+from springtide.tuning.space import Budget, Point
 from springtide.tuning.trial import name_of, number_of
 
 PLAN = "sweep.json"
@@ -53,11 +53,31 @@ class TrialEnd(NamedTuple):
     reason: str
 
 
+class Chosen(NamedTuple):
+    """Finalists, and what gives the numbers of the trials that repeat them with other seeds."""
+
+    numbers: list[Annotated[int, Field(ge=0, lt=10**9)]]
+    """Best first."""
+    trials: Annotated[int, Field(gt=0, lt=10**9)]
+    """BUDGET.trials: the number of the first repeat."""
+    seeds: Annotated[int, Field(gt=1, lt=10**9)]
+    """BUDGET.seeds: one more than there are repeats of each."""
+
+    def repeated_by(self, number: int) -> int:
+        """Return the finalist that trial ``number`` repeats; -1 if it repeats none.
+
+        >>> [Chosen([3, 1], trials=4, seeds=3).repeated_by(number) for number in range(9)]
+        [-1, -1, -1, -1, 3, 3, 1, 1, -1]
+        """
+        at = (number - self.trials) // (self.seeds - 1)
+        return self.numbers[at] if 0 <= at < len(self.numbers) else -1
+
+
 _PLAN_OF: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _POINT: TypeAdapter[Point] = TypeAdapter(Point)
 _LINEAGE = TypeAdapter(Annotated[list[Generation], Field(min_length=1)])
 _END = TypeAdapter(TrialEnd)
-_NUMBERS = TypeAdapter(list[Annotated[int, Field(ge=0, lt=10**9)]])
+_CHOSEN: TypeAdapter[Chosen | list[int]] = TypeAdapter(Chosen | list[Annotated[int, Field(ge=0, lt=10**9)]])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,12 +162,16 @@ class SweepFolder:
     def write_end(self, number: int, end: TrialEnd) -> None:
         self._ended.write_json(_file(number), end._asdict())
 
-    def finalists(self) -> list[int] | None:
-        """Return the numbers of the finalists, best first; None before they are chosen."""
-        return self.root.read_as(_FINALISTS, _NUMBERS) if self.root.exists(_FINALISTS) else None
+    def finalists(self, budget: Budget) -> Chosen | None:
+        """Return the finalists; None before they are chosen. In a file from before there are their numbers only: ``budget`` has
+        the rest."""
+        if not self.root.exists(_FINALISTS):
+            return None
+        found = self.root.read_as(_FINALISTS, _CHOSEN)
+        return found if isinstance(found, Chosen) else Chosen(found, budget.trials, budget.seeds)
 
-    def write_finalists(self, numbers: Sequence[int]) -> None:
-        self.root.write_json(_FINALISTS, list(numbers))
+    def write_finalists(self, chosen: Chosen) -> None:
+        self.root.write_json(_FINALISTS, chosen._asdict())
 
     def write_result(self, result: SweepResult) -> None:
         self.root.write_json(_RESULT, result.as_dict())

@@ -45,10 +45,7 @@ def check_population(sweep: Sweep, scheduler: str) -> None:
 def clamped(sweep: Sweep, point: Point) -> Point:
     """Return ``point`` with every number clamped to its range."""
     return {
-        one.field: point[one.field]
-        if one.kind == "choice"
-        else type(one.values[0])(min(max(point[one.field], one.values[0]), one.values[1]))
-        for one in sweep.space
+        one.field: point[one.field] if one.kind == "choice" else one.clamped(point[one.field]) for one in sweep.space
     }
 
 

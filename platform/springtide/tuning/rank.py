@@ -6,7 +6,7 @@ import dataclasses
 import html
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from springtide.errors import legible
@@ -32,7 +32,8 @@ class SweepResult:
     outcomes: tuple[TrialOutcome, ...]
     """Ordered by trial number."""
     best: TrialOutcome | None
-    """The best of the trials that came furthest, by the mean of its seeds if it has several; None if no trial was evaluated."""
+    """The best of the trials that came furthest, by the mean of their seeds if all finalists have theirs; None if no trial was
+    evaluated."""
     worker_s: float
     dollars: float
     tokens: int
@@ -67,12 +68,16 @@ class SweepResult:
         return legible(f"{head}<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>")
 
 
-def rank_trials(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> SweepResult:
-    """Return the result of a sweep. A trial that was stopped early is not compared with trials that were trained longer."""
+def rank_trials(sweep: Sweep, outcomes: Sequence[TrialOutcome], chosen: Sequence[int] = ()) -> SweepResult:
+    """Return the result of a sweep. A trial that was stopped early is not compared with trials that were trained longer.
+    ``chosen``: numbers of the finalists, some of whose other seeds may not have begun."""
     furthest = finalists(sweep, [one for one in outcomes if one.repeats < 0])
-    finals = _finals(sweep, furthest, outcomes)
-    by_number = {one.number: one for one in furthest}
-    best = by_number[finals[0].number] if finals else next(iter(furthest), None)
+    entered = {*chosen, *(one.repeats for one in outcomes)}
+    entrants = [one for one in furthest if one.number in entered]
+    values = {one.number: _values_of_seeds(sweep, one, outcomes) for one in entrants}
+    best = next(iter(furthest), None)
+    if entrants and all(_has_all_seeds(sweep, one, outcomes) for one in entrants):
+        best = max(entrants, key=lambda one: sweep.promise(statistics.fmean(values[one.number])))
     return SweepResult(
         tuple(sorted(outcomes, key=lambda one: one.number)),
         best,
@@ -80,27 +85,48 @@ def rank_trials(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> SweepResult:
         sum(one.dollars for one in outcomes),
         sum(one.tokens for one in outcomes),
         _front(sweep, furthest),
-        finals,
+        _finals(sweep, values),
     )
 
 
 def finalists(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
     """Return the trials with a value at the last rung that any trial reached, best first. Rungs are found by tokens: where
     batch sizes differ, so do the steps of a rung."""
-    apart = sweep.budget.tokens_per_trial / sweep.budget.rungs
-    valued = [one for one in outcomes if one.rungs and math.isfinite(one.value) and one.status != "failed"]
-    furthest = max((round(one.tokens / apart) for one in valued), default=0)
-    there = [one for one in valued if round(one.tokens / apart) == furthest]
+    valued = [one for one in outcomes if _has_value(one)]
+    furthest = max((_rung(sweep, one) for one in valued), default=0)
+    there = [one for one in valued if _rung(sweep, one) == furthest]
     return sorted(there, key=lambda one: (-sweep.promise(one.value), one.number))
 
 
-def _finals(sweep: Sweep, furthest: Sequence[TrialOutcome], outcomes: Sequence[TrialOutcome]) -> tuple[Finalist, ...]:
-    again = finalists(sweep, [one for one in outcomes if one.repeats >= 0])
-    found = []
-    for one in furthest:
-        values = (one.value, *(each.value for each in again if each.repeats == one.number))
-        if len(values) > 1:
-            found.append(Finalist(one.number, values, statistics.fmean(values), statistics.stdev(values)))
+def _has_value(one: TrialOutcome) -> bool:
+    return bool(one.rungs) and math.isfinite(one.value) and one.status != "failed"
+
+
+def _rung(sweep: Sweep, one: TrialOutcome) -> int:
+    return round(one.tokens * sweep.budget.rungs / sweep.budget.tokens_per_trial)
+
+
+def _values_of_seeds(sweep: Sweep, first: TrialOutcome, outcomes: Sequence[TrialOutcome]) -> tuple[float, ...]:
+    """Return the value of a finalist, and those of its repeats that were trained as long: others are not comparable."""
+    again = [one for one in outcomes if one.repeats == first.number and _has_value(one)]
+    return (first.value, *(one.value for one in again if _rung(sweep, one) == _rung(sweep, first)))
+
+
+def _has_all_seeds(sweep: Sweep, first: TrialOutcome, outcomes: Sequence[TrialOutcome]) -> bool:
+    """Return whether all repeats of a finalist were trained as long as it, or failed. Finalists are chosen for
+    their first seed, which may be lucky: alone it would beat the mean of several."""
+    again = [one for one in outcomes if one.repeats == first.number]
+    done = [one for one in again if one.status == "failed" or _rung(sweep, one) >= _rung(sweep, first)]
+    return len(done) >= sweep.budget.seeds - 1
+
+
+def _finals(sweep: Sweep, values: Mapping[int, tuple[float, ...]]) -> tuple[Finalist, ...]:
+    """Return the finalists with several values."""
+    found = [
+        Finalist(number, each, statistics.fmean(each), statistics.stdev(each))
+        for number, each in values.items()
+        if len(each) > 1
+    ]
     return tuple(sorted(found, key=lambda one: -sweep.promise(one.mean)))
 
 

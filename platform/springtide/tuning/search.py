@@ -28,20 +28,23 @@ class Search(Protocol):
     """The number of the first trial."""
 
     def ask(self, number: int) -> Point | None:
-        """Return the point of trial ``number``; None when none is left."""
+        """Return the point of trial ``number``; None when none is left. Raises ConfigError if none is found that the config
+        and WHERE accept."""
 
     def tell(self, number: int, values: Sequence[float] | None) -> None:
         """Report the objectives of a trial; None for a failed one."""
 
 
-def search_of(name: str, sweep: Sweep, base: Config, seed: int, known: Sequence[Point]) -> Search:
-    """Return the search ``name``. ``known``: points that an earlier start of the sweep asked for. Raises ConfigError for an
-    unknown name, or a space without a point that the config accepts."""
+def search_of(
+    name: str, sweep: Sweep, base: Config, seed: int, known: Sequence[Point], distinct: bool = True
+) -> Search:
+    """Return the search ``name``. ``known``: points that an earlier start of the sweep asked for; ``distinct``: see
+    ``random_points``. Raises ConfigError for an unknown name, or a space without a point that the config accepts."""
     if name not in SEARCHES:
         raise ConfigError(explain("--search", name, "is not known", configs.nearest(name, SEARCHES)))
     if name == "tpe":
         return Tpe(sweep, base, seed, known)
-    return PointList(random_points(sweep, base, seed) if name == "random" else grid_points(sweep, base))
+    return PointList(random_points(sweep, base, seed, distinct) if name == "random" else grid_points(sweep, base))
 
 
 class PointList:
@@ -70,7 +73,9 @@ class Tpe:
                 explain("--search", "tpe", "needs optuna", "pip install 'springtide[sweep]', or use random")
             ) from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.first, self._sweep, self._base, self._known = 0, sweep, base, list(known)
+        self.first, self._sweep, self._base, self._seed = 0, sweep, base, seed
+        fields = {one.field: one for one in sweep.space}
+        self._known = [{field: fields[field].known(value) for field, value in point.items()} for point in known]
         self._ranges = {one.field: _distribution(optuna.distributions, one) for one in sweep.space}
         sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
         ways = {"min": optuna.study.StudyDirection.MINIMIZE, "max": optuna.study.StudyDirection.MAXIMIZE}
@@ -80,17 +85,24 @@ class Tpe:
         self._trials: dict[int, Any] = {}
 
     def ask(self, number: int) -> Point | None:
+        """Return a known point, else the sampler's, or a random one where its draws are all refused. Raises as ``Search``."""
         if number >= self._sweep.budget.trials:
             return None
+        if number < len(self._known):
+            return self._take(number, self._known[number])
         for _ in range(_DRAWS):
-            if number < len(self._known):
-                self._study.enqueue_trial(self._known[number])
             trial = self._study.ask(self._ranges)
-            if number < len(self._known) or _is_good(self._sweep, self._base, trial.params):
+            if _is_good(self._sweep, self._base, trial.params):
                 self._trials[number] = trial
                 return dict(trial.params)
             self._study.tell(trial, state=self._failed)
-        return None
+        return self._take(number, _draw(self._sweep, self._base, f"{self._seed} {number}", ()))
+
+    def _take(self, number: int, point: Point) -> Point:
+        """Begin trial ``number`` at ``point``, which is not the sampler's."""
+        self._study.enqueue_trial(point)
+        trial = self._trials[number] = self._study.ask(self._ranges)
+        return dict(trial.params)
 
     def tell(self, number: int, values: Sequence[float] | None) -> None:
         trial = self._trials.pop(number, None)
@@ -108,10 +120,17 @@ def _distribution(kinds: Any, one: Range) -> Any:
     return kind(low, high, log=one.kind == "log_uniform")
 
 
-def random_points(sweep: Sweep, base: Config, seed: int) -> list[Point]:
+def random_points(sweep: Sweep, base: Config, seed: int, distinct: bool = True) -> list[Point]:
     """Return one point per trial of the budget, each redrawn until the config accepts it. Raises ConfigError when none is
-    found."""
-    return [_draw(sweep, base, f"{seed} {number}") for number in range(sweep.budget.trials)]
+    found.
+
+    ``distinct``: redraw a point that another trial has, too, as long as others are found. A trial of the same point is the same
+    training again.
+    """
+    points = list[Point]()
+    for number in range(sweep.budget.trials):
+        points.append(_draw(sweep, base, f"{seed} {number}", points if distinct else ()))
+    return points
 
 
 def grid_points(sweep: Sweep, base: Config) -> list[Point]:
@@ -126,12 +145,17 @@ def grid_points(sweep: Sweep, base: Config) -> list[Point]:
     return found
 
 
-def _draw(sweep: Sweep, base: Config, seed: str) -> Point:
-    chance = random.Random(seed)
+def _draw(sweep: Sweep, base: Config, seed: str, drawn: Sequence[Point]) -> Point:
+    """Return a good point that is not in ``drawn``, or one of ``drawn`` if only these are found."""
+    chance, again = random.Random(seed), None
     for _ in range(_DRAWS):
         point = {one.field: draw(one, chance) for one in sweep.space}
-        if _is_good(sweep, base, point):
+        if point in drawn:
+            again = again or point
+        elif _is_good(sweep, base, point):
             return point
+    if again is not None:
+        return again
     fields = ", ".join(one.field for one in sweep.space)
     raise ConfigError(
         explain("SPACE", fields, f"gave no point in {_DRAWS} draws that the config and WHERE accept", "widen it")

@@ -48,11 +48,23 @@ class Range:
         value = math.exp(value) if self.kind == "log_uniform" else value
         return round(value) if self.is_whole else float(f"{value:.6g}")
 
+    def known(self, value: Any) -> Any:
+        """Return the choice that ``value``, from a file, was: a tuple comes back as a list. Values of ranges stay. Raises
+        ValueError for an unknown choice."""
+        if self.kind != "choice":
+            return value
+        return self.values[list(map(_plain, self.values)).index(_plain(value))]
+
+    def clamped(self, value: float) -> float:
+        """Return the value of the range that is nearest to ``value``; for ranges, not choices."""
+        inside = min(max(value, self.values[0]), self.values[1])
+        return round(inside) if self.is_whole else float(inside)
+
     def place(self, value: Any) -> float:
         """Return the position of ``value``: 0 at the low end, 1 at the high end, on a log scale for log_uniform; a choice is
         the middle of its equal part. Raises ValueError for an unknown choice."""
         if self.kind == "choice":
-            return (list(map(_plain, self.values)).index(_plain(value)) + 0.5) / len(self.values)
+            return (self.values.index(self.known(value)) + 0.5) / len(self.values)
         low, high = self._ends
         return float(((math.log(value) if self.kind == "log_uniform" else value) - low) / (high - low))
 
@@ -133,8 +145,8 @@ def applied(base: Config, point: Point) -> Config:
 
 
 def _plain(value: Any) -> Any:
-    """Turn a tuple into a list, as it comes back from a file."""
-    return list(value) if isinstance(value, tuple) else value
+    """Turn tuples into lists, as they come back from a file."""
+    return list(map(_plain, value)) if isinstance(value, tuple | list) else value
 
 
 def read_file(path: str, base: Config) -> Sweep:

@@ -24,7 +24,7 @@ from springtide.store import Folder
 from springtide.track.journal import Journal
 from springtide.track.ledger import Prices
 from springtide.track.mlflow_sink import RUN_FILE
-from springtide.tuning import SweepFolder, TrialEnd, member_config, name_of, rank_trials, read, with_takeover
+from springtide.tuning import Chosen, SweepFolder, TrialEnd, member_config, name_of, rank_trials, read, with_takeover
 
 TINY = configs.recipes.tiny()
 TABLE = read(
@@ -58,7 +58,7 @@ class Sweeps(Target):
         donor = f"{folder.url}/trials/trial-0001/checkpoints/step-0000000010"
         folder.write_lineage(2, with_takeover(2, folder.lineage(2, POINT), POINT, donor))
         folder.write_end(1, TrialEnd("failed", "its loss was not finite"))
-        folder.write_finalists([0])
+        folder.write_finalists(Chosen([0], 3, 2))
 
     def names(self) -> tuple[str, ...]:
         return (super().names()[0].removesuffix(".json"),)
@@ -70,7 +70,7 @@ class Sweeps(Target):
         folder = SweepFolder(Folder(self.root))
         folder.plan()
         folder.ended()
-        folder.finalists()
+        folder.finalists(TABLE.budget)
         reader = SweepReader(folder, TABLE, Prices())
         outcomes = reader.outcomes()
         for number, point in folder.points().items():

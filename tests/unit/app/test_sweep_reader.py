@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from springtide.events import Evaluated, Event, Started, Stopped
 from springtide.store import Folder
 from springtide.track.journal import Journal
 from springtide.track.ledger import Prices
-from springtide.tuning import SweepFolder, TrialEnd, member_config, name_of, read, with_takeover
+from springtide.tuning import Chosen, SweepFolder, TrialEnd, member_config, name_of, read, with_takeover
 
 TINY = configs.recipes.tiny()
 STEP = TINY.tokens_per_step
@@ -79,4 +80,23 @@ def test_an_outcome_is_that_of_the_folder(reader: SweepReader) -> None:
     reader.folder.write_end(0, TrialEnd("stopped", ""))
     happens(reader, 1, Started(step=0, world_size=1), Stopped(step=0, status="failed", reason="no memory"))
     assert [(one.status, one.reason) for one in reader.outcomes()] == [("stopped", ""), ("failed", "no memory")]
+    assert reader.interrupted(reader.outcomes()) == ["trial-0001"], "a store that stayed away ends a run, not its trial"
+    reader.folder.write_end(1, TrialEnd("failed", "no memory"))
+    happens(reader, 0, Stopped(step=40, status="finished", reason=""))
     assert reader.interrupted(reader.outcomes()) == []
+
+
+def test_a_repeat_is_of_the_finalist_that_it_was_begun_for(reader: SweepReader) -> None:
+    """Whatever budget the sweep is read with."""
+    for number in range(8):
+        reader.folder.write_point(number, POINTS[0])
+    repeats = [-1, -1, -1, -1, 3, 3, 1, 1]
+    reader.folder.write_finalists(Chosen([3, 1], trials=4, seeds=3))
+    for trials, seeds in ((4, 3), (16, 3), (2, 2)):
+        budget = dataclasses.replace(TABLE.budget, trials=trials, seeds=seeds)
+        other = dataclasses.replace(reader, table=dataclasses.replace(TABLE, budget=budget))
+        assert [one.repeats for one in other.outcomes()] == repeats
+    reader.folder.root.write_json(
+        "finalists.json", [3, 1]
+    )  # from before the numbers: by the budget of 4 trials, 3 seeds
+    assert [one.repeats for one in reader.outcomes()] == repeats

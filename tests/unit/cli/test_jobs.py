@@ -28,6 +28,7 @@ from springtide.errors import (
     StoreLost,
     StoreUnavailable,
     TrainingFailed,
+    TrainingInterrupted,
 )
 from springtide.on_ray.cluster.upload import upload_of
 
@@ -168,6 +169,7 @@ def test_a_huge_or_changed_folder_is_named_before_it_is_sent(tmp_path: Path) -> 
         (CorpusError("empty"), Status.BAD_INPUT),
         (DamagedFile("a claim"), Status.BAD_INPUT),
         (TrainingFailed("rank 0"), Status.FAILED),
+        (TrainingInterrupted("the mailbox has ended"), Status.FAILED),
         (CheckpointError("damaged"), Status.FAILED),
         (CorruptShard("damaged"), Status.FAILED),
         (RunExists("held"), Status.REFUSED),

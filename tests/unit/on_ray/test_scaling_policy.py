@@ -18,7 +18,7 @@ from springtide.elastic import Interrupt
 from springtide.elastic.allocation import WorkerShare
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds, Leave, RestartForecast, Stay
-from springtide.errors import StoppedWaiting, TrainingFailed
+from springtide.errors import StoppedWaiting, TrainingFailed, TrainingInterrupted
 from springtide.events import Decided, Failed
 from springtide.on_ray._ray_private import NoopDecision
 from springtide.on_ray.cluster import nodes
@@ -179,7 +179,7 @@ def test_the_state_is_saved_from_memory_while_nobody_can_train_and_before_the_ru
         run.step()
     assert run.saves[-1] == "finish"
     run.problem = "503"
-    with pytest.raises(TrainingFailed, match=r"in memory only, cannot be saved: 503; the nodes hold it for a minute"):
+    with pytest.raises(TrainingInterrupted, match=r"memory only, cannot be saved: 503; the nodes hold it for a minute"):
         run.step()
 
 

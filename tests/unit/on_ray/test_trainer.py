@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError
 from ray.train import WorkerGroupError
 
 from springtide.config import Config
-from springtide.errors import StoppedWaiting, StoreLost, TrainingFailed, redacted
+from springtide.errors import StoppedWaiting, StoreLost, TrainingFailed, TrainingInterrupted, redacted
 from springtide.on_ray._ray_private import CONTROLLER_LOG
 from springtide.on_ray.train import trainer
 from springtide.on_ray.train.process_pool import StartCancelledError
@@ -27,7 +27,7 @@ def test_a_mailbox_that_was_killed_ends_the_run_with_what_happened_and_what_to_d
         raise ActorDiedError
 
     mailbox: Any = SimpleNamespace(take=lambda wait_s: SimpleNamespace(get=get))
-    with pytest.raises(TrainingFailed, match=r"mailbox, a process on the driver's node, has ended.*--resume"):
+    with pytest.raises(TrainingInterrupted, match=r"mailbox, a process on the driver's node, has ended.*--resume"):
         trainer._pass_on(mailbox, lambda event: None)
 
 

@@ -96,6 +96,22 @@ def test_what_has_ended_is_not_trained_again(config: Config, status: Any, decide
     assert [told(runner), told(runner)] == [10, Finished()]
 
 
+@pytest.mark.parametrize(
+    ("status", "decided", "settled"),
+    [("finished", False, 30), ("stopped", True, 30), ("stopped", False, 20), ("", False, 20)],
+)
+def test_all_but_the_newest_evaluation_of_an_earlier_start_were_judged_then(
+    config: Config, status: Any, decided: bool, settled: int
+) -> None:
+    """The newest may have come when nobody heard it any more."""
+    ends = [Stopped(step=30, status=status, reason="")] if status else []
+    started_before(config, at(10), at(20), at(30), *ends)
+    runner = runner_of(config, lambda config, **named: None)
+    assert runner.judged_step == 0
+    runner.start(decided=decided, saved_only=False)
+    assert runner.judged_step == settled
+
+
 def test_a_rung_whose_state_was_not_saved_is_evaluated_again(config: Config) -> None:
     started_before(config, step(9), at(10))
     runner = runner_of(config, lambda config, **named: None)

@@ -44,6 +44,14 @@ def test_what_was_changed_too_far_is_brought_back_into_the_space() -> None:
     assert point_at(sweep, {"optim.peak_lr": 1.2, "optim.warmup": -0.1}) == {"optim.peak_lr": 0.1, "optim.warmup": 0}
 
 
+def test_a_bound_that_is_written_as_an_integer_makes_no_integers_of_fractions() -> None:
+    space = {"optim.weight_decay": ("uniform", 0, 0.3), "optim.peak_lr": ("log_uniform", 1e-4, 1)}
+    sweep = read({**TABLE, "SPACE": {**space, "optim.warmup": ("uniform", 0, 10)}}, TINY)
+    point = {"optim.weight_decay": 0.12, "optim.peak_lr": 0.003, "optim.warmup": 4.8}
+    assert clamped(sweep, point) == {**point, "optim.warmup": 5}
+    assert clamped(sweep, {**point, "optim.weight_decay": -1.0})["optim.weight_decay"] == 0.0
+
+
 @pytest.mark.parametrize(
     ("space", "trials", "scheduler", "match"),
     [

@@ -63,6 +63,44 @@ def test_several_seeds_tell_luck_from_a_better_point() -> None:
     assert "2.1333 ± 0.0577" in words(read(TABLE, TINY), verdict)
 
 
+def reached(number: int, value: float, rungs: int, status: str = "finished", repeats: int = -1) -> TrialOutcome:
+    """A trial that was evaluated at so many of four rungs, a loss of 1 apart, and would end with ``value``."""
+    found = tuple(Rung(100 * rung, 10_000 * rung, value + 4.0 - rung) for rung in range(1, rungs + 1))
+    return TrialOutcome(number, {}, status, found, repeats=repeats)
+
+
+def test_repeats_that_did_not_come_as_far_do_not_count() -> None:
+    first = [reached(0, 2.0, 4), reached(1, 2.1, 4), reached(2, 5.0, 2, "stopped")]
+    cut = [reached(4, 2.0, 2, "stopped", 0), reached(5, 2.0, 2, "stopped", 0), reached(6, 2.1, 2, "stopped", 1)]
+    verdict = rank_trials(read(TABLE, TINY), [*first, *cut], chosen=[0, 1])
+    assert (verdict.best, verdict.finals) == (first[0], ())
+
+
+def test_finalists_decide_when_all_of_them_have_their_seeds() -> None:
+    table = read(TABLE, TINY)
+    first, lucky = reached(0, 2.0, 4), reached(1, 2.1, 4)
+    of_first = [reached(8, 2.3, 4, repeats=0), reached(9, 2.4, 4, repeats=0)]
+    verdict = rank_trials(table, [first, lucky, *of_first], chosen=[0, 1])
+    assert [final.number for final in verdict.finals] == [0]
+    assert verdict.best is first, "by its first seed: the other finalist has no other"
+    for of_lucky in (
+        [reached(10, 2.2, 4, repeats=1)],
+        [reached(10, 2.2, 4, repeats=1), reached(11, 2.0, 3, "stopped", 1)],
+    ):
+        assert rank_trials(table, [first, lucky, *of_first, *of_lucky], chosen=[0, 1]).best is first
+    of_lucky = [reached(10, 2.2, 4, repeats=1), reached(11, 2.0, 3, "failed", 1)]
+    assert rank_trials(table, [first, lucky, *of_first, *of_lucky], chosen=[0, 1]).best is lucky
+
+
+def test_a_finalist_whose_other_seeds_failed_is_compared_by_its_first() -> None:
+    first, second = reached(0, 2.0, 4), reached(1, 9.1, 4)
+    again = [reached(8, 9.0, 4, repeats=1), reached(9, 9.0, 4, repeats=1)]
+    failed = [reached(6, math.nan, 0, "failed", 0), reached(7, math.inf, 4, repeats=0)]
+    verdict = rank_trials(read(TABLE, TINY), [first, second, *failed, *again], chosen=[0, 1])
+    assert verdict.best is first
+    assert [final.number for final in verdict.finals] == [1]
+
+
 def test_other_seeds_are_of_weights_and_of_samples() -> None:
     point = other_seed(TINY, {"optim.peak_lr": 0.01}, 2)
     config = TINY.override(point)
@@ -74,6 +112,13 @@ def test_nobody_knows_what_a_trial_promises_before_there_were_some() -> None:
     assert expected_improvement([-1.0, -2.0], 3) == math.inf
     assert expected_improvement([-1.0], 9) == math.inf
     assert expected_improvement([-3.0, -1.0, -1.5], 5) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("diverged", [math.nan, -math.inf])
+def test_a_trial_that_diverged_does_not_tell_what_another_would_gain(diverged: float) -> None:
+    for values in ([diverged, -3.0, -1.0, -1.5], [-1.0, diverged, -1.5], [-1.5, -3.0, -1.0, diverged]):
+        assert expected_improvement(values, 5) == pytest.approx(0.1)
+    assert expected_improvement([diverged, -1.0, diverged, diverged], 4) == math.inf
 
 
 @given(st.integers(4, 60), st.integers(0, 1000))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import statistics
 from collections.abc import Callable
@@ -50,6 +52,19 @@ def test_random_points_lie_in_the_space_and_do_not_depend_on_how_many_there_are(
         assert point["stream.lanes"] in {3, 4}
     fewer = read({**TABLE, "BUDGET": {**TABLE["BUDGET"], "trials": 3}}, TINY)
     assert random_points(fewer, TINY, seed) == points[:3]
+
+
+def test_random_points_of_few_choices_are_distinct_while_there_are_others() -> None:
+    table = {**TABLE, "SPACE": {"optim.peak_lr": ("choice", 1e-3, 2e-3, 3e-3), "stream.lanes": ("choice", 3, 4)}}
+    sweep = read(table, TINY)
+    points = random_points(sweep, TINY, 0)
+    assert len(points) == 8
+    assert len({tuple(point.values()) for point in points[:6]}) == 6, "all six combinations come before a second one"
+    assert points[0] == random_points(sweep, TINY, 0, distinct=False)[0]
+    before = random_points(sweep, TINY, 0, distinct=False)
+    assert len({tuple(point.values()) for point in before}) < 6, "a sweep from before keeps the points that it drew"
+    search = search_of("random", sweep, TINY, 0, [], distinct=False)
+    assert [search.ask(number) for number in range(8)] == before
 
 
 def test_a_grid_has_every_combination_the_config_and_where_take() -> None:
@@ -140,6 +155,36 @@ def test_tpe_looks_where_it_was_good_and_one_that_is_resumed_asks_for_the_same_a
     again = search_of("tpe", sweep, TINY, 0, points[:25])
     assert tried(again, objective, range(25), told) == points[:25]
     assert len(tried(again, objective, range(25, 30), {})) == 5
+
+
+def test_a_tpe_that_is_resumed_knows_choices_that_are_tuples() -> None:
+    pytest.importorskip("optuna")
+    betas = ("choice", (0.9, 0.95), (0.9, 0.99))
+    sweep = read({**TABLE, "SPACE": {"optim.betas": betas, "optim.peak_lr": ("uniform", 0.01, 0.02)}}, TINY)
+    first = search_of("tpe", sweep, TINY, 0, [])
+    points = [first.ask(number) for number in range(3)]
+    from_file = json.loads(json.dumps(points))
+    again = search_of("tpe", sweep, TINY, 0, from_file)
+    assert [again.ask(number) for number in range(3)] == points
+    again.tell(0, [2.0])
+    assert again.ask(3) is not None
+
+
+def test_a_tpe_whose_draws_are_all_refused_draws_at_random() -> None:
+    pytest.importorskip("optuna")
+    asked = itertools.count()
+    sweep = read({**TABLE, "WHERE": lambda point: next(asked) >= 100}, TINY)
+    search = search_of("tpe", sweep, TINY, 0, [])
+    assert search.ask(0) == random_points(read(TABLE, TINY), TINY, 0)[0]
+    search.tell(0, [2.0])
+    assert search.ask(1) is not None
+
+
+def test_a_tpe_whose_where_accepts_nothing_says_so() -> None:
+    pytest.importorskip("optuna")
+    search = search_of("tpe", read({**TABLE, "WHERE": lambda point: False}, TINY), TINY, 0, [])
+    with pytest.raises(ConfigError, match="gave no point in 100 draws that the config and WHERE accept; widen it"):
+        search.ask(0)
 
 
 def test_a_search_that_is_not_known_names_the_nearest() -> None:

@@ -10,7 +10,16 @@ import pytest
 from springtide import config as configs
 from springtide.errors import ConfigError, DamagedFile
 from springtide.store import Folder
-from springtide.tuning import SweepFolder, TrialEnd, TrialOutcome, member_config, rank_trials, read, with_takeover
+from springtide.tuning import (
+    Chosen,
+    SweepFolder,
+    TrialEnd,
+    TrialOutcome,
+    member_config,
+    rank_trials,
+    read,
+    with_takeover,
+)
 
 TINY = configs.recipes.tiny()
 TABLE = {
@@ -18,6 +27,7 @@ TABLE = {
     "OBJECTIVE": {"metric": "heldout_loss", "mode": "min"},
     "BUDGET": {"trials": 4, "tokens_per_trial": 40 * TINY.tokens_per_step, "rungs": 4},
 }
+BUDGET = read(TABLE, TINY).budget
 POINT = {"optim.peak_lr": 0.01, "optim.warmup": 3}
 
 
@@ -40,7 +50,7 @@ def test_a_takeover_is_a_new_run_and_what_was_recorded_counts(tmp_path: Path) ->
 
 def test_an_empty_folder_has_no_sweep(tmp_path: Path) -> None:
     folder = SweepFolder(Folder(tmp_path / "it"))
-    assert (folder.plan(), folder.points(), folder.finalists()) == (None, {}, None)
+    assert (folder.plan(), folder.points(), folder.finalists(BUDGET)) == (None, {}, None)
     assert (folder.ended(), folder.end_of(0)) == (frozenset(), None)
     assert not (tmp_path / "it").exists()
 
@@ -52,7 +62,7 @@ def test_every_file_has_its_name(tmp_path: Path) -> None:
         folder.write_point(number, POINT)
     folder.write_end(9, TrialEnd("failed", "its loss was not finite"))
     folder.write_lineage(9, folder.lineage(9, {}))
-    folder.write_finalists([])
+    folder.write_finalists(Chosen([], 4, 3))
     folder.write_result(rank_trials(table, [TrialOutcome(9, POINT, "waiting")]))
     folder.write_page("<html>")
     folder.write_best(TINY.override({"track.mlflow_uri": "postgresql://ml:hunter2@host/db"}))
@@ -65,7 +75,9 @@ def test_every_file_has_its_name(tmp_path: Path) -> None:
     assert folder.ended() == {9}
     assert folder.end_of(9) == ("failed", "its loss was not finite")
     assert json.loads((tmp_path / "ended" / "trial-0009.json").read_text()).keys() == {"status", "reason"}
-    assert folder.finalists() == [], "chosen, but there are none"
+    assert folder.finalists(BUDGET) == ([], 4, 3), "chosen, but there are none"
+    folder.root.write_json("finalists.json", [9])
+    assert folder.finalists(BUDGET) == ([9], BUDGET.trials, BUDGET.seeds), "from before the numbers"
     assert folder.page == str(tmp_path / "sweep.html")
     assert (tmp_path / "best.yaml").stat().st_mode & 0o777 == 0o600
 
@@ -86,13 +98,15 @@ def test_every_file_has_its_name(tmp_path: Path) -> None:
         ("finalists.json", {"0": 1}),
         ("finalists.json", [-1]),
         ("finalists.json", ["first"]),
+        ("finalists.json", {"numbers": [1], "trials": 4}),
+        ("finalists.json", {"numbers": [1], "trials": 4, "seeds": 1}),
     ],
 )
 def test_a_file_that_holds_something_else_is_named(tmp_path: Path, file: str, value: object) -> None:
     folder = SweepFolder(Folder(tmp_path))
     folder.root.write_json(file, value)
     with pytest.raises(DamagedFile, match=f"{file}: .*; restore the file from a copy, or remove it"):
-        (folder.plan(), folder.points(), folder.lineage(2, {}), folder.end_of(2), folder.finalists())
+        (folder.plan(), folder.points(), folder.lineage(2, {}), folder.end_of(2), folder.finalists(BUDGET))
 
 
 def test_files_that_are_no_trials_are_no_trials(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from springtide.elastic.policy import (
     decide,
     following,
 )
-from springtide.errors import StoppedWaiting, TrainingFailed
+from springtide.errors import StoppedWaiting, TrainingFailed, TrainingInterrupted
 from springtide.events import Decided, Failed, Ready, Stopped
 from springtide.on_ray._ray_private import (
     ElasticScalingPolicy,
@@ -132,8 +132,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return self._asked in (Interrupt.LEAVE, Interrupt.EVACUATE)
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        """Start a group if there is room, else wait a moment. Raises StoppedWaiting when asked to stop, TrainingFailed when
-        the wait is over."""
+        """Start a group if there is room, else wait a moment. Raises StoppedWaiting when asked to stop,
+        TrainingInterrupted when the wait is over."""
         begin_s = time.thread_time()
         try:
             decision = self._look()
@@ -163,7 +163,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
     def _end_waiting(self, progress: Progress) -> NoReturn:
         """End the run, as asked, while no group trains; first bring to the store what is in memory only."""
         if problem := self._saver.finish(lambda: self._processes.closed):
-            raise TrainingFailed(
+            raise TrainingInterrupted(
                 f"asked to stop while no group trained, and step {progress.step}, in memory only, cannot be saved: "
                 f"{problem}; the nodes hold it for a minute: repair the store and --resume"
             )
@@ -266,7 +266,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._report(decision, progress.step)
         if isinstance(decision, GiveUp):
             self._saver.finish(lambda: self._processes.closed)
-            raise TrainingFailed(f"{decision.reason}; resume with --resume")
+            raise TrainingInterrupted(f"{decision.reason}; resume with --resume")
         if not isinstance(decision, Start):
             if isinstance(decision, Stay) and decision.save:
                 self._saver.begin()

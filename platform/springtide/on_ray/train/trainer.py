@@ -22,7 +22,7 @@ from springtide.dist import backend, gpu_environment
 from springtide.elastic import Interrupt
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds
-from springtide.errors import SpringtideError, StoppedWaiting, StoreLost, TrainingFailed
+from springtide.errors import SpringtideError, StoppedWaiting, StoreLost, TrainingFailed, TrainingInterrupted
 from springtide.events import Event
 from springtide.faults import armed
 from springtide.on_ray._ray_private import CONTROLLER_LOG, DatasetsCallback, PlacementGroupCleanerCallback
@@ -119,11 +119,11 @@ def _pass_on(mailbox: MailboxClient, on_event: Callable[[Event], None], wait_s: 
 
 
 def _answer(reply: Reply[T]) -> T:
-    """Wait for the mailbox's reply. Raises TrainingFailed if its process has ended: what it held is lost, the run is not."""
+    """Wait for the mailbox's reply. Raises TrainingInterrupted if its process has ended: what it held is lost, the run not."""
     try:
         return reply.get()
     except RayActorError as error:
-        raise TrainingFailed(
+        raise TrainingInterrupted(
             "the run's mailbox, a process on the driver's node, has ended, perhaps for want of memory there: "
             f"{last_line(error)}; events that it held are lost, the trained state is not: resume with --resume"
         ) from error

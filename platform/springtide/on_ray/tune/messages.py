@@ -61,8 +61,10 @@ class TrialParameters(TypedDict):
 
 
 class TrialResult(TypedDict, total=False):
-    """A trial's result, from its process to the driver; empty but for its end when the trial was never evaluated."""
+    """A trial's result, from its process to the driver. A trial that was never evaluated has its number, its end and the worst
+    objective."""
 
+    number: int
     heldout_loss: float
     heldout_bits_per_byte: float
     heldout_bits_per_byte_mean: float
@@ -78,6 +80,8 @@ class TrialResult(TypedDict, total=False):
     """URL of the checkpoint of another trial that the trial's current run started from; empty if from scratch."""
     state: str
     """URL of the checkpoint of this step."""
+    replayed: bool
+    """Whether an earlier start of the sweep had this result, too, and decided on it."""
     failed: str
     """Why the training failed."""
     held: str
@@ -89,10 +93,12 @@ class TrialResult(TypedDict, total=False):
 
 
 def value_of(result: TrialResult, metric: str) -> float:
-    """Return the value of ``metric``, which is an objective or a cost; raises KeyError if the trial was never evaluated."""
+    """Return the value of ``metric``, which is an objective or a cost; raises KeyError for a cost if the trial was never
+    evaluated."""
     return cast("dict[str, float]", result)[metric]
 
 
 def at_worst(result: TrialResult, sweep: Sweep) -> TrialResult:
-    """Return ``result`` as the last one of a trial that has failed or is held: its objective is the worst."""
+    """Return ``result`` as the last one of a trial that has failed, is held or was never evaluated: its objective is the
+    worst. Tune ends the whole sweep over a result without the objective."""
     return cast("TrialResult", {**result, sweep.metric: sweep.worst, "done": True})

@@ -42,15 +42,37 @@ def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
     asked = {"metric": sweep.metric, "mode": sweep.mode}
     rungs, reduction = sweep.budget.rungs, sweep.budget.reduction
     if name == "asha":
-        return ASHAScheduler(max_t=rungs, grace_period=1, reduction_factor=reduction, stop_last_trials=False, **asked)
+        return _RepeatableASHA(max_t=rungs, grace_period=1, reduction_factor=reduction, stop_last_trials=False, **asked)
     if name == "hyperband":
         return HyperBandScheduler(max_t=rungs, reduction_factor=reduction, stop_last_trials=False, **asked)
     if name == "median":
-        return MedianStoppingRule(time_attr="training_iteration", grace_period=1, **asked)
+        return _RepeatableMedian(time_attr="training_iteration", grace_period=1, **asked)
     if name in POPULATIONS:
         check_population(sweep, name)
         return _population(name, sweep, {**asked, "time_attr": "rung", "perturbation_interval": 1, "synch": True})
     return FIFOScheduler()
+
+
+class _RepeatableASHA(ASHAScheduler):
+    """An ASHA that stops no trial on a result that an earlier start of the sweep had, too: that start has recorded which ones
+    it stopped. Here trials may report in another order, which gives other decisions."""
+
+    def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: TrialResult) -> str:
+        """Handle a result; a replayed one stops nothing, but counts for the results of others."""
+        decision: str = super().on_trial_result(tune_controller, trial, result)
+        return TrialScheduler.CONTINUE if result.get("replayed") else decision
+
+
+class _RepeatableMedian(MedianStoppingRule):
+    """The same for the median stopping rule."""
+
+    def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: TrialResult) -> str:
+        """Handle a result, likewise."""
+        decision: str = super().on_trial_result(tune_controller, trial, result)
+        if decision != TrialScheduler.STOP or not result.get("replayed"):
+            return decision
+        self._stopped_trials.discard(trial)  # else its next result is an error
+        return TrialScheduler.CONTINUE
 
 
 class _SynchronousPBT(PopulationBasedTraining):
@@ -119,9 +141,9 @@ def _population(name: str, sweep: Sweep, asked: dict[str, object]) -> TrialSched
 
 _NAMES = {
     FIFOScheduler: "none",
-    ASHAScheduler: "asha",
+    _RepeatableASHA: "asha",
     HyperBandScheduler: "hyperband",
-    MedianStoppingRule: "median",
+    _RepeatableMedian: "median",
     _SynchronousPBT: "pbt",
     _SynchronousPB2: "pb2",
 }

@@ -15,7 +15,7 @@ from springtide.checkpoint import branch
 from springtide.checkpoint.format import committed, name_of
 from springtide.config import Config
 from springtide.elastic.scaling import speeds
-from springtide.errors import RunExists, SpringtideError
+from springtide.errors import RunExists, SpringtideError, StoreUnavailable, TrainingInterrupted
 from springtide.events import Evaluated
 from springtide.on_ray.names import owner_of
 from springtide.on_ray.train.worker_lender import WorkerLender
@@ -51,7 +51,7 @@ class Trial(tune.Trainable):
         self._spec = config["trial"]
         self._lineage: list[Generation] = []
         self._runner: TrialRunner | None = None
-        self._reported, self._last = self._job.settled_step, TrialResult()
+        self._reported, self._last = self._job.settled_step, TrialResult(number=self._number)
 
     def step(self) -> TrialResult:
         """Wait for the next evaluation; return its metrics, with ``done`` if it is the last.
@@ -70,10 +70,16 @@ class Trial(tune.Trainable):
                 case Evaluated() as found:
                     if found.step > self._reported:
                         return self._result(runner, found)
+                case Finished() if last is None and self._job.sweep.metric not in self._last:
+                    return {**at_worst(self._last, self._job.sweep), "over": True}
                 case Finished():
                     return {**(self._result(runner, last) if last else self._last), "done": True, "over": True}
                 case Failed(RunExists() as error):
                     return self._held(error)
+                case Failed(
+                    TrainingInterrupted() | StoreUnavailable() as error
+                ):  # Tune tries again, as may a resumed sweep
+                    raise error
                 case Failed(SpringtideError() as error):  # it would fail again: the trial ends, and reports why
                     return {**at_worst(self._last, self._job.sweep), "failed": str(error)[:500]}
                 case Failed(error):
@@ -145,6 +151,7 @@ class Trial(tune.Trainable):
         cost = costs(steps)
         self._reported = found.step
         self._last = {
+            "number": self._number,
             "heldout_loss": found.heldout_loss,
             "heldout_bits_per_byte": found.heldout_bits_per_byte,
             "heldout_bits_per_byte_mean": found.mean_bits_per_byte,
@@ -157,6 +164,7 @@ class Trial(tune.Trainable):
             "worker_s": sum(book.held for book in books),
             "dollars": sum(sum(book.dollars.values()) for book in books),
             "of": self._lineage[-1].of,
+            "replayed": found.step <= runner.judged_step,
             "state": f"{runner.folder.url}/checkpoints/{name_of(found.step)}",
         }
         promise = self._job.sweep.promise(value_of(self._last, self._job.sweep.metric))

@@ -72,6 +72,8 @@ class TrialRunner:
         self._train, self._workers, self._reports = train, workers, reports
         self._messages: queue.Queue[Message] = queue.Queue()
         self._steps: dict[int, StepDone] = {}
+        self.judged_step = 0
+        """The step up to which an earlier start has decided on the evaluations."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -94,7 +96,11 @@ class TrialRunner:
         for event in events:
             self._hear(event)
         ended = [event for event in events if isinstance(event, Stopped)]
-        if decided or (ended and ended[-1].status == "finished") or self._closed():
+        is_over = decided or bool(ended and ended[-1].status == "finished")
+        known = sorted({event.step for event in events if isinstance(event, Evaluated)})
+        # the newest may have come when the driver was gone already
+        self.judged_step = max(known if is_over else known[:-1], default=0)
+        if is_over or self._closed():
             self._messages.put(Finished())
             return
         self._thread = threading.Thread(target=self._run, name="springtide-trial", daemon=True)

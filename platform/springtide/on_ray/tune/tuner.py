@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import secrets
@@ -17,14 +16,17 @@ from ray import tune
 from ray.tune.schedulers import HyperBandScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from springtide.errors import RunExists
+from springtide.elastic.patience import MOST_STORE_FAILURES, store_pause_s
+from springtide.errors import ConfigError, RunExists, TrainingInterrupted
 from springtide.on_ray._ray_private import HEAD
 from springtide.on_ray.cluster.session import without_tune_signals
+from springtide.on_ray.train.process_pool import last_line
 from springtide.on_ray.tune.messages import TrialJob, TrialParameters, TrialResult, TrialSpec, value_of
 from springtide.on_ray.tune.schedulers import known_as
 from springtide.on_ray.tune.trial import Trial
 from springtide.on_ray.tune.trial_runner import SAVED_S
 from springtide.on_ray.tune.worker_pool import WorkerPoolHandle
+from springtide.store.errors import may_pass
 from springtide.tuning import (
     Budget,
     Point,
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from ray.tune.experiment import Trial as TuneTrial
 
 _FAILURES = 3
-"""Failures of a trial's process, not of its training, before the trial is given up."""
+"""Failures of a trial's process, or of what its training needs, before the trial is given up until the sweep is resumed."""
 
 Say = Callable[[str], None]
 BeginTrial = Callable[[int, Point], bool]
@@ -60,11 +62,13 @@ class SearchAdapter(Searcher):
         super().__init__(metric=sweep.metric, mode=sweep.mode)
         self._search, self._sweep, self._begin, self._room = search, sweep, begin, room
         self._numbers: dict[str, int] = {}
+        self._points: dict[str, Point] = {}
         self.live = 0
         """Number of trials that run or are about to; paused ones leave their room to others."""
         self._results: dict[str, TrialResult] = {}
         self.worthless = ""
         """Why no other trial is started; empty if there is no reason."""
+        self._exhausted = ""
 
     def suggest(self, trial_id: str) -> TrialParameters | str | None:
         """Return the next trial's number and point; None while there is no room for one, FINISHED after the last."""
@@ -74,41 +78,51 @@ class SearchAdapter(Searcher):
         if self.worthless:
             return Searcher.FINISHED
         number += self._search.first
-        point = self._search.ask(number)
+        try:
+            point = self._search.ask(number)
+        except ConfigError as error:
+            if not self._numbers:
+                raise
+            self.worthless = self._exhausted = str(error)  # the trials that have begun go on
+            return Searcher.FINISHED
         if point is None:
             return Searcher.FINISHED
         if not self._begin(number, point):
             return Searcher.FINISHED
-        self._numbers[trial_id] = number
+        self._numbers[trial_id], self._points[trial_id] = number, point
         self.live += 1
         return {"trial": {"number": number, "point": point}}
 
     def on_trial_complete(self, trial_id: str, result: TrialResult | None = None, error: bool = False) -> None:
         """Report an ended trial to the search, and check whether another one is worth its price."""
-        failed = error or not result or "failed" in result or "held" in result
         values = None
-        if not failed and result is not None:
-            secondary = [value_of(result, self._sweep.secondary.metric)] if self._sweep.secondary else []
-            values = [value_of(result, self._sweep.metric), *secondary]
+        if not error and result and "failed" not in result and "held" not in result:
+            value = value_of(result, self._sweep.metric)
+            if math.isfinite(value):  # else it diverged, or was never evaluated
+                secondary = [value_of(result, self._sweep.secondary.metric)] if self._sweep.secondary else []
+                values = [value, *secondary]
         self._search.tell(self._numbers[trial_id], values)
         self._results[trial_id] = result or {}
-        self.worthless = self._is_worthless()
+        self.worthless = self._exhausted or self._is_worthless()
 
     def _is_worthless(self) -> str:
         """Return why another trial is not worth its price, by the results of complete trials and the cost of all; empty if it
         is."""
         least, known = self._sweep.budget.min_improvement_per_dollar, list(self._results.values())
-        values = [
-            self._sweep.promise(value_of(one, self._sweep.metric))
-            for one in known
-            if one.get("over") and "failed" not in one
-        ]
+        # half a rung less: the last step of another batch size ends elsewhere
+        furthest = self._sweep.budget.tokens_per_trial * (1.0 - 0.5 / self._sweep.budget.rungs)
+        values = {  # by point: the same one again is as good, and says nothing of another
+            repr(self._points[trial_id]): self._sweep.promise(value_of(one, self._sweep.metric))
+            for trial_id, one in self._results.items()
+            if one.get("over") and "failed" not in one and one.get("tokens", 0) >= furthest
+        }
         paid, what = sum(one.get("dollars", 0.0) for one in known), "dollar"
         if not paid:
             paid, what = sum(one.get("worker_s", 0.0) for one in known) / 3600.0, "worker-hour"
         if not least or not paid:
             return ""
-        worth = expected_improvement(values, len(known)) / (paid / len(known))
+        points = {repr(self._points[trial_id]) for trial_id in self._results}
+        worth = expected_improvement(list(values.values()), len(points)) / (paid / len(known))
         return (
             ""
             if worth >= least
@@ -154,7 +168,7 @@ class ProgressCallback(tune.Callback):
         if (of := result.get("of", "")) != self._of.get(name, ""):
             self._of[name] = of
             self._say(f"{name}: continued from {of}")
-        if self._sweep.metric not in result or "failed" in result or "held" in result:
+        if "tokens" not in result or "failed" in result or "held" in result:  # without them it was never evaluated
             return
         value = value_of(result, self._sweep.metric)
         if self._best is None or self._sweep.better(value, self._best[0]):
@@ -181,9 +195,9 @@ class ProgressCallback(tune.Callback):
             self._say(f"{name}: stopped {reason}, {self._sweep.metric} {value:.4f}")
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object) -> None:
-        """Report a trial with a process that failed too often."""
+        """Report a trial that was interrupted too often. It may continue: no end of it is recorded."""
         self._over.add(_name(trial))
-        self._say(f"{_name(trial)}: its process failed {_FAILURES + 1} times; see {trial.path}")
+        self._say(f"{_name(trial)}: interrupted {_FAILURES + 1} times, can be resumed; see {trial.path}")
 
 
 class BudgetStopper(tune.Stopper):
@@ -193,48 +207,67 @@ class BudgetStopper(tune.Stopper):
     def __init__(
         self, budget: Budget, pool: WorkerPoolHandle, before: Sequence[TrialOutcome], interrupted: threading.Event
     ) -> None:
-        """``before``: ended trials; their results are not reported again."""
+        """``before``: what trials have spent so far. Of these, some are not reported again, and the others step by step."""
         self._budget, self._pool, self._interrupted = budget, pool, interrupted
         self._by_trial = {one.name: (float(one.tokens), one.worker_s, one.dollars) for one in before}
         self.over = ""
         """Why the sweep ends early; empty if it does not."""
         self.running = 0
         """Number of trials that run."""
+        self.failure: OSError | None = None
+        """Why the sweep's folder could not be written, after all tries."""
         self._over_s = math.inf
         self._lost = False
 
     def __getstate__(self) -> dict[str, object]:
         """Return what Tune saves of it in the sweep's folder, which nobody reads: an event cannot be saved."""
-        return {**self.__dict__, "_interrupted": None}
+        return {**self.__dict__, "_interrupted": None, "failure": None}
 
     def __call__(self, trial_id: str, result: TrialResult) -> bool:
-        """Add a trial's result; returns False, because no trial is stopped alone."""
-        tokens, worker_s = float(result.get("tokens", 0)), result.get("worker_s", 0.0)
-        self._by_trial[trial_id] = tokens, worker_s, result.get("dollars", 0.0)
+        """Add a trial's result; returns False, because no trial is stopped alone. The most counts that was known of a trial: an
+        earlier result may be reported again, and a failure has no costs."""
+        name = name_of(result["number"])
+        tokens, worker_s, dollars = self._by_trial.get(name, (0.0, 0.0, 0.0))
+        self._by_trial[name] = (
+            max(tokens, float(result.get("tokens", 0))),
+            max(worker_s, result.get("worker_s", 0.0)),
+            max(dollars, result.get("dollars", 0.0)),
+        )
         return False
 
     def unless_lost(self, write: Callable[_P, None]) -> Callable[_P, bool]:
-        """Wrap ``write`` to return whether it was allowed: if another driver has taken over the sweep, this one ends."""
+        """Wrap ``write`` to return whether it was done: if another driver has taken over the sweep, this one ends. A store that
+        is away is tried again for half an hour; if it stays away, the sweep ends."""
 
         def checked(*arguments: _P.args, **named: _P.kwargs) -> bool:
-            try:
-                write(*arguments, **named)
-            except RunExists as error:
-                self._lost, self.over = True, str(error)
-                self._pool.close.remote()
-            return not self._lost
+            failures = 0
+            while True:
+                try:
+                    write(*arguments, **named)
+                except RunExists as error:
+                    self._lost, self.over = True, str(error)
+                    self._pool.close.remote()
+                except OSError as error:
+                    failures += 1
+                    passes = may_pass(error) and failures <= MOST_STORE_FAILURES and self.failure is None
+                    if passes and not self._interrupted.wait(store_pause_s(failures)):
+                        continue
+                    self.failure = error
+                return not self._lost and self.failure is None
 
         return checked
 
     def stop_all(self) -> bool:
-        """Return whether all trials are to end: a limit is met or the driver is interrupted, and they have saved their state,
-        or another driver holds the sweep. From then on Tune gives their processes ten seconds."""
+        """Return whether all trials are to end: a limit is met, the driver is interrupted or its store is away, and they have
+        saved their state, or another driver holds the sweep. From then on Tune gives their processes ten seconds."""
         if self._lost:
             return True
         tokens, worker_s, dollars = map(sum, zip(*self._by_trial.values(), (0.0, 0.0, 0.0), strict=True))
         spent = {"tokens": tokens, "worker_hours": worker_s / 3600.0, "dollars": dollars}
         met = [kind for kind, value in spent.items() if 0 < getattr(self._budget, kind) <= value]
         self.over = f"the budget is spent, {met[0]}: {spent[met[0]]:g}" if met else ""
+        if self.failure is not None:
+            self.over = f"the sweep's folder cannot be written: {self.failure}"
         if self._interrupted.is_set():
             self.over = "interrupted; trials continue from what they have saved"
         if self.over and self._over_s == math.inf:
@@ -262,16 +295,19 @@ class TrialTuner:
         before: Sequence[TrialOutcome] = (),
     ) -> str:
         """Try the points of ``search`` until all are done, the budget is spent or the driver is interrupted. Returns why it
-        ended early, empty if it did not.
+        ended early, empty if it did not. Raises OSError if the sweep's folder could not be written, TrainingInterrupted after
+        an error inside Ray Tune.
 
         Args:
             population: the first points of a population's trials, instead of ``search``'s.
-            before: ended trials of the same sweep, which count for the budget.
+            before: what the sweep's trials have done so far, which counts for the budget.
         """
         # neither self nor the job: Tune saves what its searcher and callbacks refer to in the sweep's folder, and a job has
         # passwords
         sweep, held, say = self.job.sweep, self.job.held, self.say
         spent = BudgetStopper(sweep.budget, self.job.pool, before, self.interrupted)
+        if spent.stop_all():
+            return spent.over
         room = Room(self.job.pool, self.job.base.elastic.min_workers, self.concurrent)
         # HyperBand halves a bracket by the trials that it knows, and members of a population wait for each other at each
         # rung: these two get all trials at once, and Ray limits how many run
@@ -304,8 +340,16 @@ class TrialTuner:
                 verbose=0,
             ),
         )
-        with contextlib.suppress(tune.TuneError), without_tune_signals():
-            tuner.fit()
+        try:
+            with without_tune_signals():
+                tuner.fit()
+        except tune.TuneError as error:  # not of a trial, which ends alone: its text is a stack trace
+            problem = f"an error inside Ray Tune: {last_line(error)}"
+            if not spent.over:
+                raise TrainingInterrupted(f"{problem}; resume with --resume") from error
+            say(problem)
+        if spent.failure is not None:
+            raise spent.failure
         if points.worthless:
             say(points.worthless)
         return spent.over
