@@ -14,7 +14,7 @@ from springtide.config.engine import ModelConfig
 from springtide.errors import CheckpointError, ConfigError
 from springtide.generation import Sampling, write
 from springtide.generation.sampling import draw
-from springtide.model import Decoder, build, merged
+from springtide.model import Decoder, KVCache, build, merged
 
 END, BEGIN, LENGTH = 5, 6, 16
 GREEDY = Sampling(temperature=0)
@@ -23,12 +23,18 @@ CACHED = [
 ]
 CACHED += [(family, True) for family in ("llama2", "gemma2", "phi3")]
 """Families, and whether documents of a row are masked from each other."""
+SEPARATORS = [("llama2", ids) for ids in ((END, BEGIN), (BEGIN, BEGIN), (BEGIN, None), (0, 0))]
+SEPARATORS += [("mistral", (BEGIN, BEGIN)), ("gemma3", (BEGIN, BEGIN))]
+"""Families, and ids that end and that begin a document; 0 is also what pads."""
 
 
-def model_of(family: str = "llama2", documents: bool = False, **changes: Any) -> Decoder:
-    """A model with random weights, so large that what was read shows in what is written."""
+def model_of(
+    family: str = "llama2", documents: bool = False, ids: tuple[int, int | None] = (END, BEGIN), **changes: Any
+) -> Decoder:
+    """A model with random weights, so large that what was read shows in what is written. ``ids``: that end and that begin a
+    document."""
     config = ModelConfig(**{**SHAPE, **FAMILIES[family][1], "tied_head": False, **changes})
-    model = build(config, VOCABULARY, END if documents else None, BEGIN if documents else None).eval()
+    model = build(config, VOCABULARY, *(ids if documents else (None, None))).eval()
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -70,6 +76,23 @@ def test_a_batch_of_unequal_prompts_is_written_with_a_cache_as_each_is_alone_wit
     assert together == [without_cache(model, prompt) for prompt in prompts]
     assert len({tuple(ids) for ids in together}) == 4
     assert len({drawn for ids in together for drawn in ids}) > 8
+
+
+@pytest.mark.parametrize(("family", "ids"), SEPARATORS)
+def test_a_prompt_reads_its_begin_of_text_whatever_its_batch_mates_are(
+    family: str, ids: tuple[int, int | None]
+) -> None:
+    model, prompts = model_of(family, documents=True, ids=ids), prompts_of(3, 29, 14, 1, 28)
+    end, begin = ids[0], ids[0] if ids[1] is None else ids[1]
+    prompts = [[{END: end, BEGIN: begin}.get(one, one) for one in prompt] for prompt in prompts]
+    assert written(model, prompts) == [without_cache(model, prompt) for prompt in prompts]
+    padding = [29 - len(prompt) for prompt in prompts]
+    rows = torch.tensor([[0] * pads + prompt for pads, prompt in zip(padding, prompts, strict=True)])
+    with torch.no_grad():
+        together = model(rows, past=KVCache(len(model.blocks), torch.tensor(padding)))
+        for row, prompt in enumerate(prompts):
+            alone = model(torch.tensor([prompt]))[0]
+            torch.testing.assert_close(together[row, padding[row] :], alone, atol=1e-4, rtol=1e-4)
 
 
 def test_what_is_drawn_depends_on_the_seed_and_on_no_other_row() -> None:
