@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
 import torch
 from families import FAMILIES, SHAPE, VOCABULARY
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from springtide.config.engine import ModelConfig
@@ -217,6 +220,27 @@ def test_draws_come_from_the_likeliest() -> None:
     assert drawn(top_k=100) == drawn()
 
 
+EXTREMES = [5e-324, 1e-46, 1e-45, 1e-38, 2e-38, 1e-30, 1e-7, 0.5, 1.0]
+
+
+@given(
+    temperature=st.one_of(st.sampled_from([0.0, *EXTREMES, 1e38, 1e300]), st.floats(0, allow_infinity=False)),
+    top_k=st.sampled_from([0, 1, 2, 5, 10**30]),
+    top_p=st.one_of(st.sampled_from(EXTREMES), st.floats(0, 1, exclude_min=True)),
+    logits=st.lists(st.one_of(st.floats(width=32, allow_nan=False, allow_infinity=False), st.just(-math.inf)), max_size=9),
+)
+def test_no_sampling_that_is_allowed_fails_its_batch(
+    temperature: float, top_k: int, top_p: float, logits: list[float]
+) -> None:
+    row = torch.tensor([*logits, 1.0])
+    samplings = [Sampling(temperature, top_k, top_p), GREEDY, Sampling(0.7)]
+    found = draw(row.repeat(3, 1), samplings, [one.generator() for one in samplings])
+    assert all(row[drawn] > -math.inf for drawn in found)
+    assert row[found[1]] == row.max()
+    if temperature < 1e-38 or top_p < 1e-30:
+        assert row[found[0]] == row.max()
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -231,5 +255,6 @@ def test_what_cannot_be_drawn_is_refused(how: dict[str, Any], message: str) -> N
     with pytest.raises(ConfigError, match=message):
         Sampling(**how)
     nothing = Sampling()
-    with pytest.raises(CheckpointError, match="logits are not numbers"):
-        draw(torch.full((1, 3), float("nan")), [nothing], [nothing.generator()])
+    for logit in (math.nan, math.inf):
+        with pytest.raises(CheckpointError, match="logits are not numbers"):
+            draw(torch.tensor([[1.0, logit, 2.0]]), [nothing], [nothing.generator()])
