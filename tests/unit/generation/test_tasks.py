@@ -181,7 +181,10 @@ def test_checkpoints_that_come_are_evaluated_until_the_run_ends(run: Run, files:
         (["--tasks", "hub", "--task-files", "files"], "nothing is fetched"),
         (["--tasks", "escape", "--task-files", "files"], "tasks = 'escape': cannot be used (SecurityError"),
         (["--tasks", "code", "--task-files", "coded"], "names code to run: !function helper.documents"),
-        (["--tasks", "scored", "--task-files", "scored"], "scored.yaml': names code to run: metric: evil.py; use a metric"),
+        (
+            ["--tasks", "scored", "--task-files", "scored"],
+            "scored.yaml': names code to run: metric: evil.py; use a metric",
+        ),
         (["--tasks", "kobest_copa"], "metric = 'f1': names code to run"),
     ],
 )
@@ -217,7 +220,10 @@ def test_what_cannot_be_evaluated_is_refused_by_name(
         ("task: a\nclass: !function b.C\n", "names code to run: class: b.C|!function b.C"),
         ("task: a\nclass: b.C\n", "names code to run: class: b.C"),
         ("task: a\nmetric_list: [{metric: ./evil}]\n", "names code to run: metric: ./evil"),
-        ("task: a\nmetric_list: [{metric: acc}, {metric: evil}]\n", "run: metric: evil; use a metric of .*--trust-code"),
+        (
+            "task: a\nmetric_list: [{metric: acc}, {metric: evil}]\n",
+            "run: metric: evil; use a metric of .*--trust-code",
+        ),
         ("task: a\nmetric_list: [{metric: evil.py}]\n", r"one\.yaml': names code to run: metric: evil\.py"),
         ("x: &m {metric: evil}\nmetric_list: [{<<: *m}]\n", "names code to run: metric: evil"),
         ("metric_list: [{metric: acc, hf_evaluate: yes}]\n", "names code to run: metric: hf_evaluate: yes"),

@@ -227,7 +227,9 @@ EXTREMES = [5e-324, 1e-46, 1e-45, 1e-38, 2e-38, 1e-30, 1e-7, 0.5, 1.0]
     temperature=st.one_of(st.sampled_from([0.0, *EXTREMES, 1e38, 1e300]), st.floats(0, allow_infinity=False)),
     top_k=st.sampled_from([0, 1, 2, 5, 10**30]),
     top_p=st.one_of(st.sampled_from(EXTREMES), st.floats(0, 1, exclude_min=True)),
-    logits=st.lists(st.one_of(st.floats(width=32, allow_nan=False, allow_infinity=False), st.just(-math.inf)), max_size=9),
+    logits=st.lists(
+        st.one_of(st.floats(width=32, allow_nan=False, allow_infinity=False), st.just(-math.inf)), max_size=9
+    ),
 )
 def test_no_sampling_that_is_allowed_fails_its_batch(
     temperature: float, top_k: int, top_p: float, logits: list[float]
