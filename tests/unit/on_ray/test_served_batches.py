@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,12 +12,14 @@ from typing import Any
 
 import pytest
 from chatting import chat_run
+from starlette.requests import Request
 
 from springtide.errors import CheckpointError, ConfigError
 from springtide.generation import Part, Sampling, TextModel, TextRequest
-from springtide.on_ray.serve import batches
+from springtide.on_ray.serve import batches, replica
 from springtide.on_ray.serve.batches import Batches, Waiting
 from springtide.on_ray.serve.follow import Follower, Served, Source
+from springtide.on_ray.serve.replica import Replica
 from springtide.on_ray.serve.server import Serving
 from springtide.run.text import open_text
 
@@ -156,6 +159,47 @@ def test_a_batch_that_fails_fails_its_own_rows_and_the_next_one_is_written(slow:
             assert slow.sizes == [2, 1]
 
     asyncio.run(ask())
+
+
+def post(body: bytes | None, path: str = "/v1/completions") -> Request:
+    """A request; without a body, its client sends the headers and nothing more."""
+    sent: list[bytes | None] = []
+
+    async def receive() -> dict[str, Any]:
+        if body is None or sent:
+            await asyncio.Event().wait()
+        sent.append(body)
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+    return Request(scope, receive)
+
+
+def test_bodies_that_do_not_come_wait_like_any_request_and_end(
+    model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = b'{"prompt": "Add 3", "max_tokens": 5, "temperature": 0}'
+
+    async def ask() -> None:
+        server = Replica(Source("run", lambda: "step-0000000007", lambda _: model), 4, 0.0, 3)
+        stuck = [asyncio.create_task(server(post(None))) for _ in range(3)]
+        await asyncio.sleep(0)
+        refused = await server(post(good))
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        stuck[0].cancel()
+        await asyncio.wait(stuck[:1])
+        found = await server(post(good))
+        text = json.loads(found.body)["choices"][0]["text"]
+        assert (found.status_code, text) == (200, model.generate(["Add 3"], 5, Sampling(0))[0].text)
+        late = await asyncio.gather(*stuck[1:])
+        assert [one.status_code for one in late] == [408, 408]
+        assert b"the body has not come within 2 s" in late[0].body
+        assert (await server(post(b"["))).status_code == 400
+        about: Any = server.state()
+        assert about["data"][0]["springtide"]["waiting"] == 0
+
+    monkeypatch.setattr(replica, "_BODY_S", 2.0)
+    asyncio.run(asyncio.wait_for(ask(), 60))
 
 
 class Checkpoints:

@@ -27,6 +27,8 @@ from springtide.store import to_json
 
 _BODY_BYTES, _BYTES_PER_TOKEN = 2**16, 32
 """Most bytes of a body: a fixed part, and what JSON takes for each token that the model reads at once."""
+_BODY_S = 30.0
+"""Most time that the body of a request may take to come [s]."""
 _JSON = "application/json"
 _MODELS, _COMPLETIONS, _CHAT = "/v1/models", "/v1/completions", "/v1/chat/completions"
 _METHODS = {_MODELS: "GET", _COMPLETIONS: "POST", _CHAT: "POST"}
@@ -37,11 +39,12 @@ class Replica:
     """A model in one process. Ray Serve starts it, calls it for each HTTP request, and ends it."""
 
     def __init__(self, source: Source, max_batch: int, batch_wait_s: float, max_waiting: int) -> None:
-        self._name, self._max_waiting, self._num_waiting = source.name, max_waiting, 0
+        self._name, self._max_waiting = source.name, max_waiting
+        self._num_waiting = 0  # those whose body is still coming, too
         self._num_answered = self._num_abandoned = 0
-        self._follower = Follower(source)
+        self._follower = follower = Follower(source)
         executor = ThreadPoolExecutor(1, "springtide-write")
-        self._batches = Batches(lambda: self._follower.served, executor, max_batch, batch_wait_s)
+        self._batches = Batches(lambda: follower.served, executor, max_batch, batch_wait_s)
         self._follower.start()
 
     def __del__(self) -> None:
@@ -78,16 +81,24 @@ class Replica:
             return Response(to_json(self.state()), media_type=_JSON)
         if self._num_waiting >= self._max_waiting:
             raise HttpError(503, f"{self._num_waiting} requests wait already; try again", code="overloaded")
-        return await self._text(request, path)
+        self._num_waiting += 1
+        try:
+            asked, text = await self._asked(request, path)
+        finally:
+            self._num_waiting -= 1
+        return await self._text(asked, text)
 
-    async def _text(self, request: Request, path: str) -> Response:
-        """Return the text that a request asks for, or with ``stream`` a response that brings it as it comes."""
+    async def _asked(self, request: Request, path: str) -> tuple[Completion | Chat, TextRequest]:
+        """Return what a body asks for, and what the model is to write. Raises HttpError if it is not to be done."""
         model = self._follower.served.model
         data = await _body(request, _BODY_BYTES + _BYTES_PER_TOKEN * model.max_length)
         asked = protocol.parse(data, Chat) if path == _CHAT else protocol.parse(data, Completion)
         if asked.model not in (None, self._name):
             raise HttpError(404, f"there is no such model here; its name is {self._name}", "model", "model_not_found")
-        text = await asyncio.to_thread(_text_request, model, asked)
+        return asked, await asyncio.to_thread(_text_request, model, asked)
+
+    async def _text(self, asked: Completion | Chat, text: TextRequest) -> Response:
+        """Return the text that a request asks for, or with ``stream`` a response that brings it as it comes."""
         waiting, answers = Waiting(text), Answers(isinstance(asked, Chat), self._name, len(text.prompt))
         if asked.stream:
             events = self._events(waiting, answers, asked.has_usage)
@@ -123,14 +134,18 @@ class Replica:
 
 
 async def _body(request: Request, limit: int) -> bytes:
-    """Return the body. Raises HttpError 413 as soon as it has more than ``limit`` bytes."""
+    """Return the body. Raises HttpError 413 as soon as it has more than ``limit`` bytes, 408 if it does not come in time."""
     data = bytearray()
     if (length := request.headers.get("content-length", "0")).isdecimal() and int(length[:20]) > limit:
         raise HttpError(413, f"the body has more than {limit:,} bytes, which no prompt of this model needs")
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > limit:
-            raise HttpError(413, f"the body has more than {limit:,} bytes, which no prompt of this model needs")
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > limit:
+                    raise HttpError(413, f"the body has more than {limit:,} bytes, which no prompt of this model needs")
+    except TimeoutError:
+        raise HttpError(408, f"the body has not come within {_BODY_S:g} s") from None
     return bytes(data)
 
 
