@@ -15,7 +15,7 @@ from torch import nn
 
 from springtide.config.engine import ModelConfig
 from springtide.errors import CheckpointError, ConfigError
-from springtide.generation import Sampling, write
+from springtide.generation import Sampling, write, writer
 from springtide.generation.sampling import draw
 from springtide.model import Decoder, KVCache, build, merged
 
@@ -96,6 +96,21 @@ def test_a_prompt_reads_its_begin_of_text_whatever_its_batch_mates_are(
         for row, prompt in enumerate(prompts):
             alone = model(torch.tensor([prompt]))[0]
             torch.testing.assert_close(together[row, padding[row] :], alone, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("family", "documents"), [("llama2", True), ("gemma2", False), ("gemma3", True)])
+def test_long_prompts_are_read_in_parts_which_bound_the_attention_mask(
+    family: str, documents: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, prompts = model_of(family, documents), prompts_of(3, 29, 14, 1, 40)
+    whole = written(model, prompts, max_context=48)  # outgrown while they are written
+    sizes: list[int] = []
+    model.register_forward_pre_hook(lambda _, given: sizes.append(given[0].shape[1]))
+    for pairs, most in ((700, 3), (1, 1)):
+        sizes.clear()
+        monkeypatch.setattr(writer, "_MASK_PAIRS", pairs)
+        assert written(model, prompts, max_context=48) == whole
+        assert max(sizes) == most
 
 
 def test_what_is_drawn_depends_on_the_seed_and_on_no_other_row() -> None:
