@@ -14,7 +14,7 @@ import pytest
 from chatting import chat_run
 from starlette.requests import Request
 
-from springtide.errors import CheckpointError, ConfigError
+from springtide.errors import CheckpointError, ConfigError, StoreUnavailable
 from springtide.generation import Part, Sampling, TextModel, TextRequest
 from springtide.on_ray.serve import batches, replica
 from springtide.on_ray.serve.batches import Batches, Waiting
@@ -237,11 +237,14 @@ def test_the_newest_checkpoint_serves_and_one_that_cannot_be_read_is_told() -> N
     assert follower.problem == "c cannot be read (bytes are bad); b goes on serving"
     assert store.opened.count("c") == 1  # its bytes stay as they are
 
-    store.newest, store.bad["d"] = "d", OSError("the store is away")
-    assert not follower.look()
-    del store.bad["d"]
-    assert follower.look()  # a store comes back
-    assert (follower.served.checkpoint, follower.problem) == ("d", "")
+    away = OSError("the store is away"), StoreUnavailable("the store is away"), ConfigError("3.9 GB free")
+    for name, error in zip("def", away, strict=True):
+        store.newest, store.bad[name] = name, error
+        assert not follower.look()
+        assert str(error) in follower.problem
+        del store.bad[name]
+        assert follower.look()  # a store or memory comes back
+        assert (follower.served.checkpoint, follower.problem) == (name, "")
 
     store.newest = OSError("the store is away")
     assert not follower.look()
