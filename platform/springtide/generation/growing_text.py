@@ -13,7 +13,7 @@ _CUT = "\ufffd"
 _SETTLE_AT, _MOST_OPEN = 32, 256
 """Ids that are decoded again with each new one, before their text is taken as final; and where it spells no characters."""
 _MOST_BYTES = 4
-"""Of a character: one of as many ids in a row begins one."""
+"""Bytes of the longest character: of as many ids in a row one begins a character."""
 
 
 class GrowingText:

@@ -86,8 +86,8 @@ def test_a_client_that_goes_away_takes_its_row_out(model: TextModel) -> None:
             whole, cut = await asyncio.gather(clients.ask(short), clients.ask(long, gone_after=2))
             assert (whole[-1].num_tokens, long.is_gone) == (20, True)
             await asyncio.wrap_future(executor.submit(int))  # the thread is free again
-            while not long.news.empty():
-                cut.append(long.news.get_nowait() or cut[-1])
+            while not long.new_parts.empty():
+                cut.append(long.new_parts.get_nowait() or cut[-1])
             return whole[-1].num_tokens, cut[-1].num_tokens
 
     assert asyncio.run(ask())[1] < 100

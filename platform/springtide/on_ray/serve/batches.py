@@ -2,8 +2,8 @@
 
     requests that come while a batch is written --the batch ends--> the next batch --thread--> parts --event loop--> clients
 
-Ray's ``serve.batch`` is no such queue: it closes a batch when its wait is over, also while another one is written, so requests
-that come one after another would each be written alone.
+Ray's ``serve.batch`` closes a batch when its wait is over, also while another one is written: requests that come one after
+another would each be written alone.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Waiting:
     """That writes it; known when its batch begins."""
     is_gone: bool = False
     """Whether its client has gone away."""
-    news: asyncio.Queue[Part | Exception | None] = dataclasses.field(default_factory=asyncio.Queue)
+    new_parts: asyncio.Queue[Part | Exception | None] = dataclasses.field(default_factory=asyncio.Queue)
     """Parts of its text; None after the last, or what its batch failed with."""
 
 
@@ -58,9 +58,9 @@ class Batches:
         try:
             is_last = False
             while not is_last:
-                found = [await one.news.get()]
-                while not one.news.empty():
-                    found.append(one.news.get_nowait())
+                found = [await one.new_parts.get()]
+                while not one.new_parts.empty():
+                    found.append(one.new_parts.get_nowait())
                 if parts := [some for some in found if isinstance(some, Part)]:
                     yield _joined(parts)
                 failed = next((some for some in found if isinstance(some, Exception)), None)
@@ -85,7 +85,7 @@ class Batches:
                 end = error
             finally:
                 for one in batch:
-                    one.news.put_nowait(end)
+                    one.new_parts.put_nowait(end)
 
     async def _until_full(self) -> None:
         """Wait for requests that come soon after the first, or after the end of the batch before: its clients ask again."""
@@ -101,7 +101,7 @@ class Batches:
             one.checkpoint = served.checkpoint
 
         def listen(row: int, part: Part) -> None:
-            loop.call_soon_threadsafe(batch[row].news.put_nowait, part)
+            loop.call_soon_threadsafe(batch[row].new_parts.put_nowait, part)
 
         rows = [one.request for one in batch]
         try:
