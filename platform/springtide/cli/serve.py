@@ -31,7 +31,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--replicas", metavar="MIN:MAX", type=_replicas, default=(1, 1), help=help)
     help = "most requests that are written together (default 16)"
     parser.add_argument("--max-batch", metavar="N", type=int, default=16, help=help)
-    help = "how long the first request of a batch waits for others (default 10ms)"
+    help = "how long a batch that is not full waits for more (default 10ms)"
     parser.add_argument("--batch-wait", metavar="TIME", type=_seconds, default=0.01, help=help)
     help = "requests that may wait for a replica; above it, it answers 503 (default 256)"
     parser.add_argument("--max-waiting", metavar="N", type=int, default=256, help=help)

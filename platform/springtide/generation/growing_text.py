@@ -10,6 +10,10 @@ _TAIL = 8
 """Ids of the prompt that are decoded with what follows: some tokenizers drop the space before the first id."""
 _CUT = "\ufffd"
 """What the bytes of a character spell that is not complete."""
+_SETTLE_AT, _MOST_OPEN = 32, 256
+"""Ids that are decoded again with each new one, before their text is taken as final; and where it spells no characters."""
+_MOST_BYTES = 4
+"""Bytes of the longest character: of as many ids in a row one begins a character."""
 
 
 class GrowingText:
@@ -23,11 +27,11 @@ class GrowingText:
         on_text: Callable[[str], None] | None = None,
     ) -> None:
         """``stop``: strings that end it; ``on_text``: called with each new part of it."""
-        self._vocabulary, self._tail = vocabulary, list(prompt[-_TAIL:])
-        self._before = vocabulary.decode(self._tail)
+        self._vocabulary, self._prompt = vocabulary, list(prompt[-_TAIL:])
         self._stop, self._on_text = [one for one in stop if one], on_text
         self._shown = 0
         self._stopped = False
+        self._settle(0, "", self._prompt, vocabulary.decode(self._prompt))
         self.ids: list[int] = []
         self.text = ""
 
@@ -52,12 +56,47 @@ class GrowingText:
         return "length" if len(self.ids) >= tokens else "end"
 
     def _read(self) -> None:
-        whole = self._vocabulary.decode([*self._tail, *self.ids])
-        fits = whole.startswith(self._before)
-        text = whole[len(self._before) :] if fits else self._vocabulary.decode(self.ids)
-        places = [place for one in self._stop if (place := text.find(one)) >= 0]
+        text = self._whole()
+        begin = max(0, len(self._settled) - max(map(len, self._stop), default=0))  # what is before was searched
+        places = [place for one in self._stop if (place := text.find(one, begin)) >= 0]
         self._stopped = bool(places)
         self.text = text[: min(places)] if places else text
+        if not places and len(self.ids) >= self._num_settled + _SETTLE_AT:
+            self._settle_all(text)
+
+    def _settle_all(self, text: str) -> None:
+        """Take ``text``, that of all ids, as final, if it does not end within a character."""
+        number = len(self.ids)
+        if number >= self._num_settled + _MOST_OPEN and text.endswith(_CUT):
+            number -= _TAIL  # bytes that are no text: what these spell depends on no next one
+        for size in range(_TAIL, _TAIL + _MOST_BYTES):
+            tail = self.ids[number - size : number]
+            before, after = (self._vocabulary.decode(ids) for ids in (tail, [*tail, *self.ids[number:]]))
+            until = len(text) - len(after) + len(before)
+            is_open = number == len(self.ids) and before.endswith(_CUT)
+            if (
+                before
+                and after.startswith(before)
+                and text[:until].endswith(before)
+                and text.endswith(after)
+                and not is_open
+            ):
+                self._settle(number, text[:until], tail, before)
+                break
+
+    def _whole(self) -> str:
+        """Return the text of all ids; those that follow the settled ones are decoded."""
+        whole = self._vocabulary.decode([*self._tail, *self.ids[self._num_settled :]])
+        if whole.startswith(self._before):
+            return self._settled + whole[len(self._before) :]
+        if not self._num_settled:
+            return self._vocabulary.decode(self.ids)
+        self._settle(0, "", self._prompt, self._vocabulary.decode(self._prompt))  # an id changed what is before it
+        return self._whole()
+
+    def _settle(self, number: int, text: str, tail: list[int], before: str) -> None:
+        """Take ``text`` as that of the first ``number`` ids; next ones are decoded after ``tail``, which spells ``before``."""
+        self._num_settled, self._settled, self._tail, self._before = number, text, tail, before
 
     def _open_end(self) -> int:
         """Return the number of characters at the end that may still change or begin a stop string."""

@@ -13,16 +13,20 @@ import contextlib
 import math
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import datasets
 import lm_eval
+import lm_eval.api.metrics  # fills the registry of metrics
+import lm_eval.api.task
 import lm_eval.utils
 import numpy as np
 from huggingface_hub import constants
 from jinja2 import BaseLoader, StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import METRIC_REGISTRY
 from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
@@ -73,9 +77,9 @@ class Tasks:
             ConfigError: a task is not known, its data is not here, or its file names code that is not trusted.
         """
         if files:
-            check_task_files(files, trust_code)
+            check_task_files(files, METRIC_REGISTRY, trust_code)
         self.names = list(dict.fromkeys(names))
-        with _sandboxed(), _offline():
+        with _sandboxed(), _offline(), _own_metrics(trust_code):
             # those of the package are thousands of files, which take seconds to read
             manager = TaskManager(include_path=files, include_defaults=False) if files else None
             if manager is None or not {*self.names} <= {*manager.all_tasks}:
@@ -91,6 +95,8 @@ class Tasks:
         """Return the tasks as lm-evaluation-harness holds them, ready to be evaluated."""
         try:
             found = manager.load(self.names)
+        except ConfigError:
+            raise
         except Exception as error:  # whatever a file can make its reader raise
             raise _not_loaded(", ".join(self.names), error) from error
         for task in found["tasks"].values():
@@ -278,6 +284,24 @@ def _sandboxed() -> Iterator[None]:
         yield
     finally:
         lm_eval.utils.env = before
+
+
+@contextlib.contextmanager
+def _own_metrics(trust_code: bool) -> Iterator[None]:
+    """Refuse a metric that is a file or folder here: of a task of the harness's own, too, ``evaluate`` would run it."""
+    before = lm_eval.api.task.get_metric
+
+    def checked(name: str, hf_evaluate_metric: bool = False) -> Any:
+        if (hf_evaluate_metric or name not in METRIC_REGISTRY) and Path(name).exists() and not trust_code:
+            remedy = "work in another folder, or read it, then pass --trust-code, in Python trust_code=True"
+            raise ConfigError(explain("metric", name, "names code to run: it is a file or folder here", remedy))
+        return before(name, hf_evaluate_metric)
+
+    lm_eval.api.task.get_metric = checked
+    try:
+        yield
+    finally:
+        lm_eval.api.task.get_metric = before
 
 
 @contextlib.contextmanager

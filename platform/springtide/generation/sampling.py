@@ -15,6 +15,7 @@ from torch import Tensor
 from springtide.errors import CheckpointError, ConfigError, explain
 
 _MOST_SEED = 2**63 - 1
+_FP32 = torch.finfo(torch.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +67,9 @@ def draw(logits_BV: Tensor, samplings: Sequence[Sampling], generators: Sequence[
         generators: of the rows, one each.
 
     Raises:
-        CheckpointError: a logit is not a number.
+        CheckpointError: a logit is not a number, or the largest one of a row is not finite.
     """
-    if bool(torch.isnan(logits_BV).any()):
+    if not bool(torch.isfinite(logits_BV.amax(dim=1)).all()):
         raise CheckpointError("the model's logits are not numbers: its weights are damaged, or its training diverged")
     places: dict[tuple[float, int, float], list[int]] = {}
     for place, sampling in enumerate(samplings):
@@ -83,9 +84,11 @@ def draw(logits_BV: Tensor, samplings: Sequence[Sampling], generators: Sequence[
 
 def _drawn(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:
     """Return one id for each row of one kind."""
-    if sampling.temperature == 0:
+    if sampling.temperature < _FP32.tiny:  # 0, or what fp32 may take for it
         return logits_BV.argmax(dim=1).tolist()
-    kept_BV = _nucleus(_likeliest(logits_BV / sampling.temperature, sampling.top_k), sampling.top_p)
+    # the largest is 0, which no temperature makes infinite
+    scaled_BV = (logits_BV - logits_BV.amax(dim=1, keepdim=True)) / min(sampling.temperature, _FP32.max)
+    kept_BV = _nucleus(_likeliest(scaled_BV, sampling.top_k), sampling.top_p)
     shares_BV = torch.softmax(kept_BV, dim=-1)
     return [
         int(torch.multinomial(shares, 1, generator=generator))
@@ -107,7 +110,7 @@ def _nucleus(logits_BV: Tensor, top_p: float) -> Tensor:
         return logits_BV
     values_BV, ids_BV = logits_BV.sort(dim=1, descending=True, stable=True)
     shares_BV = torch.softmax(values_BV, dim=1)
-    before_BV = shares_BV.cumsum(dim=1) - shares_BV  # of all that are likelier: the likeliest id always stays
-    return torch.full_like(logits_BV, -math.inf).scatter(
-        1, ids_BV, values_BV.masked_fill(before_BV >= top_p, -math.inf)
-    )
+    before_BV = shares_BV.cumsum(dim=1) - shares_BV  # of all that are likelier
+    is_cut_BV = before_BV >= top_p
+    is_cut_BV[:, 0] = False  # the likeliest id always stays, also where fp32 takes ``top_p`` for 0
+    return torch.full_like(logits_BV, -math.inf).scatter(1, ids_BV, values_BV.masked_fill(is_cut_BV, -math.inf))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import yaml
@@ -13,16 +13,19 @@ from springtide.errors import ConfigError, explain
 _MOST_BYTES = 2**20
 _PLAIN = {*yaml.SafeLoader.yaml_constructors, "tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"}
 """Tags of plain values."""
-_FIELD = "task_files"
+_FALSE = {"false", "no", "off"}
+_FIELD, _METRIC = "task_files", "metric: "
 
 
-def check_task_files(folder: str, trust_code: bool = False) -> None:
+def check_task_files(folder: str, metrics: Container[str], trust_code: bool = False) -> None:
     """Raise ConfigError if ``folder`` is none, or if a file in it is not YAML or names code.
 
-    Code is what a tag such as ``!function`` or the key ``class`` names, or a metric that is a path.
+    Code is what a tag such as ``!function`` or the key ``class`` names, or a metric that is not in ``metrics``: the package
+    ``evaluate`` looks for it, and runs a file of that name in the current folder.
 
     Args:
         folder: path of the folder; every ``.yaml`` below it, and what these include, is read.
+        metrics: names of the metrics that lm-evaluation-harness computes itself.
         trust_code: let files name code.
     """
     root = Path(folder)
@@ -35,15 +38,17 @@ def check_task_files(folder: str, trust_code: bool = False) -> None:
         if path in seen:
             continue
         seen.add(path)
-        for what, included in _found(path, includer):
+        for what, included in _found(path, includer, metrics):
             if what and not trust_code:
                 remedy = "read it, then pass --trust-code, in Python trust_code=True"
+                if what.startswith(_METRIC):
+                    remedy = f"use a metric of lm-evaluation-harness itself, or {remedy}"
                 raise ConfigError(explain(_FIELD, str(path), f"names code to run: {what}", remedy))
             if included is not None:
                 waiting.append((included, str(path)))
 
 
-def _found(path: Path, includer: str) -> Iterator[tuple[str, Path | None]]:
+def _found(path: Path, includer: str, metrics: Container[str]) -> Iterator[tuple[str, Path | None]]:
     """Yield what a file names of code, and each file that it includes. ``includer``: the file that includes it, if any."""
     try:
         if path.exists() and not path.is_file():  # a pipe would wait for its writer
@@ -75,14 +80,16 @@ def _found(path: Path, includer: str) -> Iterator[tuple[str, Path | None]]:
         elif isinstance(one, yaml.MappingNode):
             for key, value in one.value:
                 waiting += [key, value]
-                yield from _of_key(str(key.value), value, path)
+                yield from _of_key(str(key.value), value, path, metrics)
 
 
-def _of_key(key: str, value: yaml.Node, path: Path) -> Iterator[tuple[str, Path | None]]:
+def _of_key(key: str, value: yaml.Node, path: Path, metrics: Container[str]) -> Iterator[tuple[str, Path | None]]:
     if key == "class":
         yield f"class: {value.value}", None
-    elif key == "metric" and isinstance(value, yaml.ScalarNode) and {"/", "\\"} & {*value.value}:
-        yield f"metric: {value.value}", None
+    elif key == "metric" and str(value.value) not in metrics:
+        yield f"{_METRIC}{value.value}", None
+    elif key == "hf_evaluate" and str(value.value).lower() not in _FALSE:
+        yield f"{_METRIC}{key}: {value.value}", None
     elif key == "include":
         for one in value.value if isinstance(value, yaml.SequenceNode) else [value]:
             yield "", path.parent / str(one.value)

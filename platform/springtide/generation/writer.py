@@ -3,6 +3,7 @@
 prompts   [a b c]  [d]          any lengths, at most the context
 window    [a b c]  [. . d]      padded at the start: no token attends to the padding
 cache     one id of each row at a time; a row that has ended leaves the batch
+          long prompts are read in parts, because a mask has a value for each id and each one before it
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from springtide.model import Decoder, KVCache
 
 _PADDING = 0
 """Any id will do: nothing attends to it."""
+_MASK_PAIRS = 2**25
+"""Most pairs of a token and one before it, of all rows, whose attention mask is in memory at once."""
 
 
 @dataclasses.dataclass
@@ -129,9 +132,12 @@ class _Reader:
             ids = [[_PADDING] * pads + row.window for pads, row in zip(padding, rows, strict=True)]
             padding_B = torch.tensor(padding, device=self._device) if any(padding) else None
             self._past = KVCache(len(model.blocks), padding_B)
+            at_once = max(1, _MASK_PAIRS // (len(rows) * longest))
         else:
-            ids = [row.ids[-1:] for row in rows]
-        return model(self._tensor(ids), past=self._past, newest=True)[:, 0]
+            ids, at_once = [row.ids[-1:] for row in rows], 1
+        for part_BL in self._tensor(ids).split(at_once, dim=1):
+            logits_B1V = model(part_BL, past=self._past, newest=True)
+        return logits_B1V[:, 0]
 
     def _tensor(self, ids: list[list[int]]) -> Tensor:
         return torch.tensor(ids, device=self._device)

@@ -63,11 +63,18 @@ def rotate(x_BHLE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, *others], dim=-1)
 
 
-def document_begins(tokens_BL: Tensor, eos_id: int, bos_id: int) -> Tensor:
-    """Return which tokens begin a document, as in ``documents``, bool (B, L)."""
+def document_begins(tokens_BL: Tensor, eos_id: int, bos_id: int, padding_B: Tensor | None = None) -> Tensor:
+    """Return which tokens begin a document, bool (B, L). Arguments as for ``documents``; the first token after the padding
+    begins one."""
     is_eos_BL = tokens_BL == eos_id
-    opens_BL = (tokens_BL == bos_id) & F.pad(is_eos_BL[:, :-1], (1, 0), value=True)
-    return opens_BL | F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
+    follows_eos_BL = F.pad(is_eos_BL[:, :-1], (1, 0), value=True)
+    if padding_B is None:
+        opens_BL = (tokens_BL == bos_id) & follows_eos_BL
+        return opens_BL | F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
+    is_first_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device) == padding_B[:, None]
+    # the first id after the padding opens its document as if nothing were before it, also if it ends documents, too
+    opens_BL = (tokens_BL == bos_id) & (follows_eos_BL | is_first_BL)
+    return opens_BL | is_first_BL | F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
 
 
 def document_firsts(
@@ -76,9 +83,7 @@ def document_firsts(
     """Return where the document of each token begins, int64 (B, L), and the token's position in it, int64 (B, L). Arguments as
     for ``documents``."""
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
-    begins_BL = document_begins(tokens_BL, eos_id, bos_id)
-    if padding_B is not None:
-        begins_BL = begins_BL | (index_L == padding_B[:, None])
+    begins_BL = document_begins(tokens_BL, eos_id, bos_id, padding_B)
     first_BL = torch.where(begins_BL, index_L, 0).cummax(dim=1).values
     return first_BL, index_L - first_BL
 

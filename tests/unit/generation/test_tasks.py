@@ -24,6 +24,7 @@ from springtide.store import Folder
 from springtide.track.journal import Journal
 
 lm_eval = pytest.importorskip("lm_eval")
+METRICS = {"acc", "exact_match"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -180,6 +181,11 @@ def test_checkpoints_that_come_are_evaluated_until_the_run_ends(run: Run, files:
         (["--tasks", "hub", "--task-files", "files"], "nothing is fetched"),
         (["--tasks", "escape", "--task-files", "files"], "tasks = 'escape': cannot be used (SecurityError"),
         (["--tasks", "code", "--task-files", "coded"], "names code to run: !function helper.documents"),
+        (
+            ["--tasks", "scored", "--task-files", "scored"],
+            "scored.yaml': names code to run: metric: evil.py; use a metric",
+        ),
+        (["--tasks", "kobest_copa"], "metric = 'f1': names code to run"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused_by_name(
@@ -198,6 +204,10 @@ def test_what_cannot_be_evaluated_is_refused_by_name(
     coded.mkdir()
     (coded / "helper.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w').close()\ndef documents(*_): pass\n")
     (coded / "code.yaml").write_text("task: code\ndataset_path: json\nprocess_docs: !function helper.documents\n")
+    write_task(tmp_path / "scored", "scored", choices(3), **{**CHOICE, "metric_list": [{"metric": "evil.py"}]})
+    for name in ("evil.py", "f1/f1.py"):  # what `evaluate` runs for a metric of that name
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f"open({str(tmp_path / 'marker')!r}, 'w').close()\n")
     options = options if "--task-files" in options else [*options, "--task-files", "files"]
     assert main(["model", "evaluate", run.folder.url, *options]) == 2
     assert said in capsys.readouterr().err
@@ -210,6 +220,13 @@ def test_what_cannot_be_evaluated_is_refused_by_name(
         ("task: a\nclass: !function b.C\n", "names code to run: class: b.C|!function b.C"),
         ("task: a\nclass: b.C\n", "names code to run: class: b.C"),
         ("task: a\nmetric_list: [{metric: ./evil}]\n", "names code to run: metric: ./evil"),
+        (
+            "task: a\nmetric_list: [{metric: acc}, {metric: evil}]\n",
+            "run: metric: evil; use a metric of .*--trust-code",
+        ),
+        ("task: a\nmetric_list: [{metric: evil.py}]\n", r"one\.yaml': names code to run: metric: evil\.py"),
+        ("x: &m {metric: evil}\nmetric_list: [{<<: *m}]\n", "names code to run: metric: evil"),
+        ("metric_list: [{metric: acc, hf_evaluate: yes}]\n", "names code to run: metric: hf_evaluate: yes"),
         ("task: a\ninclude: _shared\n", "_shared.*names code to run: !function x.y"),
         ("task: a\ninclude: nowhere\n", "nowhere.*cannot be read"),
         ("task: [", "is not YAML"),
@@ -223,15 +240,15 @@ def test_what_cannot_be_evaluated_is_refused_by_name(
 )
 def test_code_is_found_without_running_it(text: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "_shared").write_text("process_docs: !function x.y\n")
-    (tmp_path / "plain.yaml").write_text("task: plain\nmetric_list: [{metric: acc}]\n")
-    check_task_files(str(tmp_path))
+    (tmp_path / "plain.yaml").write_text("task: plain\nmetric_list: [{metric: acc, hf_evaluate: false}]\n")
+    check_task_files(str(tmp_path), METRICS)
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "_shared").write_text("process_docs: !function x.y\n")
     (tmp_path / "deep" / "one.yaml").write_text(text)
     with pytest.raises(ConfigError, match=said):
-        check_task_files(str(tmp_path))
+        check_task_files(str(tmp_path), METRICS)
     if "names code" in said:
-        check_task_files(str(tmp_path), trust_code=True)
+        check_task_files(str(tmp_path), METRICS, trust_code=True)
 
 
 def test_without_the_package_the_error_says_how_to_install_it(

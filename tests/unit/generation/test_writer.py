@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
 import torch
 from families import FAMILIES, SHAPE, VOCABULARY
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from springtide.config.engine import ModelConfig
 from springtide.errors import CheckpointError, ConfigError
-from springtide.generation import Sampling, write
+from springtide.generation import Sampling, write, writer
 from springtide.generation.sampling import draw
-from springtide.model import Decoder, build, merged
+from springtide.model import Decoder, KVCache, build, merged
 
 END, BEGIN, LENGTH = 5, 6, 16
 GREEDY = Sampling(temperature=0)
@@ -23,12 +26,18 @@ CACHED = [
 ]
 CACHED += [(family, True) for family in ("llama2", "gemma2", "phi3")]
 """Families, and whether documents of a row are masked from each other."""
+SEPARATORS = [("llama2", ids) for ids in ((END, BEGIN), (BEGIN, BEGIN), (BEGIN, None), (0, 0))]
+SEPARATORS += [("mistral", (BEGIN, BEGIN)), ("gemma3", (BEGIN, BEGIN))]
+"""Families, and ids that end and that begin a document; 0 is also what pads."""
 
 
-def model_of(family: str = "llama2", documents: bool = False, **changes: Any) -> Decoder:
-    """A model with random weights, so large that what was read shows in what is written."""
+def model_of(
+    family: str = "llama2", documents: bool = False, ids: tuple[int, int | None] = (END, BEGIN), **changes: Any
+) -> Decoder:
+    """A model with random weights, so large that what was read shows in what is written. ``ids``: that end and that begin a
+    document."""
     config = ModelConfig(**{**SHAPE, **FAMILIES[family][1], "tied_head": False, **changes})
-    model = build(config, VOCABULARY, END if documents else None, BEGIN if documents else None).eval()
+    model = build(config, VOCABULARY, *(ids if documents else (None, None))).eval()
     torch.manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -70,6 +79,38 @@ def test_a_batch_of_unequal_prompts_is_written_with_a_cache_as_each_is_alone_wit
     assert together == [without_cache(model, prompt) for prompt in prompts]
     assert len({tuple(ids) for ids in together}) == 4
     assert len({drawn for ids in together for drawn in ids}) > 8
+
+
+@pytest.mark.parametrize(("family", "ids"), SEPARATORS)
+def test_a_prompt_reads_its_begin_of_text_whatever_its_batch_mates_are(
+    family: str, ids: tuple[int, int | None]
+) -> None:
+    model, prompts = model_of(family, documents=True, ids=ids), prompts_of(3, 29, 14, 1, 28)
+    end, begin = ids[0], ids[0] if ids[1] is None else ids[1]
+    prompts = [[{END: end, BEGIN: begin}.get(one, one) for one in prompt] for prompt in prompts]
+    assert written(model, prompts) == [without_cache(model, prompt) for prompt in prompts]
+    padding = [29 - len(prompt) for prompt in prompts]
+    rows = torch.tensor([[0] * pads + prompt for pads, prompt in zip(padding, prompts, strict=True)])
+    with torch.no_grad():
+        together = model(rows, past=KVCache(len(model.blocks), torch.tensor(padding)))
+        for row, prompt in enumerate(prompts):
+            alone = model(torch.tensor([prompt]))[0]
+            torch.testing.assert_close(together[row, padding[row] :], alone, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("family", "documents"), [("llama2", True), ("gemma2", False), ("gemma3", True)])
+def test_long_prompts_are_read_in_parts_which_bound_the_attention_mask(
+    family: str, documents: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, prompts = model_of(family, documents), prompts_of(3, 29, 14, 1, 40)
+    whole = written(model, prompts, max_context=48)  # outgrown while they are written
+    sizes: list[int] = []
+    model.register_forward_pre_hook(lambda _, given: sizes.append(given[0].shape[1]))
+    for pairs, most in ((700, 3), (1, 1)):
+        sizes.clear()
+        monkeypatch.setattr(writer, "_MASK_PAIRS", pairs)
+        assert written(model, prompts, max_context=48) == whole
+        assert max(sizes) == most
 
 
 def test_what_is_drawn_depends_on_the_seed_and_on_no_other_row() -> None:
@@ -194,6 +235,29 @@ def test_draws_come_from_the_likeliest() -> None:
     assert drawn(top_k=100) == drawn()
 
 
+EXTREMES = [5e-324, 1e-46, 1e-45, 1e-38, 2e-38, 1e-30, 1e-7, 0.5, 1.0]
+
+
+@given(
+    temperature=st.one_of(st.sampled_from([0.0, *EXTREMES, 1e38, 1e300]), st.floats(0, allow_infinity=False)),
+    top_k=st.sampled_from([0, 1, 2, 5, 10**30]),
+    top_p=st.one_of(st.sampled_from(EXTREMES), st.floats(0, 1, exclude_min=True)),
+    logits=st.lists(
+        st.one_of(st.floats(width=32, allow_nan=False, allow_infinity=False), st.just(-math.inf)), max_size=9
+    ),
+)
+def test_no_sampling_that_is_allowed_fails_its_batch(
+    temperature: float, top_k: int, top_p: float, logits: list[float]
+) -> None:
+    row = torch.tensor([*logits, 1.0])
+    samplings = [Sampling(temperature, top_k, top_p), GREEDY, Sampling(0.7)]
+    found = draw(row.repeat(3, 1), samplings, [one.generator() for one in samplings])
+    assert all(row[drawn] > -math.inf for drawn in found)
+    assert row[found[1]] == row.max()
+    if temperature < 1e-38 or top_p < 1e-30:
+        assert row[found[0]] == row.max()
+
+
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -208,5 +272,6 @@ def test_what_cannot_be_drawn_is_refused(how: dict[str, Any], message: str) -> N
     with pytest.raises(ConfigError, match=message):
         Sampling(**how)
     nothing = Sampling()
-    with pytest.raises(CheckpointError, match="logits are not numbers"):
-        draw(torch.full((1, 3), float("nan")), [nothing], [nothing.generator()])
+    for logit in (math.nan, math.inf):
+        with pytest.raises(CheckpointError, match="logits are not numbers"):
+            draw(torch.tensor([[1.0, logit, 2.0]]), [nothing], [nothing.generator()])

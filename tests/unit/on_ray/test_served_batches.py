@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from chatting import chat_run
+from starlette.requests import Request
 
-from springtide.errors import CheckpointError, ConfigError
+from springtide.errors import CheckpointError, ConfigError, StoreUnavailable
 from springtide.generation import Part, Sampling, TextModel, TextRequest
-from springtide.on_ray.serve.follow import Follower, Source
-from springtide.on_ray.serve.replica import Waiting, written
+from springtide.on_ray.serve import batches, replica
+from springtide.on_ray.serve.batches import Batches, Waiting
+from springtide.on_ray.serve.follow import Follower, Served, Source
+from springtide.on_ray.serve.replica import Replica
 from springtide.on_ray.serve.server import Serving
 from springtide.run.text import open_text
 
@@ -27,47 +34,172 @@ def waiting(model: TextModel, tokens: int, streams: bool = True) -> Waiting:
     return Waiting(TextRequest(ids, tokens, Sampling(0), frozenset(), streams=streams))
 
 
-Lists = list[list[Any]]
+class Clients:
+    """Clients of a model's batches, and what each has got so far."""
 
+    def __init__(
+        self, model: Any, executor: ThreadPoolExecutor, max_batch: int = 8, batch_wait_s: float = 0.05
+    ) -> None:
+        self.batches = Batches(lambda: Served("a", model, 0.0), executor, max_batch, batch_wait_s)
+        self.parts: list[list[Part]] = []
 
-async def lists(model: TextModel, batch: list[Waiting], gone_after: int = 10**9) -> Lists:
-    """What ``written`` yields; the client of the last row goes away after so many of them."""
-    found: Lists = []
-    with ThreadPoolExecutor(1) as executor:
-        async for some in written(model, batch, executor):
-            found.append(some)
-            batch[-1].is_gone = len(found) >= gone_after
-    return found
+    async def ask(self, one: Waiting, gone_after: int = 10**9) -> list[Part]:
+        """The parts of a text; the client goes away after so many of them."""
+        parts: list[Part] = []
+        self.parts.append(parts)
+        async with contextlib.aclosing(self.batches.parts(one)) as coming:
+            async for part in coming:
+                parts.append(part)
+                if len(parts) >= gone_after:
+                    break
+        return parts
 
 
 def test_parts_come_while_the_batch_is_written_and_a_short_row_ends_before_a_long_one(model: TextModel) -> None:
-    found = asyncio.run(lists(model, [waiting(model, 3), waiting(model, 60), waiting(model, 5, streams=False)]))
-    assert len(found) > 5  # not all at the end
-    rows = [[some[row] for some in found] for row in range(3)]
-    ends = [row.index(StopAsyncIteration) for row in rows[::2]]
-    assert max(ends) < len(found) - 3
-    for row, tokens in zip(rows, (3, 60, 5), strict=True):
-        parts = [part for part in row if isinstance(part, Part) and part.num_tokens]
+    async def all_parts() -> tuple[list[list[Part]], list[int]]:
+        with ThreadPoolExecutor(1) as executor:
+            clients, ended = Clients(model, executor), []
+
+            async def ask(number: int, tokens: int, streams: bool) -> list[Part]:
+                parts = await clients.ask(waiting(model, tokens, streams))
+                ended.append(number)
+                assert number == 1 or len(clients.parts[1]) < 40
+                return parts
+
+            asked = enumerate(((3, True), (60, True), (5, False)))
+            return await asyncio.gather(*(ask(number, *how) for number, how in asked)), ended
+
+    rows, ended = asyncio.run(all_parts())
+    assert len(rows[1]) > 5  # not all at the end
+    assert len(rows[2]) == 1
+    assert ended == [0, 2, 1]
+    for parts, tokens in zip(rows, (3, 60, 5), strict=True):
         assert (parts[-1].num_tokens, parts[-1].ended) == (tokens, "length")
         assert "".join(part.text for part in parts) == model.generate(["Add 3"], tokens, Sampling(0))[0].text
 
 
 def test_a_client_that_goes_away_takes_its_row_out(model: TextModel) -> None:
-    found = asyncio.run(lists(model, [waiting(model, 20), waiting(model, 150)], gone_after=2))
-    assert max(one[1].num_tokens for one in found if isinstance(one[1], Part)) < 100
-    assert max(one[0].num_tokens for one in found if isinstance(one[0], Part)) == 20
-
-
-def test_who_reads_no_more_ends_the_thread(model: TextModel) -> None:
-    async def first() -> list[Waiting]:
-        batch = [waiting(model, 150)]
+    async def ask() -> tuple[float, float]:
         with ThreadPoolExecutor(1) as executor:
-            parts = written(model, batch, executor)
-            await anext(parts)
-            await parts.aclose()  # type: ignore[attr-defined]
-        return batch
+            clients = Clients(model, executor)
+            long, short = waiting(model, 150), waiting(model, 20)
+            whole, cut = await asyncio.gather(clients.ask(short), clients.ask(long, gone_after=2))
+            assert (whole[-1].num_tokens, long.is_gone) == (20, True)
+            await asyncio.wrap_future(executor.submit(int))  # the thread is free again
+            while not long.new_parts.empty():
+                cut.append(long.new_parts.get_nowait() or cut[-1])
+            return whole[-1].num_tokens, cut[-1].num_tokens
 
-    assert [one.is_gone for one in asyncio.run(first())] == [True]
+    assert asyncio.run(ask())[1] < 100
+
+
+class Slow:
+    """Stands in for ``answer``: a batch takes until it is let go; what the rows of each batch are."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.go = threading.Event()
+        self.fails = False
+
+    def __call__(self, _: Any, rows: Any, listen: Any, is_wanted: Any) -> None:
+        self.sizes.append(len(rows))
+        assert self.go.wait(60)
+        if self.fails:
+            raise CheckpointError("logits are not numbers")
+        for row in range(len(rows)):
+            listen(row, Part("x", 1, "length"))
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    monkeypatch.setattr(batches, "answer", found := Slow())
+    return found
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.001)  # between looks
+
+
+REQUEST = TextRequest((1,), 1, Sampling(0), frozenset())
+
+
+def test_requests_that_come_one_by_one_while_a_batch_is_written_make_the_next_batch(slow: Slow) -> None:
+    async def ask() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            clients = Clients(None, executor, max_batch=8, batch_wait_s=0.001)
+            asked = [asyncio.create_task(clients.ask(Waiting(REQUEST)))]
+            await until(lambda: slow.sizes == [1])
+            for _ in range(11):
+                asked.append(asyncio.create_task(clients.ask(Waiting(REQUEST))))
+                await asyncio.sleep(0.003)  # longer than a batch waits for more
+            asked[5].cancel()  # its client is gone
+            await asyncio.wait(asked[5:6])
+            slow.go.set()
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(one) for one in found] == [list] * 5 + [asyncio.CancelledError] + [list] * 6
+            assert slow.sizes == [1, 8, 2]
+            await clients.ask(Waiting(REQUEST))  # after nobody had waited
+            assert slow.sizes == [1, 8, 2, 1]
+
+    asyncio.run(ask())
+
+
+def test_a_batch_that_fails_fails_its_own_rows_and_the_next_one_is_written(slow: Slow) -> None:
+    async def ask() -> None:
+        with ThreadPoolExecutor(1) as executor:
+            clients = Clients(None, executor)
+            slow.fails = True
+            slow.go.set()
+            found = await asyncio.gather(*(clients.ask(Waiting(REQUEST)) for _ in "ab"), return_exceptions=True)
+            assert [type(one) for one in found] == [CheckpointError] * 2
+            slow.fails = False
+            assert (await clients.ask(Waiting(REQUEST)))[-1].ended == "length"
+            assert slow.sizes == [2, 1]
+
+    asyncio.run(ask())
+
+
+def post(body: bytes | None, path: str = "/v1/completions") -> Request:
+    """A request; without a body, its client sends the headers and nothing more."""
+    sent: list[bytes | None] = []
+
+    async def receive() -> dict[str, Any]:
+        if body is None or sent:
+            await asyncio.Event().wait()
+        sent.append(body)
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b""}
+    return Request(scope, receive)
+
+
+def test_bodies_that_do_not_come_wait_like_any_request_and_end(
+    model: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = b'{"prompt": "Add 3", "max_tokens": 5, "temperature": 0}'
+
+    async def ask() -> None:
+        server = Replica(Source("run", lambda: "step-0000000007", lambda _: model), 4, 0.0, 3)
+        stuck = [asyncio.create_task(server(post(None))) for _ in range(3)]
+        await asyncio.sleep(0)
+        refused = await server(post(good))
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")
+        stuck[0].cancel()
+        await asyncio.wait(stuck[:1])
+        found = await server(post(good))
+        text = json.loads(found.body)["choices"][0]["text"]
+        assert (found.status_code, text) == (200, model.generate(["Add 3"], 5, Sampling(0))[0].text)
+        late = await asyncio.gather(*stuck[1:])
+        assert [one.status_code for one in late] == [408, 408]
+        assert b"the body has not come within 2 s" in late[0].body
+        assert (await server(post(b"["))).status_code == 400
+        about: Any = server.state()
+        assert about["data"][0]["springtide"]["waiting"] == 0
+
+    monkeypatch.setattr(replica, "_BODY_S", 2.0)
+    asyncio.run(asyncio.wait_for(ask(), 60))
 
 
 class Checkpoints:
@@ -105,11 +237,14 @@ def test_the_newest_checkpoint_serves_and_one_that_cannot_be_read_is_told() -> N
     assert follower.problem == "c cannot be read (bytes are bad); b goes on serving"
     assert store.opened.count("c") == 1  # its bytes stay as they are
 
-    store.newest, store.bad["d"] = "d", OSError("the store is away")
-    assert not follower.look()
-    del store.bad["d"]
-    assert follower.look()  # a store comes back
-    assert (follower.served.checkpoint, follower.problem) == ("d", "")
+    away = OSError("the store is away"), StoreUnavailable("the store is away"), ConfigError("3.9 GB free")
+    for name, error in zip("def", away, strict=True):
+        store.newest, store.bad[name] = name, error
+        assert not follower.look()
+        assert str(error) in follower.problem
+        del store.bad[name]
+        assert follower.look()  # a store or memory comes back
+        assert (follower.served.checkpoint, follower.problem) == (name, "")
 
     store.newest = OSError("the store is away")
     assert not follower.look()

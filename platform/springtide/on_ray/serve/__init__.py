@@ -3,7 +3,8 @@ loading of a checkpoint.
 
     protocol    OpenAI's JSON: a body -> what is asked, or an error with its status; parts of a text -> answers
     follow      the newest checkpoint, loaded beside the one that serves
-    replica     the deployment: HTTP requests -> batches that a thread writes
+    batches     requests that wait -> one batch after the other, which a thread writes
+    replica     the deployment: HTTP requests -> requests that wait; parts of texts -> answers
     server      start it on the cluster, look after it, end it
 """
 

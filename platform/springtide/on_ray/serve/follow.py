@@ -2,7 +2,8 @@
 
 serving A --newest is B--> loading B beside A --read--> serving B
                                 |
-                                +--cannot be read--> serving A; B is not tried again
+                                +--its bytes are bad--> serving A; B is not tried again
+                                +--cannot be loaded now--> serving A; B is tried again at the next look
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from springtide.errors import SpringtideError
+from springtide.errors import CheckpointError, CorpusError, DamagedFile, StoreUnavailable
 from springtide.generation import TextModel
 
 # Ray configures no logger but its own: a line of another is not in a replica's log
 _log = logging.getLogger("ray.serve")
+_WRITTEN = CheckpointError, CorpusError, DamagedFile
+"""Errors of what is in a checkpoint or its dataset."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +88,8 @@ class Follower:
     def _tell(self, name: str, error: Exception) -> None:
         what = f"{name} cannot be read" if name else "the run's folder cannot be read"
         problem = f"{what} ({error}); {self.served.checkpoint} goes on serving"
-        if isinstance(error, SpringtideError):  # its bytes will not change; a store may come back
+        # what is written stays as it is; a store or memory may come back
+        if isinstance(error, _WRITTEN) and not isinstance(error, StoreUnavailable):
             self._bad = name
         if problem != self.problem:
             _log.warning("%s: %s", self._source.name, problem)

@@ -1,6 +1,6 @@
 """The deployment: HTTP requests -> batches that a thread writes -> answers.
 
-    request --checked--> waits --@serve.batch--> batch --thread--> parts of texts --event loop--> client
+    request --checked--> waits --batches.py--> batch --thread--> parts of texts --event loop--> client
 
 The event loop computes nothing: tokens and texts are made in threads. A client that goes away takes its row out of the batch.
 """
@@ -8,100 +8,43 @@ The event loop computes nothing: tokens and texts are made in threads. A client 
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
-import dataclasses
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
-from ray import serve
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
 from springtide.checkpoint.format import step_of
 from springtide.errors import ConfigError, SpringtideError, redacted
-from springtide.generation import Part, Sampling, TextModel, TextRequest, answer
+from springtide.generation import Part, Sampling, TextModel, TextRequest
 from springtide.on_ray.serve import protocol
+from springtide.on_ray.serve.batches import Batches, Waiting
 from springtide.on_ray.serve.follow import Follower, Source
 from springtide.on_ray.serve.protocol import Answers, Chat, Completion, HttpError
 from springtide.store import to_json
 
 _BODY_BYTES, _BYTES_PER_TOKEN = 2**16, 32
 """Most bytes of a body: a fixed part, and what JSON takes for each token that the model reads at once."""
-_NOTHING = Part("", 0)
-"""What a row gets that has nothing new."""
-_FINISHED = StopAsyncIteration
-"""Ends the parts of a row, for ``@serve.batch``."""
+_BODY_S = 30.0
+"""Most time that the body of a request may take to come [s]."""
 _JSON = "application/json"
 _MODELS, _COMPLETIONS, _CHAT = "/v1/models", "/v1/completions", "/v1/chat/completions"
 _METHODS = {_MODELS: "GET", _COMPLETIONS: "POST", _CHAT: "POST"}
 _log = logging.getLogger("ray.serve")
 
 
-@dataclasses.dataclass(eq=False)
-class Waiting:
-    """A request that waits for its text."""
-
-    request: TextRequest
-    checkpoint: str = ""
-    """That writes it; known when its batch begins."""
-    is_gone: bool = False
-    """Whether its client has gone away."""
-
-
-async def written(
-    model: TextModel, batch: Sequence[Waiting], executor: ThreadPoolExecutor
-) -> AsyncGenerator[list[Part | type[StopAsyncIteration]], None]:
-    """Yield what is new of each row of a batch while a thread of ``executor`` writes it. A row that has ended, or whose client
-    has gone, gets the sentinel that ends it.
-
-    Raises:
-        CheckpointError: the model's logits are not numbers.
-    """
-    loop, something = asyncio.get_running_loop(), asyncio.Event()
-    parts: collections.deque[tuple[int, Part]] = collections.deque()
-
-    def listen(row: int, part: Part) -> None:
-        parts.append((row, part))
-        loop.call_soon_threadsafe(something.set)
-
-    rows = [one.request for one in batch]
-    work = loop.run_in_executor(executor, answer, model, rows, listen, lambda row: not batch[row].is_gone)
-    work.add_done_callback(lambda _: something.set())
-    try:
-        while not (work.done() and not parts):
-            await something.wait()
-            something.clear()
-            new: dict[int, list[Part]] = {}
-            while parts:
-                row, part = parts.popleft()
-                new.setdefault(row, []).append(part)
-            if new:
-                yield [_joined(new[row]) if row in new else _NOTHING for row in range(len(batch))]
-            ended = {row for row, some in new.items() if some[-1].ended}
-            if ended:  # at once: a client does not wait for the rows that still grow
-                yield [_FINISHED if row in ended or one.is_gone else _NOTHING for row, one in enumerate(batch)]
-        await work
-    finally:
-        for one in batch:
-            one.is_gone = True  # if nobody asks for more, the thread ends with the next token
-
-
-def _joined(parts: Sequence[Part]) -> Part:
-    return parts[-1]._replace(text="".join(part.text for part in parts))
-
-
 class Replica:
     """A model in one process. Ray Serve starts it, calls it for each HTTP request, and ends it."""
 
     def __init__(self, source: Source, max_batch: int, batch_wait_s: float, max_waiting: int) -> None:
-        self._name, self._max_waiting, self._num_waiting = source.name, max_waiting, 0
+        self._name, self._max_waiting = source.name, max_waiting
+        self._num_waiting = 0  # those whose body is still coming, too
         self._num_answered = self._num_abandoned = 0
-        self._follower = Follower(source)
-        self._executor = ThreadPoolExecutor(1, "springtide-write")
-        self._batched.set_max_batch_size(max_batch)
-        self._batched.set_batch_wait_timeout_s(batch_wait_s)
+        self._follower = follower = Follower(source)
+        executor = ThreadPoolExecutor(1, "springtide-write")
+        self._batches = Batches(lambda: follower.served, executor, max_batch, batch_wait_s)
         self._follower.start()
 
     def __del__(self) -> None:
@@ -138,39 +81,49 @@ class Replica:
             return Response(to_json(self.state()), media_type=_JSON)
         if self._num_waiting >= self._max_waiting:
             raise HttpError(503, f"{self._num_waiting} requests wait already; try again", code="overloaded")
-        return await self._text(request, path)
+        self._num_waiting += 1
+        try:
+            asked, text = await self._asked(request, path)
+        finally:
+            self._num_waiting -= 1
+        return await self._text(asked, text)
 
-    async def _text(self, request: Request, path: str) -> Response:
-        """Return the text that a request asks for, or with ``stream`` a response that brings it as it comes."""
+    async def _asked(self, request: Request, path: str) -> tuple[Completion | Chat, TextRequest]:
+        """Return what a body asks for, and what the model is to write. Raises HttpError if it is not to be done."""
         model = self._follower.served.model
         data = await _body(request, _BODY_BYTES + _BYTES_PER_TOKEN * model.max_length)
         asked = protocol.parse(data, Chat) if path == _CHAT else protocol.parse(data, Completion)
         if asked.model not in (None, self._name):
             raise HttpError(404, f"there is no such model here; its name is {self._name}", "model", "model_not_found")
-        text = await asyncio.to_thread(_text_request, model, asked)
+        return asked, await asyncio.to_thread(_text_request, model, asked)
+
+    async def _text(self, asked: Completion | Chat, text: TextRequest) -> Response:
+        """Return the text that a request asks for, or with ``stream`` a response that brings it as it comes."""
         waiting, answers = Waiting(text), Answers(isinstance(asked, Chat), self._name, len(text.prompt))
         if asked.stream:
             events = self._events(waiting, answers, asked.has_usage)
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        last = _NOTHING
-        async for part in self._parts(waiting):
-            last = part
+        last = Part("", 0)
+        async with contextlib.aclosing(self._parts(waiting)) as parts:
+            async for part in parts:
+                last = part
         return Response(answers.whole(last.text, last, waiting.checkpoint), media_type=_JSON)
 
     async def _events(self, waiting: Waiting, answers: Answers, has_usage: bool) -> AsyncIterator[bytes]:
         try:
-            async for part in self._parts(waiting):
-                yield answers.events(part, waiting.checkpoint, has_usage)
+            async with contextlib.aclosing(self._parts(waiting)) as parts:
+                async for part in parts:
+                    yield answers.events(part, waiting.checkpoint, has_usage)
         except Exception as error:  # the status is sent already
             yield protocol.event(_failed(error).body)
         yield protocol.DONE
 
-    async def _parts(self, waiting: Waiting) -> AsyncIterator[Part]:
+    async def _parts(self, waiting: Waiting) -> AsyncGenerator[Part, None]:
         """Yield the parts of a text. Whoever stops reading them takes the row out of its batch."""
         self._num_waiting += 1
         try:
-            async for part in self._batched(waiting):
-                if part is not _NOTHING:
+            async with contextlib.aclosing(self._batches.parts(waiting)) as parts:
+                async for part in parts:
                     yield part
             self._num_answered += 1
         except (asyncio.CancelledError, GeneratorExit):
@@ -178,27 +131,21 @@ class Replica:
             raise
         finally:
             self._num_waiting -= 1
-            waiting.is_gone = True
-
-    @serve.batch(max_batch_size=1, batch_wait_timeout_s=0.0)  # both are set when a replica starts
-    async def _batched(self, batch: list[Waiting]) -> AsyncGenerator[list[Part | type[StopAsyncIteration]], None]:
-        served = self._follower.served
-        for one in batch:
-            one.checkpoint = served.checkpoint
-        async with contextlib.aclosing(written(served.model, batch, self._executor)) as lists:
-            async for found in lists:
-                yield found
 
 
 async def _body(request: Request, limit: int) -> bytes:
-    """Return the body. Raises HttpError 413 as soon as it has more than ``limit`` bytes."""
+    """Return the body. Raises HttpError 413 as soon as it has more than ``limit`` bytes, 408 if it does not come in time."""
     data = bytearray()
     if (length := request.headers.get("content-length", "0")).isdecimal() and int(length[:20]) > limit:
         raise HttpError(413, f"the body has more than {limit:,} bytes, which no prompt of this model needs")
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > limit:
-            raise HttpError(413, f"the body has more than {limit:,} bytes, which no prompt of this model needs")
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > limit:
+                    raise HttpError(413, f"the body has more than {limit:,} bytes, which no prompt of this model needs")
+    except TimeoutError:
+        raise HttpError(408, f"the body has not come within {_BODY_S:g} s") from None
     return bytes(data)
 
 

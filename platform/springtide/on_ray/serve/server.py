@@ -38,7 +38,7 @@ class Serving:
     max_batch: int = 16
     """Most requests that are written together [rows]."""
     batch_wait_s: float = 0.01
-    """How long the first request of a batch waits for others [s]."""
+    """How long a batch that is not full waits for more requests before it begins [s]."""
     max_waiting: int = 256
     """Requests of a replica above which it refuses more [requests]."""
     cpus: float = 1.0
