@@ -60,9 +60,11 @@ class MixtureSchedule:
         """Upper bound of every corpus's interval, int64 (corpora,), for each piece of the schedule."""
         cuts = []
         for _, weights in self.schedule:
-            shares = np.cumsum(weights) / np.sum(weights)
-            bounds = np.array([int(share * self._modulus) for share in shares], dtype=np.int64)
-            bounds[np.flatnonzero(weights)[-1] :] = self._modulus
+            last = np.flatnonzero(weights)[-1]
+            # corpora that come later add zeros at the end, and a sum of more numbers is rounded in other places
+            shares = np.cumsum(weights[:last]) / np.sum(weights[: last + 1])
+            bounds = np.full(len(weights), self._modulus, dtype=np.int64)
+            bounds[:last] = [int(share * self._modulus) for share in shares]
             cuts.append(bounds)
         return cuts
 
