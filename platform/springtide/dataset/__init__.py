@@ -10,13 +10,14 @@ processes, and the bytes are the same.
     files as they arrive -> a dataset of each batch -> index                                   follow.py
 """
 
-from springtide.dataset.follow import check_followed, complete, new_files, seal
+from springtide.dataset.follow import UnfitBatch, check_followed, complete, new_files, passes, seal
 from springtide.dataset.make import fingerprint, make_dataset, open_dataset, rows_text, units_to_make
 from springtide.dataset.stages import Map, Progress, in_process, silent
 
 __all__ = [
     "Map",
     "Progress",
+    "UnfitBatch",
     "check_followed",
     "complete",
     "fingerprint",
@@ -24,6 +25,7 @@ __all__ = [
     "make_dataset",
     "new_files",
     "open_dataset",
+    "passes",
     "rows_text",
     "seal",
     "silent",

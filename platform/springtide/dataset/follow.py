@@ -17,17 +17,47 @@ from pydantic import TypeAdapter
 
 from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import open_source
-from springtide.dataset.make import make_dataset
+from springtide.dataset.make import dataset_folder, make_dataset
 from springtide.dataset.stages import Map, Progress
 from springtide.errors import ConfigError, CorpusError, SourceChanged, explain
 from springtide.shards import INDEX, TOKENIZER, IndexEntry, append_entry, load_manifest, read_index
 from springtide.store import Folder
+from springtide.store.errors import as_os_errors, may_pass
 
 _PLAN = "plan.json"
 _FILES: TypeAdapter[dict[str, str]] = TypeAdapter(dict[str, str])
 _MADE_HERE = ("bpe", "bytes")
 
 _log = logging.getLogger(__name__)
+
+
+class UnfitBatch(CorpusError):
+    """A batch of which no dataset can be made: too little text, or a damaged file. Nothing is left of it but its files."""
+
+    files: Mapping[str, str]
+    """Name -> size and last change."""
+
+
+def passes(error: BaseException) -> bool:
+    """Return whether the same call may succeed later: a store is away for a while, or a disk is full.
+
+    Args:
+        error: of a call here, or of ``make_dataset``.
+
+    Examples:
+        >>> passes(OSError("503 Slow Down")), passes(CorpusError("has no text left after cleaning"))
+        (True, False)
+    """
+    if isinstance(error, CorpusError):
+        cause = error.__cause__
+        # pyarrow raises a plain OSError for bytes that it cannot decode
+        is_of_bytes = type(cause) is OSError and cause.errno is None and cause.__cause__ is None
+        return cause is not None and not is_of_bytes and passes(cause)
+    try:
+        with as_os_errors(""):
+            raise error
+    except BaseException as found:
+        return may_pass(found)
 
 
 def check_followed(corpus: CorpusConfig) -> None:
@@ -83,6 +113,10 @@ def seal(
         files: as from ``complete``; not read if there is a plan.
         progress: as for ``make_dataset``, and so is ``run``.
         listen: called at the places where a kill matters, by name.
+
+    Raises:
+        UnfitBatch: no dataset can be made of them; there is no plan any more.
+        CorpusError: the source or the store cannot be reached, and the plan stays.
     """
     root = Folder(shards.root)
     index, entries = root / INDEX, read_index(root)
@@ -96,19 +130,37 @@ def seal(
         return None
     index.write_json(_PLAN, dict(files))
     listen("planned")
+    made: Folder | None = None
     try:
-        url = make_dataset(_like_the_first(corpus, root, entries), shards, progress, run, frozenset(files))
-        listen("made")
-        is_of_them = _unchanged(files, new_files(corpus, entries))  # a file may have changed before it was read, too
-        if not is_of_them:
-            Folder(url).remove()
+        like = _like_the_first(corpus, root, entries)
+        made = dataset_folder(like, shards, frozenset(files))
+        made = Folder(make_dataset(like, shards, progress, run, frozenset(files)))
+        is_of_them = True
     except SourceChanged:
         is_of_them = False
-    if not is_of_them:
+    except FileNotFoundError:
+        if _unchanged(files, new_files(corpus, entries)):
+            raise
+        is_of_them = False
+    except CorpusError as error:
+        if made is None or passes(error):
+            raise
+        listen("refused")
+        made.remove()  # before the plan, with which a killed call comes here again
+        listen("unmade")
+        index.remove(_PLAN)
+        unfit = UnfitBatch(str(error))
+        unfit.files = dict(files)
+        raise unfit from error
+    listen("made")
+    # a file may have changed before it was read, too
+    if made is None or not is_of_them or not _unchanged(files, new_files(corpus, entries)):
+        if made is not None:
+            made.remove()
         index.remove(_PLAN)
         _log.warning("%s: files changed while they were read; they are taken when they are complete", corpus.source)
         return None
-    entry = append_entry(root, entries, Folder(url).name, load_manifest(Folder(url)).digest, dict(files))
+    entry = append_entry(root, entries, made.name, load_manifest(made).digest, dict(files))
     listen("appended")
     index.remove(_PLAN)
     return entry

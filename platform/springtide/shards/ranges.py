@@ -6,9 +6,12 @@ object storage    one ranged read per range, several in parallel -> the node's c
 
 from __future__ import annotations
 
+import resource
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,6 +21,10 @@ from springtide.store import Cache, Folder, digest
 _AT_ONCE = 8
 _KEPT_BYTES = 256 * 2**20
 """Total size of the row groups that one reader holds open; mapping one again costs microseconds."""
+_MOST_OPEN = 2**14
+"""Row groups that the readers of a process hold open: Linux gives a process 65,530 maps."""
+_SHARE_OF_FILES = 4
+"""They hold open at most one in this number of the files that the process may open: each map keeps its file open."""
 REMEDY = "remove the dataset's folder and run `springtide data prepare` again, or restore the file"
 
 
@@ -78,7 +85,7 @@ class CheckedRanges:
         try:
             path = self._folder.local_file(one.file.name)
             return np.memmap(path, np.uint8, mode="r", offset=one.begin, shape=(one.end - one.begin,))
-        except (OSError, ValueError) as error:  # ValueError: the file is shorter
+        except (FileNotFoundError, IsADirectoryError, ValueError) as error:  # ValueError: the file is shorter
             raise self._corrupt(number, str(error)) from error
 
     def _cached(self, numbers: list[int]) -> list[np.ndarray]:
@@ -130,6 +137,11 @@ class View(Protocol):
 _View = TypeVar("_View", bound=View)
 
 
+_readers: weakref.WeakSet[OpenGroups[Any]] = weakref.WeakSet()
+_lock = threading.Lock()
+"""Held while groups are marked and closed: readers of other threads may close them, too."""
+
+
 class OpenGroups(Generic[_View]):
     """The row groups of a reader, of which those used last stay open."""
 
@@ -138,6 +150,8 @@ class OpenGroups(Generic[_View]):
         number and its bytes."""
         self._ranges, self._ends, self._view = ranges, row_ends, view
         self._open: dict[int, _View] = {}
+        with _lock:
+            _readers.add(self)
 
     def of(self, rows: np.ndarray) -> Iterator[tuple[_View, np.ndarray, np.ndarray]]:
         """Yield each group that holds some of ``rows``, int64 (n,), the places of these in ``rows``, and their places in the
@@ -145,23 +159,49 @@ class OpenGroups(Generic[_View]):
         groups = np.searchsorted(self._ends, rows, side="right")
         order = np.argsort(groups, kind="stable")
         wanted, begins = np.unique(groups[order], return_index=True)
-        self._fetch(wanted.tolist())
-        for group, here in zip(wanted.tolist(), np.split(order, begins[1:]), strict=True):
-            yield self._open[group], here, rows[here] - (self._ends[group - 1] if group else 0)
-        self._forget()
+        places = np.split(order, begins[1:])
+        most = _most_open()
+        at_once = -(-most // 2)  # each is a file of its own while it is put into the cache
+        for first in range(0, len(wanted), at_once):
+            some = wanted[first : first + at_once].tolist()
+            for group, view, here in zip(some, self._fetch(some, most), places[first : first + at_once], strict=True):
+                yield view, here, rows[here] - (self._ends[group - 1] if group else 0)
 
-    def _fetch(self, groups: list[int]) -> None:
-        """Open these row groups, and mark them as the most recently used."""
-        missing = [group for group in groups if group not in self._open]
+    def _fetch(self, groups: list[int], most: int) -> list[_View]:
+        """Return the views of these row groups, which become the most recently used."""
+        found = {group: view for group in groups if (view := self._open.get(group)) is not None}
+        missing = [group for group in groups if group not in found]
         for group, data in zip(missing, self._ranges.read(missing), strict=True):
-            self._open[group] = self._view(group, data)
-        for group in groups:
-            self._open[group] = self._open.pop(group)
+            found[group] = self._view(group, data)
+        with _lock:
+            for group in groups:
+                self._open.pop(group, None)
+                self._open[group] = found[group]
+            kept = sum(view.num_data_bytes for view in self._open.values())
+            while kept > _KEPT_BYTES:
+                kept -= self._close_oldest()
+            if missing:
+                _close_all_but(most)
+        return [found[group] for group in groups]
 
-    def _forget(self) -> None:
-        kept = sum(view.num_data_bytes for view in self._open.values())
-        while kept > _KEPT_BYTES:
-            kept -= self._open.pop(next(iter(self._open))).num_data_bytes
+    def _close_oldest(self) -> int:
+        return self._open.pop(next(iter(self._open))).num_data_bytes
+
+
+def _most_open() -> int:
+    """Return how many row groups all readers together may hold open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_OPEN if soft == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, soft // _SHARE_OF_FILES))
+
+
+def _close_all_but(most: int) -> None:
+    """Close row groups until all readers together hold ``most`` open: the oldest of those that hold the most."""
+    over = sum(len(reader._open) for reader in _readers) - most
+    while over > 0:
+        reader = max(_readers, key=lambda one: len(one._open))
+        for _ in range(min(over, -(-len(reader._open) // 2))):
+            reader._close_oldest()
+            over -= 1
 
 
 def corruption(folder: Folder, file: SealedFile, what: str, found: str = "", remedy: str = REMEDY) -> CorruptShard:

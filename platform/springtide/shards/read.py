@@ -55,7 +55,7 @@ def check_shard(dataset: Folder, shard: Shard) -> None:
     """Raise CorruptShard if the file's bytes differ from those that were sealed."""
     try:
         found = digest_of(dataset, shard)
-    except OSError as error:
+    except (FileNotFoundError, IsADirectoryError) as error:  # others may pass
         raise CorruptShard(f"{dataset.where(shard.name)}: cannot be read ({error}); {REMEDY}") from error
     if found != shard.digest:
         raise corruption(dataset, shard, "its bytes changed after sealing", found)

@@ -48,7 +48,7 @@ def batches(
         are ``ids[:, :-1]``, targets ``labels[:, 1:]``, -100 where nothing is predicted.
 
     Raises:
-        ConfigError: ``rank``, ``size``, ``lanes`` and ``global_batch`` do not fit together.
+        ConfigError: ``rank``, ``size``, ``lanes`` and ``global_batch`` do not fit together, or ``step`` is negative.
         CorpusError: the dataset is missing, damaged, or has no rows to train on.
 
     Examples:
@@ -64,6 +64,8 @@ def batches(
     if not 0 <= rank < size <= lanes:
         limit = f"of size = {size} ranks; a rank needs one of {lanes} lanes"
         raise ConfigError(explain("rank", rank, limit, "0 <= rank < size <= lanes, and lanes divides global_batch"))
+    if step < 0:
+        raise ConfigError(explain("step", step, "is before the first step, 0", "give the number of steps done before"))
     length = load_manifest(Folder(dataset)).sequence_length
     stream = StreamConfig(global_batch=global_batch, lanes=lanes, seed=seed)
     data = open_data(DataConfig(stream, ShardsConfig(dataset=dataset, sequence_length=length), FeedConfig()))

@@ -13,6 +13,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -60,16 +61,25 @@ class MixtureSchedule:
         """Upper bound of every corpus's interval, int64 (corpora,), for each piece of the schedule."""
         cuts = []
         for _, weights in self.schedule:
-            shares = np.cumsum(weights) / np.sum(weights)
-            bounds = np.array([int(share * self._modulus) for share in shares], dtype=np.int64)
-            bounds[np.flatnonzero(weights)[-1] :] = self._modulus
+            last = np.flatnonzero(weights)[-1]
+            # corpora that come later add zeros at the end, and a sum of more numbers is rounded in other places
+            shares = np.cumsum(weights[:last]) / np.sum(weights[: last + 1])
+            bounds = np.full(len(weights), self._modulus, dtype=np.int64)
+            bounds[:last] = [int(share * self._modulus) for share in shares]
             cuts.append(bounds)
         return cuts
 
     def shares(self, piece: int) -> list[tuple[int, int]]:
         """Return (corpus, upper bound of its interval) of the corpora with a share in this piece of the schedule."""
-        cuts = self._cuts[piece].tolist()
-        return [(corpus, cut) for corpus, cut in enumerate(cuts) if cut > (cuts[corpus - 1] if corpus else 0)]
+        return self._shares[piece]
+
+    @functools.cached_property
+    def _shares(self) -> list[list[tuple[int, int]]]:
+        found = []
+        for cuts in self._cuts:
+            shared = np.flatnonzero(np.diff(cuts, prepend=0) > 0)
+            found.append(list(zip(shared.tolist(), cuts[shared].tolist(), strict=True)))
+        return found
 
     def corpora(self, step: OrderStep) -> np.ndarray:
         """Return the corpus of every slot of ``step``, int64 (slots,)."""
@@ -80,33 +90,33 @@ class MixtureSchedule:
 
     def counts(self, first: OrderStep, last: OrderStep) -> np.ndarray:
         """Return how often all slots together draw from each corpus in the steps [first, last), int64 (corpora,)."""
-        counts = np.zeros(self.num_corpora, dtype=np.int64)
+        counts = [0] * self.num_corpora
         starts = [start for start, _ in self.schedule]
-        for cuts, start, end in zip(self._cuts, starts, [*starts[1:], last], strict=True):
+        for piece, (start, end) in enumerate(zip(starts, [*starts[1:], last], strict=True)):
             begin, steps = max(start, first), min(end, last) - max(start, first)
             if steps > 0:
-                below = [0, *(self._count_below(cut, begin, steps) for cut in cuts.tolist())]
-                counts += np.array([upper - lower for lower, upper in itertools.pairwise(below)], dtype=np.int64)
-        return counts
+                corpora, cuts = zip(*self.shares(piece), strict=True)
+                below = [0, *self._counts_below(cuts, begin, steps)]
+                for corpus, (lower, upper) in zip(corpora, itertools.pairwise(below), strict=True):
+                    counts[corpus] += upper - lower
+        return np.array(counts, dtype=np.int64)
 
-    def _count_below(self, cut: int, first: int, steps: int) -> int:
-        """Return how many points of the ``steps`` steps from ``first`` on are below ``cut``."""
-        # a step's points are p * 2**40 + r with its own r: one in every 2**40, and one more where r is below the rest
-        every, rest = divmod(cut, _FINENESS)
+    def _counts_below(self, cuts: Iterable[int], first: int, steps: int) -> Iterator[int]:
+        """Yield how many points of the ``steps`` steps from ``first`` on are below each of ``cuts``."""
         stride = self._stride % _FINENESS
-        more = _count_below(steps, stride, first * stride % _FINENESS, _FINENESS, rest) if rest else 0
-        return every * steps + more
+        shift = first * stride % _FINENESS
+        whole = floor_sum(steps, stride, shift, _FINENESS)
+        for cut in cuts:
+            # a step's points are p * 2**40 + r with its own r: one in every 2**40, and one more where r is below the rest;
+            # floor(x / m) - floor((x - rest) / m) is one exactly when x mod m < rest
+            every, rest = divmod(cut, _FINENESS)
+            more = whole - floor_sum(steps, stride, shift - rest, _FINENESS) if rest else 0
+            yield every * steps + more
 
     @functools.cached_property
     def _spaced(self) -> np.ndarray:
         """The points of step 0, int64 (slots,)."""
         return np.arange(self.slots, dtype=np.int64) * spread(self.slots) % self.slots * _FINENESS
-
-
-def _count_below(n: int, a: int, b: int, m: int, cut: int) -> int:
-    """Return #{0 <= i < n : (a i + b) mod m < cut}, for 0 <= cut <= m."""
-    # floor(x / m) - floor((x - cut) / m) is one exactly when x mod m < cut
-    return floor_sum(n, a, b, m) - floor_sum(n, a, b - cut, m)
 
 
 def floor_sum(n: int, a: int, b: int, m: int) -> int:

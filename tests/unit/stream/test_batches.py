@@ -46,6 +46,11 @@ def test_a_rank_that_cannot_be_is_refused_at_once(tiny: Config, rank: int, size:
         st.stream.batches(tiny.shards.dataset, global_batch=12, rank=rank, size=size)
 
 
+def test_a_step_before_the_first_is_refused(tiny: Config) -> None:
+    with pytest.raises(st.ConfigError, match="step = -3: is before the first step, 0"):
+        st.stream.batches(tiny.shards.dataset, global_batch=12, step=-3)
+
+
 def test_a_process_that_ends_while_it_reads_ends_well(tiny: Config) -> None:
     program = f"import springtide as st; print(next(st.stream.batches({tiny.shards.dataset!r}, global_batch=12)).step)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)

@@ -7,7 +7,7 @@ import dataclasses
 import doctest
 import itertools
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 
 import numpy as np
@@ -304,6 +304,46 @@ def test_what_comes_later_may_change_and_what_is_done_keeps_its_identity(
     for step in range(end):
         assert np.array_equal(changed.batch(step), order.batch(step))
     assert changed.identity_at(extra + 3) != order.identity_at(extra + 3)
+
+
+@st.composite
+def uneven(draw: st.DrawFn) -> tuple[float, ...]:
+    """Weights that sums round, some of them zero, the last one not."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    weights = random.random(draw(st.integers(1, 40))) * draw(st.sampled_from([1.0, 1e-6, 1e9]))
+    weights[random.random(len(weights)) < draw(st.sampled_from([0.0, 0.5]))] = 0
+    return *weights.tolist(), draw(st.floats(0.01, 1e9))
+
+
+@given(st.sampled_from([8, 256, 2**20]), st.one_of(uneven(), st.lists(st.integers(1, 10**9), min_size=1, max_size=20)))
+def test_a_table_without_zeros_at_its_end_is_cut_as_ever(slots: int, weights: Sequence[float]) -> None:
+    """As in every run that was ever saved: a cut that moves by one changes the order's identity."""
+    shares = np.cumsum(weights) / np.sum(weights)
+    bounds = [int(share * (slots * 2**40)) for share in shares]
+    assert MixtureSchedule(slots, ((0, tuple(weights)),))._cuts[0].tolist() == [*bounds[:-1], slots * 2**40]
+
+
+@given(st.sampled_from([8, 256, 2**20]), uneven(), st.integers(1, 300))
+def test_corpora_that_come_later_move_no_cut(slots: int, weights: tuple[float, ...], more: int) -> None:
+    """numpy adds eight and more numbers in another grouping: a run that took up its sixth dataset was refused."""
+    cuts = MixtureSchedule(slots, ((0, weights),))._cuts[0].tolist()
+    padded = MixtureSchedule(slots, ((0, (*weights, *[0.0] * more)),))._cuts[0].tolist()
+    assert padded == [*cuts, *[slots * 2**40] * more]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_that_takes_up_dataset_after_dataset_keeps_its_past(seed: int) -> None:
+    fresh = np.random.default_rng(seed).integers(1_000, 200_000, 20).tolist()
+    rows, shares, past = [900_000, 300_000], [0.7, 0.3], []
+    tables = [(0, tuple(shares))]
+    for now, more in zip(range(1000, 21_000, 1000), fresh, strict=True):
+        padded = tuple((start, (*weights, *[0.0] * (len(rows) - len(weights)))) for start, weights in tables)
+        order = Order(tuple(f"d{n}" for n in range(len(rows))), tuple((n,) for n in rows), 0, 2**16, 16, 64, padded)
+        past.append(order.identity_at(now))
+        assert [order.identity_at(done) for done in range(1000, now + 1, 1000)] == past
+        shares.append(more * sum(shares) / sum(rows))
+        rows.append(more)
+        tables.append((now, tuple(shares)))
 
 
 @given(orders(), st.integers(0, 60), st.integers(0, 9))
