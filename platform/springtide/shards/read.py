@@ -1,4 +1,5 @@
-"""Read rows from sealed shards. Each row group is checked against the manifest before its first row is used.
+"""Read rows from sealed shards. Each row group is checked against the manifest before its first row is used: its digest, and
+that its largest id is one of the vocabulary.
 
 local dataset     the shard is mapped                 only the requested rows are copied
 object storage    one ranged read per row group, several in parallel -> the node's cache -> mapped
@@ -11,6 +12,7 @@ import functools
 import numpy as np
 
 from springtide.errors import CorruptShard
+from springtide.shards.loss_mask import ids_of
 from springtide.shards.manifest import Manifest
 from springtide.shards.ranges import REMEDY, ByteRange, CheckedRanges, OpenGroups, corruption, digest_of
 from springtide.shards.row_group import RowGroupView, Rows
@@ -26,8 +28,15 @@ class SplitReader:
         self._manifest = manifest
         table = manifest.splits[split].shards
 
+        within: set[int] = set()
+
         def view(number: int, data: np.ndarray) -> RowGroupView:
-            return RowGroupView(data, table.group(number), manifest.token_type, manifest.memory_type)
+            found = RowGroupView(data, table.group(number), manifest.token_type, manifest.memory_type)
+            if number not in within:
+                if found.exceeds(manifest.vocab_size - 1):
+                    raise _foreign_id(dataset, _range(table, number), found, manifest.vocab_size)
+                within.add(number)
+            return found
 
         ranges = CheckedRanges(dataset, functools.partial(_range, table), cache)
         self._groups = OpenGroups(ranges, table.columns.row_ends, view)
@@ -49,6 +58,13 @@ def _range(table: ShardTable, number: int) -> ByteRange:
     shard, place = table.shard_of(number)
     group = table.group(number)
     return ByteRange(table.file(shard), group.sample_ids, group.end, group.digest, f"row group {place}")
+
+
+def _foreign_id(dataset: Folder, one: ByteRange, group: RowGroupView, vocab_size: int) -> CorruptShard:
+    """Return the error for a row group with an id that the vocabulary does not have."""
+    largest = ids_of(group.take(np.arange(group.rows)).tokens).max()
+    problem = f"{one.what}: holds id {largest}, and the vocabulary has {vocab_size} ids"
+    return CorruptShard(f"{dataset.where(one.file.name)}: {problem}; {REMEDY}")
 
 
 def check_shard(dataset: Folder, shard: Shard) -> None:

@@ -34,7 +34,7 @@ class RowGroupView:
         def array(begin: int, end: int, kind: str) -> np.ndarray:
             return np.frombuffer(data[begin - group.sample_ids : end - group.sample_ids], dtype=kind)
 
-        self.num_data_bytes = group.end - group.sample_ids
+        self.num_data_bytes, self.rows = group.end - group.sample_ids, group.rows
         self._type = np.dtype(memory_type or token_type)
         self._sample_ids = array(group.sample_ids, group.sample_ids + 8 * group.rows, "<i8")
         self._num_bytes = array(group.num_bytes, group.num_bytes + 4 * group.rows, "<i4")
@@ -49,3 +49,21 @@ class RowGroupView:
             tokens = np.left_shift(tokens, 8, dtype=self._type)
             tokens |= plane.take(index, axis=0)
         return Rows(self._sample_ids.take(index), self._num_bytes.take(index), tokens.astype(self._type, copy=False))
+
+    def exceeds(self, last_id: int) -> bool:
+        """Return whether an id of the group is larger than ``last_id``; reads no more planes than it takes to know."""
+        *lower, highest = self._planes
+        if self._type.itemsize == len(self._planes) and highest.max() > 0x7F:  # the top bit is the loss mask
+            highest = highest & 0x7F
+        digit = last_id >> 8 * len(lower)
+        most = int(highest.max())
+        if most != digit:
+            return most > digit
+        is_equal = highest == digit
+        for place in reversed(range(len(lower))):
+            digit = last_id >> 8 * place & 0xFF
+            if (is_equal & (lower[place] > digit)).any():
+                return True
+            if place:
+                is_equal &= lower[place] == digit
+        return False

@@ -22,6 +22,8 @@ from springtide.shards import (
     signed,
     write_shard,
 )
+from springtide.shards.row_group import RowGroupView
+from springtide.shards.shard_table import RowGroup
 from springtide.store import Folder
 from springtide.stream import Batch
 
@@ -66,3 +68,25 @@ def test_a_manifest_with_a_mask_has_a_bit_for_it() -> None:
     assert Manifest.model_validate(record)
     with pytest.raises(ValueError, match="32769 is more than the 32768 ids"):
         Manifest.model_validate({**record, "has_loss_mask": True})
+
+
+@given(st.integers(2, 2**31), st.sampled_from(["uint16", "uint32"]), st.booleans(), st.integers(0, 2**32))
+def test_an_id_above_the_last_is_found_in_the_planes_of_a_row_group(
+    vocab_size: int, token_type: str, is_masked: bool, seed: int
+) -> None:
+    is_masked = is_masked or token_type == "uint32"
+    vocab_size = min(vocab_size, most_ids(token_type, is_masked))
+    kind, rng = memory_type(token_type, vocab_size), np.random.default_rng(seed)
+    tokens = rng.integers(0, vocab_size, (5, 7)).astype(token_type)
+    stored = np.where(rng.random((5, 7)) < is_masked / 2, masked(tokens), tokens) if kind == token_type else tokens
+    data = [np.zeros(60, np.uint8), *((stored >> 8 * plane).astype(np.uint8) for plane in range(stored.itemsize))]
+    parts = np.concatenate([one.reshape(-1) for one in data])
+    group = RowGroup(rows=5, sample_ids=0, num_bytes=40, tokens=60, end=len(parts), digest="0" * 32)
+    view, largest = RowGroupView(parts, group, token_type, kind), int(tokens.max())
+    lasts = {
+        0,
+        vocab_size - 1,
+        *tokens.reshape(-1).tolist(),
+        *(max(0, largest + one) for one in (-257, -1, 1, 255, 256)),
+    }
+    assert [view.exceeds(last) for last in lasts] == [largest > last for last in lasts]

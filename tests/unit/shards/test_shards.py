@@ -31,6 +31,8 @@ from springtide.shards import (
     SplitReader,
     check_shard,
     load_manifest,
+    masked,
+    most_ids,
     write_shard,
 )
 from springtide.shards.manifest import FORMAT
@@ -61,7 +63,7 @@ def test_what_is_sealed_is_read(
     num_bytes = rng.integers(0, 2**31, rows)
     shard = write_shard(folder, "train-00000.parquet", config, 7, num_bytes, tokens)
     split = Split(documents=1, tokens=1, num_bytes=1, rows=rows, shards=(shard,))
-    known = {"vocab_size": 1, **SEALED}
+    known = {"vocab_size": most_ids(token_type, True), **SEALED}
     manifest = Manifest(sequence_length=length, token_type=token_type, sources={WHOLE: {TRAIN: split}}, **known)
     wanted = rng.integers(0, rows, 25)
     found = SplitReader(folder, manifest, TRAIN).read(wanted)
@@ -74,6 +76,22 @@ def test_what_is_sealed_is_read(
         pa.field("item", pa.from_numpy_dtype(token_type), nullable=False), length + 1
     )
     assert np.array_equal(np.array(table["tokens"].to_pylist()), tokens)
+
+
+@pytest.mark.parametrize(("token_type", "bad"), [("uint16", 300), ("uint16", 30_000), ("uint32", 2**20)])
+def test_an_id_that_the_vocabulary_does_not_have_is_refused(tmp_path: Path, token_type: Any, bad: int) -> None:
+    """In a model it is an index out of range, which on a GPU ends the process without a word of where it is from."""
+    folder, config = Folder(tmp_path), ShardsConfig(sequence_length=8, rows_per_group=4, token_type=token_type)
+    tokens = np.full((8, 9), 299, token_type)
+    tokens[6, 4] = masked(np.array([bad], token_type))[0]
+    shard = write_shard(folder, "train-00000.parquet", config, 0, np.full(8, 8), tokens)
+    split = Split(documents=1, tokens=72, num_bytes=64, rows=8, shards=(shard,))
+    facts = {"sequence_length": 8, "token_type": token_type, "sources": {WHOLE: {TRAIN: split}}}
+    reader = SplitReader(folder, Manifest(**facts, vocab_size=300, **SEALED), TRAIN)
+    assert reader.read(np.arange(4)).tokens.max() == 299
+    for _ in range(2):
+        with pytest.raises(CorruptShard, match=rf"{shard.name}: row group 1: holds id {bad}, .* 300 ids.*restore"):
+            reader.read(np.arange(8))
 
 
 def test_other_programs_read_shards_as_they_are(tiny: Config, tmp_path: Path) -> None:
