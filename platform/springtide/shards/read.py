@@ -27,15 +27,14 @@ class SplitReader:
         """``cache``: this node's cache for row groups of object storage; without one they are read again each time."""
         self._manifest = manifest
         table = manifest.splits[split].shards
-
-        within: set[int] = set()
+        has_known_ids = np.zeros(len(table.columns.row_ends), dtype=bool)  # a page is taken when it is written to
 
         def view(number: int, data: np.ndarray) -> RowGroupView:
             found = RowGroupView(data, table.group(number), manifest.token_type, manifest.memory_type)
-            if number not in within:
+            if not has_known_ids[number]:
                 if found.exceeds(manifest.vocab_size - 1):
                     raise _foreign_id(dataset, _range(table, number), found, manifest.vocab_size)
-                within.add(number)
+                has_known_ids[number] = True
             return found
 
         ranges = CheckedRanges(dataset, functools.partial(_range, table), cache)
