@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -44,3 +45,14 @@ def test_a_client_that_was_taken_for_gone_is_back_with_its_next_question(clock: 
     assert pool.mine(other) == {"node": {"CPU": 4.0}}
     assert pool.mine(away) == {"node": {"CPU": 2.0}}
     assert pool.mine(other) == {"node": {"CPU": 2.0}}
+
+
+def test_a_client_whose_cluster_has_ended_starts_none_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    pool = SimpleNamespace(beat=SimpleNamespace(remote=asked.append))
+    is_there = iter([True, True, False])
+    monkeypatch.setattr(worker_pool.ray, "is_initialized", lambda: next(is_there))
+    monkeypatch.setattr(worker_pool, "_BEAT_S", 0.0)
+    client = worker_pool.WorkerPoolClient(pool)
+    client._beat(threading.Event())
+    assert asked == [client._client_id] * 2

@@ -207,7 +207,8 @@ class QueueClient:
         return False
 
     def _beat(self) -> None:
-        while not self._released.wait(_BEAT_S):
+        # a call without a cluster would start one
+        while not self._released.wait(_BEAT_S) and ray.is_initialized():
             actor, request = self._actor, self._request
             if actor is not None and request is not None:
                 with contextlib.suppress(RayError):  # it is told all with the next call

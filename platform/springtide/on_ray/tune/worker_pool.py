@@ -148,7 +148,8 @@ class WorkerPoolClient:
             return False
 
     def _beat(self, released: threading.Event) -> None:
-        while not released.wait(_BEAT_S):
+        # a call without a cluster would start one
+        while not released.wait(_BEAT_S) and ray.is_initialized():
             with contextlib.suppress(RayError):
                 self._pool.beat.remote(self._client_id)
 
