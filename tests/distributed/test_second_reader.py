@@ -147,6 +147,8 @@ def test_from_scratch_that_breaks_off_leaves_the_newest_checkpoint(
     assert begin_once(run, term, "job 1")
     assert not begin_once(run, term, "job 1")
     assert begin_once(run, term, "job 2")
+    begin_from_scratch(run, term + 1)  # a group of job 2 that goes back before its first checkpoint
+    assert not begin_once(run, term + 2, "job 2")
     assert begin_once(run, term, "")  # nobody knows who asks: as often as it is asked
 
 

@@ -33,7 +33,7 @@ def check_fresh_start(run: Folder) -> None:
 def begin_once(run: Folder, term: int, job: str) -> bool:
     """As ``begin_from_scratch``, but only if the same ``job`` did not ask for it before: what starts a group again gives it the
     arguments of the first. Returns whether the run begins at step 0 now."""
-    if job and leases.scratch_of(run) == job:
+    if job and job in leases.scratch_jobs(run):
         return False
     begin_from_scratch(run, term, job)
     return True

@@ -249,10 +249,10 @@ def note_scratch(run: Folder, term: int, job: str = "") -> None:
     (run / "leases").write(f"{term:04d}.scratch", job)
 
 
-def scratch_of(run: Folder) -> str:
-    """Return the job that last began the run at step 0 by request; empty if none did, or it had no name."""
-    last = begun_at(run)
-    return (run / "leases").read(f"{last:04d}.scratch").decode(errors="replace") if last else ""
+def scratch_jobs(run: Folder) -> set[str]:
+    """Return the jobs that began the run at step 0; empty text for one without a name, as a group that goes back to there."""
+    folder = run / "leases"
+    return {folder.read(f"{term:04d}.scratch").decode(errors="replace") for term in _numbers(folder.names(), _SCRATCH)}
 
 
 def note_gone_back(run: Folder, term: int, step: StepsDone) -> None:

@@ -44,7 +44,7 @@ class Clients:
         self.parts: list[list[Part]] = []
 
     async def ask(self, one: Waiting, gone_after: int = 10**9) -> list[Part]:
-        """The parts of a text; the client goes away after so many of them."""
+        """The parts of a text; the client goes away after ``gone_after`` of them."""
         parts: list[Part] = []
         self.parts.append(parts)
         async with contextlib.aclosing(self.batches.parts(one)) as coming:

@@ -64,7 +64,7 @@ def test_several_seeds_tell_luck_from_a_better_point() -> None:
 
 
 def reached(number: int, value: float, rungs: int, status: str = "finished", repeats: int = -1) -> TrialOutcome:
-    """A trial that was evaluated at so many of four rungs, a loss of 1 apart, and would end with ``value``."""
+    """A trial that was evaluated at ``rungs`` of four rungs, a loss of 1 apart, and would end with ``value``."""
     found = tuple(Rung(100 * rung, 10_000 * rung, value + 4.0 - rung) for rung in range(1, rungs + 1))
     return TrialOutcome(number, {}, status, found, repeats=repeats)
 
