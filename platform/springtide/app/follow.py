@@ -14,8 +14,8 @@ from springtide.dataset import (
     check_followed,
     complete,
     in_process,
+    is_transient,
     new_files,
-    passes,
     seal,
     silent,
 )
@@ -70,7 +70,7 @@ def follow(
             if made is not None:
                 write_card(f"{Folder(config.shards.root).url}/{made.dataset}")
         except Exception as error:
-            if once or not passes(error):
+            if once or not is_transient(error):
                 raise
             if not is_away:
                 text = f"{type(error).__name__}: {error}"

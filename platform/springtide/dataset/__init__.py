@@ -10,7 +10,7 @@ processes, and the bytes are the same.
     files as they arrive -> a dataset of each batch -> index                                   follow.py
 """
 
-from springtide.dataset.follow import UnfitBatch, check_followed, complete, new_files, passes, seal
+from springtide.dataset.follow import UnfitBatch, check_followed, complete, is_transient, new_files, seal
 from springtide.dataset.make import fingerprint, make_dataset, open_dataset, rows_text, units_to_make
 from springtide.dataset.stages import Map, Progress, in_process, silent
 
@@ -22,10 +22,10 @@ __all__ = [
     "complete",
     "fingerprint",
     "in_process",
+    "is_transient",
     "make_dataset",
     "new_files",
     "open_dataset",
-    "passes",
     "rows_text",
     "seal",
     "silent",

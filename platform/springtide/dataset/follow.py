@@ -38,21 +38,21 @@ class UnfitBatch(CorpusError):
     """Name -> size and last change."""
 
 
-def passes(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Return whether the same call may succeed later: a store is away for a while, or a disk is full.
 
     Args:
         error: of a call here, or of ``make_dataset``.
 
     Examples:
-        >>> passes(OSError("503 Slow Down")), passes(CorpusError("has no text left after cleaning"))
+        >>> is_transient(OSError("503 Slow Down")), is_transient(CorpusError("has no text left after cleaning"))
         (True, False)
     """
     if isinstance(error, CorpusError):
         cause = error.__cause__
         # pyarrow raises a plain OSError for bytes that it cannot decode
         is_of_bytes = type(cause) is OSError and cause.errno is None and cause.__cause__ is None
-        return cause is not None and not is_of_bytes and passes(cause)
+        return cause is not None and not is_of_bytes and is_transient(cause)
     try:
         with as_os_errors(""):
             raise error
@@ -143,7 +143,7 @@ def seal(
             raise
         is_of_them = False
     except CorpusError as error:
-        if made is None or passes(error):
+        if made is None or is_transient(error):
             raise
         listen("refused")
         made.remove()  # before the plan, with which a killed call comes here again

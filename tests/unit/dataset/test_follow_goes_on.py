@@ -21,7 +21,7 @@ import springtide.app.follow as following_app
 from springtide.app.follow import follow
 from springtide.app.prepare import CARD
 from springtide.config import Config
-from springtide.dataset import UnfitBatch, in_process, new_files, passes, seal
+from springtide.dataset import UnfitBatch, in_process, is_transient, new_files, seal
 from springtide.errors import ConfigError, CorpusError
 from springtide.shards import INDEX, IndexEntry, read_index
 from springtide.store import Folder
@@ -243,7 +243,7 @@ def test_which_errors_pass() -> None:
         (caused(CorpusError("cannot be read"), OSError("Truncated compressed stream")), False),
         (caused(CorpusError("cannot be read"), caused(OSError("503 Slow Down"), RuntimeError())), True),
     ):
-        assert passes(error) == is_passing, error
+        assert is_transient(error) == is_passing, error
 
 
 def test_what_seals_nothing_names_its_files(config: Config) -> None:
