@@ -156,6 +156,9 @@ def test_torchruns_job_is_known_by_its_name_or_on_one_node_by_its_process(monkey
     for name in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     assert job_of_torchrun() == ""
+    monkeypatch.setenv("WORLD_SIZE", "1")  # as other launchers do, which start no group again
+    assert job_of_torchrun() == ""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
     assert job_of_torchrun() == "mine"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # as torchrun says where nobody names it

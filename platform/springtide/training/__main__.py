@@ -125,13 +125,15 @@ def train(
 def job_of_torchrun() -> str:
     """Return what tells this job of torchrun from others, and is the same in each group that it starts; empty without torchrun.
     Raises ConfigError if there is nothing: several nodes, and no ``--rdzv-id``."""
-    job = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    job = os.environ.get("TORCHELASTIC_RUN_ID")
+    if job is None:
+        return ""
     if job not in ("", "none"):
         return job
     if os.environ.get("WORLD_SIZE") != os.environ.get("LOCAL_WORLD_SIZE"):
         problem = "would be repeated whenever torchrun starts the group again, and this job has no name"
         raise ConfigError(explain("--from-scratch", True, problem, "give torchrun --rdzv-id NAME"))
-    return f"{socket.gethostname()} {process_id(os.getppid())}" if job else ""
+    return f"{socket.gethostname()} {process_id(os.getppid())}"
 
 
 def check_begin(run: TrainLoop) -> None:
