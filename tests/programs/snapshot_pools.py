@@ -109,7 +109,8 @@ class Nodes:
         self.ray.handles = {name: Handle(name, **of_server) for name in names}
         monkeypatch.setattr(snapshot_server, "ray", self.ray)
         monkeypatch.setattr(snapshot_client, "ray", self.ray)
-        monkeypatch.setattr(snapshot_client, "staying", lambda with_room=False: list(self.ray.handles))
+        for name in ("staying", "accepting"):
+            monkeypatch.setattr(snapshot_client, name, lambda with_room=False: list(self.ray.handles))
         monkeypatch.setattr(snapshot_client, "domains_of", lambda nodes: {node: self.domains[node] for node in nodes})
         monkeypatch.setattr(SnapshotClient, "_server", lambda client, node: self.ray.handles[node])
         monkeypatch.setattr(snapshot_client, "servers_named", lambda prefix: list(self.ray.handles.values()))

@@ -189,6 +189,16 @@ def decide(
     return _with_group(bounds, table, group, room, prospects, memory, now), memory
 
 
+def used_for_hours(nodes: Sequence[Node], held: Mapping[str, int], now: float) -> list[Node]:
+    """Return ``nodes`` with those that leave later than ``FAR_S`` as if they stayed, for the processes that are ``held`` there:
+    a cluster starts none on a node that leaves, however late."""
+    far = {node.id for node in nodes if node.leaves_at is not None and node.leaves_at > now + FAR_S}
+    return [
+        node._replace(leaves_at=None, places=min(node.places, held.get(node.id, 0))) if node.id in far else node
+        for node in nodes
+    ]
+
+
 def following(bounds: Bounds, nodes: Iterable[Node], memory: PolicyState) -> tuple[str, ...]:
     """Return the nodes of the next group if all were ready: one entry per worker."""
     table = NodeTable(nodes)

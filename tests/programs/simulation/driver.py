@@ -334,6 +334,7 @@ class Simulated:
             mock.patch.object(policies, "unanswering", cluster.unanswering),
             mock.patch.object(policies, "ray", Ray(clock)),
             mock.patch.object(failure_policy, "lost", self._lost),
+            mock.patch.object(failure_policy, "leaving", self._leaving),
             mock.patch.object(failure_policy, "unanswering", cluster.unanswering),
             mock.patch.object(policies, "diagnose", lambda *_: ("stacks", [])),
             mock.patch.object(hang, "look", lambda workers: [()] * len(workers)),
@@ -378,7 +379,10 @@ class Simulated:
 
     def _lost(self, before: Any) -> set[str]:
         self.cluster.ask_head()
-        return {name for name in before if name not in self.cluster.staying()}
+        return {name for name in before if not self.cluster.machines[name].alive}
+
+    def _leaving(self, before: Any) -> set[str]:
+        return {name for name in before if self.cluster.machines[name].leaves_at_s is not None}
 
     def _process(self, pid: int) -> str:
         found = next((one for one in self.clock.processes if one.pid == pid), None)

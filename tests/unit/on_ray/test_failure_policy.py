@@ -55,6 +55,7 @@ class Failures:
             limit_micro_batch=lambda rows: reply(self.limit.append(rows)),
         )
         monkeypatch.setattr(failure_policy, "lost", lambda nodes: set())
+        monkeypatch.setattr(failure_policy, "leaving", lambda nodes: set())
         monkeypatch.setattr(failure_policy, "unanswering", lambda nodes: set())
         config = configs.recipes.tiny().override({"train.micro_batch": rows, "parallel.reduction": "fp32"})
         self.limits, self.processes = MemoryLimits(rows), WorkerProcessPool()
@@ -178,17 +179,18 @@ def test_a_start_that_was_called_off_is_no_failure(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("hours", "decision"), [(2.0, RAISE), (0.5, RETRY)])
-def test_a_node_that_leaves_in_hours_is_not_lost(
+def test_what_a_node_that_goes_leaves_behind_is_no_failure_but_a_bug_on_it_is(
     monkeypatch: pytest.MonkeyPatch, hours: float, decision: FailureDecision
 ) -> None:
-    run, looks = Failures(monkeypatch), nodes.lost
-    monkeypatch.setattr(failure_policy, "lost", looks)
-    monkeypatch.setattr(nodes.ray, "nodes", lambda: [{"NodeID": "node", "Alive": True}])
+    run, looks = Failures(monkeypatch), nodes.leaving
+    monkeypatch.setattr(failure_policy, "leaving", looks)
     leaves_ms = int((time.time() + hours * 3600) * 1000)
     monkeypatch.setattr(nodes.state, "get_draining_nodes", lambda: {"node": leaves_ms})
     bug = WorkerGroupError("", {0: ValueError("a bug")})
     assert run.of(2, bug) is RETRY
-    assert run.of(2, bug) is decision
+    assert run.of(2, bug) is RAISE
+    echo = WorkerGroupError("", {0: RuntimeError("Connection closed by peer")})
+    assert [run.of(2, echo) for _ in range(8)][-1] is decision
 
 
 def test_a_group_that_is_too_small_by_what_was_learnt_leaves_only_for_one_that_fits() -> None:

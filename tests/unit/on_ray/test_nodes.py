@@ -7,6 +7,7 @@ import dataclasses
 import os
 import resource
 import socket
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -167,6 +168,20 @@ def test_a_node_has_as_many_places_as_fit_into_what_is_reserved(monkeypatch: pyt
     assert (a.places, b.places, c.places) == (2, 0, 0)
     assert a.leaves_at is None
     assert b.leaves_at is not None
+
+
+def test_a_node_that_leaves_in_hours_stays_but_takes_no_new_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"NodeID": name, "Alive": True, "Resources": {"CPU": 1.0} if name != "d" else {}} for name in "abcd"]
+    monkeypatch.setattr(nodes.ray, "nodes", lambda: rows)
+    monkeypatch.setattr(nodes.ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "a"))
+    in_hours, soon = (int((time.time() + hours * 3600) * 1000) for hours in (7.0, 0.5))
+    monkeypatch.setattr(nodes.state, "get_draining_nodes", lambda: {"a": in_hours, "b": soon, "c": 0})
+    assert nodes.staying() == ["a", "d"]
+    assert nodes.leaving("abcd") == {"b", "c"}
+    monkeypatch.setattr(nodes.state, "get_draining_nodes", lambda: {"b": in_hours, "c": soon})
+    assert nodes.staying() == ["a", "b", "d"]
+    assert nodes.accepting() == ["a", "d"]
+    assert nodes.accepting(with_room=True) == ["a"]
 
 
 def test_three_workers_fit_into_three_times_what_one_needs_whatever_the_sum_rounds_to(

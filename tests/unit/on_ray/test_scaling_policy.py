@@ -66,6 +66,7 @@ class Run:
         monkeypatch.setattr(policy, "SnapshotSaver", lambda job: self)
         clock = SimpleNamespace(monotonic=lambda: self.now_s, thread_time=lambda: self.cpu_s)
         monkeypatch.setattr(policy, "time", clock)
+        monkeypatch.setattr(nodes, "time", SimpleNamespace(monotonic=lambda: self.now_s, time=lambda: self.now_s))
         share: Any = SimpleNamespace(mine=self.mine)
         self.workers = WorkerLender(share)
         monkeypatch.setattr(WorkerProcessPool, "wait", lambda pool, timeout_s: wait(timeout_s))
@@ -221,6 +222,53 @@ def test_a_group_is_told_of_each_notice_at_once_and_trains_on(monkeypatch: pytes
     assert look() == []
     run.leaving = {"b": 0}
     assert look()[0] is Interrupt.COPY
+
+
+def test_a_node_that_leaves_in_hours_is_used_like_any_other_as_long_as_its_processes_live(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Run(monkeypatch, Bounds(1, 4, settle_s=0.0, grow="always"), ["a", "b"])
+    run.until_started()
+    run.leaving = {"a": int((run.now_s + 7 * 3600.0) * 1000)}
+    run.leaving["b"] = run.leaving["c"] = run.leaving["a"]
+    run.names = ["a", "b", "c"]  # Ray starts no process on c: no group waits for one
+    group: Any = SimpleNamespace(workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name)) for name in "ab"])
+    monkeypatch.setattr(run.workers.processes, "_begin", lambda node: pytest.fail(f"a process is started on {node}"))
+    for _ in range(3):
+        run.now_s += 100.0
+        assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
+    assert run.asked == []  # nobody makes copies again, or leaves
+    assert run.policy._get_num_workers_for_resource_request() == 4  # nor pays for twice the nodes
+    assert run.posted[-1].reason == "2 workers train"
+    run.leaving["b"] = int((run.now_s + 1800.0) * 1000)
+    run.policy.make_decision_for_running_worker_group(group, None)
+    assert run.asked == [Interrupt.COPY]
+    assert run.policy._get_num_workers_for_resource_request() == 5
+
+
+def test_a_node_that_drains_without_a_deadline_is_left_after_two_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(monkeypatch, Bounds(1, 2, settle_s=0.0), ["a", "b"])
+    run.until_started()
+    group: Any = SimpleNamespace(workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name)) for name in "ab"])
+    run.leaving, begin_s = {"b": 0}, run.now_s
+    while Interrupt.LEAVE not in run.asked and run.now_s < begin_s + 600.0:
+        run.policy.make_decision_for_running_worker_group(group, None)
+        run.now_s += 1.0
+    assert begin_s + 100.0 < run.now_s <= begin_s + 120.0
+
+
+def test_a_node_is_listened_to_as_long_as_a_group_is_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue gives no places on a node that leaves; what its cloud says next may be a nearer time."""
+    run, covered = Run(monkeypatch, Bounds(1, 2, settle_s=0.0, shares=True), ["a", "b"]), list[set[str]]()
+    monkeypatch.setattr(run.policy, "_watches", SimpleNamespace(cover=covered.append))
+    run.until_started()
+    run.leaving, run.taken = {"b": int((run.now_s + 600.0) * 1000)}, {"b"}
+    group: Any = SimpleNamespace(workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name)) for name in "ab"])
+    run.policy.make_decision_for_running_worker_group(group, None)
+    assert covered[-1] == {"a", "b"}
+    run.names = ["a"]
+    run.policy.make_decision_for_running_worker_group(group, None)
+    assert covered[-1] == {"a"}
 
 
 def test_a_group_that_is_to_leave_learns_how_long_a_copy_may_take_and_when_that_becomes_less(

@@ -40,6 +40,12 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         one.close()
 
 
+def only(monkeypatch: pytest.MonkeyPatch, stay: list[str], accept: list[str] | None = None) -> None:
+    """Have only these nodes stay, and of them only those that ``accept`` take new actors, if that is given."""
+    monkeypatch.setattr(snapshot_client, "staying", lambda: stay)
+    monkeypatch.setattr(snapshot_client, "accepting", lambda with_room=False: stay if accept is None else accept)
+
+
 def held(nodes: Nodes, node: str, step: int, data: bytes = DATA) -> None:
     """Have the client of ``node`` keep a snapshot, and wait until it is safe. Raises OSError if it cannot be."""
     snapshot, stage = taken(step, data)
@@ -264,7 +270,7 @@ def test_the_only_node_that_stays_starts_no_server_elsewhere_while_its_group_lea
     nodes = cluster("abc")
     for name in "ab":
         nodes.clients[name].pair(["a", "b"])
-    monkeypatch.setattr(snapshot_client, "staying", lambda with_room=False: ["a", "c"])
+    only(monkeypatch, ["a", "c"])
     nodes.ray.handles["c"].hangs = {"found", "replicate"}
     nodes.ray.handles["c"].calls.clear()
     assert nodes.clients["a"].evacuate(nodes.clients["a"].staying())
@@ -294,11 +300,11 @@ def test_after_a_notice_copies_go_to_nodes_that_stay_and_to_those_that_join_late
     nodes = cluster("abcd", group="abc")
     client = nodes.clients["a"]
     assert [*client._peers] == ["b"]
-    monkeypatch.setattr(snapshot_client, "staying", lambda with_room=False: ["a", "c"])
+    only(monkeypatch, ["a", "c"])
     assert client.evacuate(client.staying())
     held(nodes, "a", 1)
     assert nodes.whole(1) == "ac"
-    monkeypatch.setattr(snapshot_client, "staying", lambda with_room=False: ["a", "d"])
+    only(monkeypatch, ["a", "d"])
     for asked in client._asked.values():
         asked.exception(WAIT_S)
     assert client.evacuate(client.staying())
@@ -307,3 +313,15 @@ def test_after_a_notice_copies_go_to_nodes_that_stay_and_to_those_that_join_late
     client._choose()
     held(nodes, "a", 2)
     assert nodes.whole(2) == "ad"
+
+
+def test_copies_are_on_a_node_that_leaves_in_hours_only_where_its_server_is_up(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = cluster("abc", group="ab")
+    leaving, other = nodes.clients["a"], nodes.clients["b"]
+    only(monkeypatch, ["b", "c"], accept=[])
+    assert leaving.evacuate(leaving.staying())
+    assert [*leaving._peers] == ["b"]  # of the group: its server stands
+    only(monkeypatch, ["c"], accept=[])
+    assert not other.evacuate(other.staying())  # Ray starts none on c

@@ -9,7 +9,7 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import ray
@@ -25,6 +25,8 @@ from springtide.track.ledger import SPOT
 
 _ANSWER_S = 0.5
 """How long a raylet may take to accept a connection, before it is tried once more [s]."""
+_UNDATED_S = 120.0
+"""When a node leaves whose notice has no deadline, as that of ``ray drain-node``: this long after it was seen [s]."""
 _FEW = 16
 """Actors of which Ray is asked one by one; for more its table of all actors is read, which on a large cluster is megabytes."""
 _ALIVE = "ALIVE"
@@ -52,11 +54,16 @@ def observed(
     reserved: Mapping[str, Mapping[str, float]],
     resources: Mapping[str, float],
     told: Callable[[], dict[str, TimeLeft]] = dict,
+    undated: MutableMapping[str, float] | None = None,
 ) -> list[Node]:
     """Return what is known of ``nodes``, as ``live`` returns them. Each has the number of workers of ``resources`` that fit
     into what is ``reserved`` for this run on it, and the announced time when it leaves, in seconds of
-    ``time.monotonic``. ``told`` returns what nodes themselves say of that; it is called while one leaves."""
+    ``time.monotonic``. ``told`` returns what nodes themselves say of that; it is called while one leaves. ``undated``: kept from
+    call to call: when nodes whose notice has no deadline were first seen to drain [s]."""
     leaving, left, found = state.get_draining_nodes(), dict[str, TimeLeft](), list[Node]()
+    undated = {} if undated is None else undated
+    for name in undated.keys() - {name for name, deadline_ms in leaving.items() if deadline_ms <= 0}:
+        del undated[name]
     if leaving:
         with contextlib.suppress(RayError):  # the deadline that Ray has is known all the same
             left = told()
@@ -65,6 +72,8 @@ def observed(
         here = reserved.get(name, {})
         places = fits(here, resources.items())
         leaves_at = _monotonic(leaving[name], left.get(name)) if name in leaving else None
+        if leaving.get(name) == 0 and name not in left:  # the same time at each look, or nobody would ever leave
+            leaves_at = undated.setdefault(name, time.monotonic()) + _UNDATED_S
         found.append(Node(name, places, leaves_at))
     return found
 
@@ -103,18 +112,29 @@ def leftovers() -> dict[str, int]:
     return {**found, **({"placement groups": groups} if groups else {})}
 
 
-def staying(with_room: bool = False) -> list[str]:
-    """Return the live nodes that are not draining. Nodes with room for workers come first, and with ``with_room`` only they
-    are returned: they have all kinds of resources that this process's node has."""
-    leaving, here = state.get_draining_nodes(), ray.get_runtime_context().get_node_id()
+def staying() -> list[str]:
+    """Return the live nodes that will not be taken away within ``FAR_S``. Nodes with room for workers come first: they have all
+    kinds of resources that this process's node has."""
+    return sum(_staying(_soon(state.get_draining_nodes())), [])
+
+
+def accepting(with_room: bool = False) -> list[str]:
+    """Return the live nodes that Ray starts actors on: it starts none on a node that drains, even if that leaves in a week.
+    The order is that of ``staying``; with ``with_room`` only nodes with room for workers are returned."""
+    roomy, others = _staying(state.get_draining_nodes().keys())
+    return roomy if with_room else roomy + others
+
+
+def _staying(leaving: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the live nodes that are not ``leaving``: those with room for workers, and the others."""
     kinds = {
         node["NodeID"]: {kind for kind in ("CPU", "GPU") if node["Resources"].get(kind)}
         for node in ray.nodes()
         if node["Alive"] and node["NodeID"] not in leaving
     }
-    wanted = kinds.get(here, set())
+    wanted = kinds.get(ray.get_runtime_context().get_node_id(), set())
     roomy = sorted(name for name, has in kinds.items() if wanted <= has)
-    return roomy if with_room else roomy + sorted(kinds.keys() - set(roomy))
+    return roomy, sorted(kinds.keys() - set(roomy))
 
 
 def may_be_taken_away(node: str) -> str:
@@ -190,10 +210,19 @@ def _addresses(names: Collection[str]) -> dict[str, tuple[str, int]]:
 
 
 def lost(before: Iterable[str]) -> set[str]:
-    """Return those of the nodes that are dead, or draining and used no more: not where they leave in hours."""
+    """Return those of the nodes that are dead."""
+    return set(before) - {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def leaving(before: Iterable[str]) -> set[str]:
+    """Return those of the nodes that are draining and used no more: not where they leave in hours."""
+    return set(before) & _soon(state.get_draining_nodes())
+
+
+def _soon(draining: Mapping[str, int]) -> set[str]:
+    """Return those of the ``draining`` nodes that leave within ``FAR_S``, or nobody knows when."""
     far_ms = (time.time() + FAR_S) * 1000
-    leaving = {node for node, deadline_ms in state.get_draining_nodes().items() if deadline_ms < far_ms}
-    return set(before) - ({node["NodeID"] for node in ray.nodes() if node["Alive"]} - leaving)
+    return {node for node, deadline_ms in draining.items() if deadline_ms < far_ms}
 
 
 def _connect(addresses: Mapping[str, tuple[str, int]], timeout_s: float) -> dict[str, int]:
@@ -253,8 +282,8 @@ def _settled(under_way: selectors.BaseSelector) -> dict[str, int]:
 def _monotonic(deadline_ms: int, told: TimeLeft | None) -> float:
     """Convert a deadline since 1970 [ms] to ``time.monotonic`` [s]. The one that the node's watcher has ``told`` is as far away
     as that says. Another one is by a clock that is not known: this machine's is assumed, and the earlier of both counts.
-    An unknown one (0) counts as 120 s from now; a draining node is never counted on anyway."""
-    left_s = deadline_ms / 1000 - time.time() if deadline_ms > 0 else 120.0
+    An unknown one (0) counts as ``_UNDATED_S`` from now."""
+    left_s = deadline_ms / 1000 - time.time() if deadline_ms > 0 else _UNDATED_S
     if told is not None:
         left_s = told.left_s if told.deadline_ms == deadline_ms else min(told.left_s, left_s)
     return time.monotonic() + left_s

@@ -23,7 +23,7 @@ from springtide.on_ray._ray_private import (
     WorkerGroupStartupFailedError,
     WorkerHealthCheckFailedError,
 )
-from springtide.on_ray.cluster.nodes import lost, unanswering
+from springtide.on_ray.cluster.nodes import leaving, lost, unanswering
 from springtide.on_ray.train.mailbox import Progress
 from springtide.on_ray.train.process_pool import StartCancelledError, UnfitNodesError, WorkerProcessPool, last_line
 from springtide.on_ray.train.worker import TrainJob
@@ -66,7 +66,9 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
             return FailureDecision.RETRY  # the next decision ends the run as it was asked to
         failures = getattr(training_failed_error, "worker_failures", None)
         nodes = set(self._processes.plan)
-        gone = _gone(nodes)
+        gone, going = _gone(nodes)
+        if failures is None or all(map(is_echo, failures.values())):  # what a node that goes leaves behind
+            gone |= going
         if (ours := fatal(training_failed_error)) is not None:
             if isinstance(ours, StoppedWaiting):
                 return FailureDecision.RAISE
@@ -229,11 +231,11 @@ def _failures(error: BaseException) -> list[BaseException]:
     )
 
 
-def _gone(nodes: set[str]) -> set[str]:
-    """Return those of the nodes that are lost, as far as it can be found out."""
+def _gone(nodes: set[str]) -> tuple[set[str], set[str]]:
+    """Return those of the nodes that are lost, and those that will be taken away, as far as it can be found out."""
     with contextlib.suppress(RayError, OSError):
-        return lost(nodes) | unanswering(nodes)
-    return set()
+        return lost(nodes) | unanswering(nodes), leaving(nodes)
+    return set(), set()
 
 
 class _Repeats:

@@ -143,6 +143,8 @@ class OnDemandNodes:
         entries = {entry["NodeID"]: entry for entry in table}
         if now - self._looked_s >= _LOOK_S and not bounds.paused_by:
             self._looked_s = now
+            if busy != self._group or progress.step < self._group_from or not self._seen_step:
+                self._group, self._group_from, self._seen_step = busy, progress.step, progress.step
             self._end_what_is_left(entries, busy, is_saved or (bool(busy) and progress.step > self._group_from))
             self._decide(nodes, entries, busy, bounds, progress, now)
         elif bounds.paused_by:
@@ -168,8 +170,6 @@ class OnDemandNodes:
         progress: Progress,
         now: float,
     ) -> None:
-        if busy != self._group or progress.step < self._group_from or not self._seen_step:
-            self._group, self._group_from, self._seen_step = busy, progress.step, progress.step
         here = [
             MarketNode(one.id, one.places, _market(entries[one.id]) == ON_DEMAND, one.id in busy)
             for one in nodes

@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.checkpoint import leases
 from springtide.checkpoint.second_reader import still_bad
-from springtide.on_ray.cluster.nodes import staying
+from springtide.on_ray.cluster.nodes import accepting
 from springtide.on_ray.train.mailbox import MailboxClient
 from springtide.store import Folder
 
@@ -36,7 +36,7 @@ def read_elsewhere(mailbox: MailboxClient, run: Folder, name: str, file: str, no
         OSError: the store cannot be reached, or other nodes are up and none of them answers.
     """
     driver = ray.get(mailbox.actor.node.remote())
-    others = sorted((node for node in staying() if node not in nodes), key=lambda node: node != driver)
+    others = sorted((node for node in accepting() if node not in nodes), key=lambda node: node != driver)
     silent = []
     for node in others[:_CANDIDATES]:
         there = {

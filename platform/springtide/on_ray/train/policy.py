@@ -34,6 +34,7 @@ from springtide.elastic.policy import (
     WorkerGroup,
     decide,
     following,
+    used_for_hours,
 )
 from springtide.errors import StoppedWaiting, TrainingFailed, TrainingInterrupted
 from springtide.events import Decided, Failed, Ready, Stopped
@@ -99,12 +100,11 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """When the state must be safe in memory, as that request says."""
         self._told_of: set[str] = set()
         """Nodes that will be taken away, of which the group was told."""
-        self._alive: set[str] = set()
-        self._mine: dict[str, dict[str, float]] = {}
+        self._alive, self._mine = set[str](), dict[str, dict[str, float]]()
         self._others = ""
         """What ``WorkerShare.others`` says."""
         self._looked_s = float("-inf")
-        self._leaving = 0
+        self._leaving, self._undated = 0, dict[str, float]()
         self._hangs: Counter[tuple[int, bool]] = Counter()
         """Step, whether a process did not answer -> hangs."""
         self._hung: frozenset[int] | None = None
@@ -321,8 +321,9 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """Return the nodes as observed. ``warm``: start processes where the next group would be and none are."""
         table = live()
         reserved = self._reserved({node["NodeID"] for node in table}, busy)
-        resources = self.scaling_config._resources_per_worker_not_none
-        seen = observed(table, reserved, resources, lambda: self._mailbox.notices().get(_ANSWER_S) or {})
+        told = lambda: self._mailbox.notices().get(_ANSWER_S) or {}  # noqa: E731
+        seen = observed(table, reserved, self.scaling_config._resources_per_worker_not_none, told, self._undated)
+        seen = used_for_hours(seen, self._processes.held(busy), time.monotonic())
         self._processes.observe(seen)
         problems = self._processes.problems()
         nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
@@ -333,7 +334,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if self._share is not None:
             self._processes.trim({node.id: node.places for node in nodes}, busy)
         if self._watches is not None:
-            self._watches.cover({node.id for node in nodes if node.places})
+            self._watches.cover({node.id for node in nodes if node.places or node.id in busy})
         self._ask_for_what_leaves(nodes)
         if warm:
             self._processes.warm(following(self._bounds, nodes, self._memory), busy)

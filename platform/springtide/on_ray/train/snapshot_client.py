@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from springtide.config import Config
 from springtide.elastic.copies import Domain, preferred, shared
 from springtide.elastic.patience import ban_s
 from springtide.faults import armed
-from springtide.on_ray.cluster.nodes import domains_of, staying
+from springtide.on_ray.cluster.nodes import accepting, domains_of, staying
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.on_ray.train.mailbox import MailboxClient
 from springtide.on_ray.train.snapshot_lookup import ANSWER_S, contents_of, name_prefix, servers_named
@@ -97,7 +97,7 @@ class SnapshotClient:
     def _choose(self) -> None:
         found = self._in_group()
         if len(found) < self._copies:
-            found += [node for node in self._beside(staying(with_room=True), self._copies) if self._stands(node)]
+            found += [node for node in self._beside(accepting(with_room=True), self._copies) if self._stands(node)]
         self._peers = {node: self._server(node) for node in found[: self._copies]}
         self._chosen_s = time.monotonic()
 
@@ -117,10 +117,7 @@ class SnapshotClient:
 
     def staying(self) -> list[str]:
         """As ``SnapshotStore.staying``."""
-        try:
-            return staying()
-        except RayError as error:
-            raise OSError(str(error).splitlines()[0]) from None
+        return _told(staying)
 
     def evacuate(self, stay: Sequence[str]) -> bool:
         """Choose peers again, among the nodes that ``stay``: those of the ranks, or, for a rank that leaves, any. Returns
@@ -130,7 +127,7 @@ class SnapshotClient:
         if (
             not found and self.node not in stay
         ):  # only then: the check starts servers, which a leaving group would wait for
-            found = self._beside(stay, self._copies)
+            found = self._beside([node for node in _told(accepting) if node in stay], self._copies)
             found.sort(key=lambda node: not self._stands(node))
         found = found[: max(1, self._copies)]
         self._peers = {node: self._server(node) for node in found}
@@ -270,6 +267,14 @@ class SnapshotClient:
         server = actor.options(**options).remote(*self._arguments)
         server.follow.remote(self._mailbox, armed(), self._orphaned)
         return server
+
+
+def _told(nodes: Callable[[], list[str]]) -> list[str]:
+    """Return what Ray says of its ``nodes``. Raises OSError if it cannot be reached."""
+    try:
+        return nodes()
+    except RayError as error:
+        raise OSError(str(error).splitlines()[0]) from None
 
 
 class _Origin(NamedTuple):
