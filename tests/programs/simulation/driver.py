@@ -328,9 +328,7 @@ class Simulated:
         event = types.SimpleNamespace(Event=lambda: Event(clock))
         patches = [
             mock.patch.object(policies, "live", self._live),
-            mock.patch.object(
-                policies, "observed", lambda table, reserved, resources, told: [one["observed"] for one in table]
-            ),
+            mock.patch.object(policies, "observed", lambda table, *_: [one["observed"] for one in table]),
             mock.patch.object(policies, "unanswering", cluster.unanswering),
             mock.patch.object(policies, "ray", Ray(clock)),
             mock.patch.object(failure_policy, "lost", self._lost),

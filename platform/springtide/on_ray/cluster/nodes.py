@@ -58,8 +58,8 @@ def observed(
 ) -> list[Node]:
     """Return what is known of ``nodes``, as ``live`` returns them. Each has the number of workers of ``resources`` that fit
     into what is ``reserved`` for this run on it, and the announced time when it leaves, in seconds of
-    ``time.monotonic``. ``told`` returns what nodes themselves say of that; it is called while one leaves. ``undated``: kept from
-    call to call: when nodes whose notice has no deadline were first seen to drain [s]."""
+    ``time.monotonic``. ``told`` returns what nodes themselves say of that; it is called while one leaves. ``undated``, kept
+    from call to call: when nodes whose notice has no deadline were first seen to drain [s]."""
     leaving, left, found = state.get_draining_nodes(), dict[str, TimeLeft](), list[Node]()
     undated = {} if undated is None else undated
     for name in undated.keys() - {name for name, deadline_ms in leaving.items() if deadline_ms <= 0}:
@@ -115,7 +115,8 @@ def leftovers() -> dict[str, int]:
 def staying() -> list[str]:
     """Return the live nodes that will not be taken away within ``FAR_S``. Nodes with room for workers come first: they have all
     kinds of resources that this process's node has."""
-    return sum(_staying(_soon(state.get_draining_nodes())), [])
+    roomy, others = _staying(_soon(state.get_draining_nodes()))
+    return roomy + others
 
 
 def accepting(with_room: bool = False) -> list[str]:
