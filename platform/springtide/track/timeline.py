@@ -116,6 +116,11 @@ class Timeline:
         _, last = np.unique(numbers[kept][::-1], return_index=True)
         return self.tries.take(kept[len(kept) - 1 - last])
 
+    @property
+    def last_try(self) -> int:
+        """The highest step that was trained, in whatever model; 0 without one."""
+        return int(self.tries["step"].max(initial=0))
+
     def _lowest_later_start(self) -> np.ndarray:
         """Return, for each try, the lowest step of the starts after it; infinite without one."""
         found = np.full(len(self.tries), np.inf)

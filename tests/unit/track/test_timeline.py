@@ -60,6 +60,7 @@ def test_steps_that_a_later_start_went_back_on_are_not_the_run_s() -> None:
         timeline = timeline_of([*first, *later])
         assert_same(timeline, [*first, *later])
         assert (timeline.steps["step"][-1], timeline.steps["loss"][-1]) == (last, loss)
+    assert timeline.last_try == 100
     counted = [dataclasses.replace(one, energy_j=5.0) for one in first[1:] if isinstance(one, StepDone)]
     assert len(timeline_of([*first[:1], *counted, *anew[:1]]).steps) == 0
     curves(timeline_of([*first[:1], *counted, *anew[:1]]))
