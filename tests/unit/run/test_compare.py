@@ -47,6 +47,16 @@ def test_a_run_and_its_twin_are_identical(tmp_path: Path) -> None:
     assert all(one == other for _, one, other in found.curves)
 
 
+def test_two_branches_that_begin_at_a_later_step_are_identical(tmp_path: Path) -> None:
+    told = [Started(step=50, world_size=2), *(step(number, 1 / number) for number in range(51, 101))]
+    one, other, longer = (
+        written(tmp_path, name, [*told, *more]) for name, more in (("one", []), ("other", []), ("longer", [step(101)]))
+    )
+    found = compare_runs(one, other)
+    assert (found.identical, found.common_steps, found.runs[0].last_step) == (True, 50, 100)
+    assert not compare_runs(one, longer).identical
+
+
 def test_a_model_that_was_given_up_is_not_compared(tmp_path: Path) -> None:
     anew = [Started(step=0, world_size=2), *(step(number, 2.0) for number in range(1, 11))]
     one, other = written(tmp_path, "one", [*TRAINED, *anew]), written(tmp_path, "other", anew)
