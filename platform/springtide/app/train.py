@@ -23,7 +23,7 @@ from springtide.config import Config
 from springtide.config.code import LISTENER, find_code
 from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE
 from springtide.dataset import Progress
-from springtide.events import Event, Sampled, Started, StepDone, Stopped
+from springtide.events import Event, Sampled, Started, Stopped
 from springtide.events.listeners import Listeners
 from springtide.run.folder import Run
 from springtide.run.origin import write_origin
@@ -119,9 +119,7 @@ def _claim_and_train(
         check_quota(found.config)
     with _lease(found) as lease, contextlib.ExitStack() as stack:  # a refused driver has written nothing
         _begin(found, lease.term)
-        before = max(
-            (event.step for event in stream_journal(found.run.folder) if isinstance(event, StepDone)), default=0
-        )
+        before = found.run.timeline.last_try
         if workers is not None:  # a trial: commands go to its sweep
             _train(found, lease, uri, hears, workers, before, reports=False)
             return False

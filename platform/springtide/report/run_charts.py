@@ -206,7 +206,7 @@ def _energy(timeline: Timeline) -> list[tuple[str, np.ndarray, np.ndarray]]:
     and what was used between steps. Empty if none was counted."""
     tries, steps = timeline.tries, timeline.steps["step"]
     counted = np.where(np.isfinite(tries["energy_j"]), np.maximum(tries["energy_j"], 0.0), 0.0)
-    if not counted.any():
+    if not counted.any() or not len(steps):  # all tries may be of a model that was given up
         return []
     between = np.minimum(np.nan_to_num(np.maximum(tries["energy_between_j"], 0.0), posinf=0.0), counted)
     newest = np.maximum.accumulate(tries["step"])

@@ -57,6 +57,8 @@ class Comparison:
     """Those of them that change what is learned."""
     common_steps: int
     """Steps that both have trained."""
+    same_steps: bool
+    """Whether neither has trained a step that the other has not."""
     first_other_samples: int | None
     """The first step that read other samples; None if there is none."""
     first_other_loss: int | None
@@ -67,10 +69,9 @@ class Comparison:
     @property
     def identical(self) -> bool:
         """Whether both trained the same steps on the same samples, with the same losses bit for bit."""
-        same_length = self.runs[0].last_step == self.runs[1].last_step == self.common_steps
         return (
             bool(self.common_steps)
-            and same_length
+            and self.same_steps
             and self.first_other_samples is None
             and self.first_other_loss is None
         )
@@ -114,6 +115,7 @@ def compare_runs(one: Run, other: Run) -> Comparison:
         settings=settings,
         changes_training=sorted(changes_the_run(changed)),
         common_steps=len(common),
+        same_steps=by_step[0].keys() == by_step[1].keys(),
         first_other_samples=samples,
         first_other_loss=losses,
         curves=_curves(steps[0], steps[1]),

@@ -111,7 +111,7 @@ class Run(RunControl):
             >>> [one.step for one in st.open_run("runs/mine").evaluations]
             [0, 8]
         """
-        return [event for event in self.events if isinstance(event, Evaluated)]
+        return [event for event in self.timeline.events if isinstance(event, Evaluated)]
 
     @property
     def ledger(self) -> Ledger:
@@ -127,18 +127,18 @@ class Run(RunControl):
     @property
     def starts(self) -> list[Started]:
         """The starts of a worker group, oldest first."""
-        return [event for event in self.events if isinstance(event, Started)]
+        return [event for event in self.timeline.events if isinstance(event, Started)]
 
     @property
     def status(self) -> str:
         """How the run last ended: ``finished``, ``stopped`` or ``failed``; if it has not ended since its last start ``paused``,
         ``waiting`` for nodes, or ``running or killed``; ``not started`` before its first."""
-        return run_state(self.events).known
+        return run_state(self.timeline.events).known
 
     @property
     def finished(self) -> bool:
         """Whether the run had reached its last step when it last ended."""
-        ends = [event for event in self.events if isinstance(event, Stopped)]
+        ends = [event for event in self.timeline.events if isinstance(event, Stopped)]
         return bool(ends) and ends[-1].status == "finished"
 
     def has_nothing_left(self, config: Config) -> bool:
@@ -161,13 +161,13 @@ class Run(RunControl):
     @property
     def last_step(self) -> int:
         """The step last trained, or the one it last started from."""
-        return max((event.step for event in self.events if isinstance(event, StepDone | Started)), default=0)
+        timeline = self.timeline
+        return max([timeline.last_try, *(event.step for event in timeline.events if isinstance(event, Started))])
 
     @property
     def sample(self) -> str:
         """The last generated text, with its prompt; empty if there is none."""
-        samples = [event for event in self.events if isinstance(event, Sampled)]
-        return samples[-1].prompt + samples[-1].text if samples else ""
+        return ["", *(one.prompt + one.text for one in self.timeline.events if isinstance(one, Sampled))][-1]
 
     @property
     def task_scores(self) -> list[TaskScores]:

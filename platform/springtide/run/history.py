@@ -10,7 +10,7 @@ from springtide.errors import CheckpointError
 from springtide.events import Started, StepDone
 from springtide.store import Folder
 from springtide.stream.chain import SKIPPED_UPDATES_KEPT
-from springtide.track.journal import read_journal
+from springtide.track.journal import last_steps, read_journal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class History:
     num_again: int = 0
     """Tries after a step's first, those included that were abandoned."""
     num_abandoned: int = 0
-    """Tries of steps that another order has replaced since."""
+    """Tries of steps that another order has replaced since, or that the run went back on and has not trained again."""
     starts: list[RecordedChain] = dataclasses.field(default_factory=list)
     """The starts that the model descends from."""
     checkpoints: list[RecordedChain] = dataclasses.field(default_factory=list)
@@ -64,7 +64,8 @@ def read_history(run: Folder) -> History:
     """Return what the journal and the checkpoints that count have on record."""
     found, identity = History(), ""
     seen: set[StepsDone] = set()
-    for event in read_journal(run):
+    events = read_journal(run)
+    for event in events:
         if isinstance(event, StepDone):
             found.tries.setdefault(event.step, []).append(event)
             found.num_again += event.step in seen
@@ -78,6 +79,10 @@ def read_history(run: Folder) -> History:
                 for step in [step for step in found.tries if step > event.step]:
                     found.num_abandoned += len(found.tries.pop(step))
             identity = event.order_identity
+    for step in found.tries.keys() - {
+        one.step for one in last_steps(events)
+    }:  # the run went back, and has not come here
+        found.num_abandoned += len(found.tries.pop(step))
     for name in committed(run):
         try:
             meta = found.newest = read_manifest(run, name).meta

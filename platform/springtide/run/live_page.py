@@ -47,6 +47,8 @@ class LivePage:
         """Name -> (version that changed it, HTML)."""
         self._facts = RunFacts()
         self._num_events = -1
+        self._dirty_from = math.inf
+        """The lowest step that has changed since the newest version; infinite if nothing has."""
         self._read_s, self._took_s = -math.inf, 0.0
 
     def html(self) -> str:
@@ -79,8 +81,9 @@ class LivePage:
         begun_s = self._clock()
         if begun_s - self._read_s < _REFRESH_S:
             return
-        is_new = self._reader.read()
-        if is_new or not self._versions:
+        if self._reader.read():
+            self._dirty_from = min(self._dirty_from, self._reader.changed_from)
+        if self._dirty_from < math.inf or not self._versions:
             timeline = self._reader.timeline
             if len(timeline.events) != self._num_events:  # a start, a save, an evaluation: what else changes with it
                 self._facts, self._num_events = facts_of(self._run, is_file=False), len(timeline.events)
@@ -88,6 +91,7 @@ class LivePage:
             for name, text in parts(timeline, self._facts).items():
                 if self._parts.get(name, (0, ""))[1] != text:
                     self._parts[name] = (number, text)
-            self._versions.append(_Version(number, self._reader.changed_from))
+            self._versions.append(_Version(number, self._dirty_from))
+            self._dirty_from = math.inf  # only now: what is above may find the store away, and is tried again
         self._read_s = self._clock()
         self._took_s = self._read_s - begun_s

@@ -95,7 +95,8 @@ class Verification:
     steps_trained_again: int
     """Tries after the first, because of restarts; each is checked, too."""
     steps_abandoned: int
-    """Tries in an order that was abandoned later, by skipping steps that were done; they are not checked."""
+    """Tries that are not part of the model any more: in an order that was abandoned later, by skipping steps that were done,
+    or of steps that the run went back on and has not trained again. They are not checked."""
     loss_max_abs_diff: float
     """Largest difference between the losses of a step's tries [nats]."""
     world_sizes: tuple[int, ...]

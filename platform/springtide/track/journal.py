@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import math
 import random
 import threading
 import time
@@ -26,7 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Self
 
 from springtide.errors import DamagedFile, redacted
-from springtide.events import Event, StepDone, event, record
+from springtide.events import Event, Started, StepDone, event, record
 from springtide.events.record import FORMAT
 from springtide.store import Folder, to_json
 from springtide.track.segments import Segment, Segments, Spool, columns_name, listed, name_of
@@ -358,8 +359,16 @@ def _warn(segment: str, skipped: str, line: int, error: Exception) -> None:
 
 
 def last_steps(events: Iterable[Event]) -> list[StepDone]:
-    """Return one event per step, in order; for a step that was trained more than once, the last one."""
-    steps: dict[int, StepDone] = {one.step: one for one in events if isinstance(one, StepDone)}
+    """Return one event for each step of the model that the run has now, in order: tries beyond the step of a later start are
+    dropped, and of a step that was trained more than once the last try counts."""
+    steps: dict[int, StepDone] = {}
+    later_start = math.inf
+    """The lowest step of the starts after the event."""
+    for one in reversed(list(events)):
+        if isinstance(one, Started):
+            later_start = min(later_start, one.step)
+        elif isinstance(one, StepDone) and one.step <= later_start:
+            steps.setdefault(one.step, one)
     return [steps[step] for step in sorted(steps)]
 
 

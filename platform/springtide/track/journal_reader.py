@@ -8,6 +8,7 @@ import functools
 import math
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from springtide.errors import DamagedFile
 from springtide.events import Event, StepDone
@@ -37,6 +38,14 @@ class _Part:
     """(number of the segment's steps before it, event)."""
 
 
+class _Told(NamedTuple):
+    """How much of a segment was told: its bytes, and how many steps and other events are in them."""
+
+    size_bytes: int
+    steps: int
+    events: int
+
+
 class JournalReader:
     """A run's journal, read in parts."""
 
@@ -49,27 +58,31 @@ class JournalReader:
         self.changed_from = math.inf
         """The lowest step that an event of the last read is about; infinite if it brought none."""
         self._fresh: list[_Part] = []
-        """What the last read brought of each segment."""
+        """What the last read brought of each segment that has grown."""
+        self._told: dict[tuple[int, int], _Told] = {}
+        """What of each segment was in ``new``: only a read that succeeds adds to it."""
 
     def read(self) -> bool:
-        """Read what is new, and return whether anything is. OSError if the store cannot be reached."""
+        """Read what is new, and return whether anything is. OSError if the store cannot be reached: the next read brings all
+        that is new since the last one that succeeded."""
         there, self._with_columns = listed_with_columns(self._folder)
         last = dict(there)  # of each term: they are sorted
         growing = set(sorted(last)[-_GROWING_TERMS:])
         wanted = [one for one in there if one not in self._closed]
-        before = {one: (len(part.steps), len(part.placed)) for one, part in self._parts.items()}
         with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
-            is_new = list(threads.map(self._take, wanted))
+            list(threads.map(self._take, wanted))
         self._closed |= {(term, number) for term, number in wanted if number != last[term] or term not in growing}
         self._fresh = []
-        for one in wanted:
-            part, (steps, events) = self._parts[one], before.get(one, (0, 0))
-            placed = [(at - steps, event) for at, event in part.placed[events:]]
-            self._fresh.append(_Part(steps=part.steps.take(slice(steps, None)), placed=placed))
+        for one, part in sorted(self._parts.items()):  # not only ``wanted``: a read that failed may have taken others
+            before = self._told.get(one, _Told(0, 0, 0))
+            self._told[one] = now = _Told(part.size_bytes, len(part.steps), len(part.placed))
+            if now != before:
+                placed = [(at - before.steps, event) for at, event in part.placed[before.events :]]
+                self._fresh.append(_Part(steps=part.steps.take(slice(before.steps, None)), placed=placed))
         about = [float(part.steps["step"].min()) for part in self._fresh if len(part.steps)]
         about += [getattr(event, "step", 0) for part in self._fresh for _, event in part.placed]
         self.changed_from = min(about, default=math.inf)
-        return any(is_new)
+        return bool(self._fresh)
 
     @property
     def new(self) -> Timeline:
@@ -81,24 +94,23 @@ class JournalReader:
         """What was read so far."""
         return _timeline([part for _, part in sorted(self._parts.items())])
 
-    def _take(self, segment: tuple[int, int]) -> bool:
+    def _take(self, segment: tuple[int, int]) -> None:
         """Read what is new in one segment; runs in a thread."""
         name, part = name_of(*segment), self._parts.setdefault(segment, _Part())
         if segment in self._with_columns and not part.size_bytes and (found := self._by_columns(name)) is not None:
             self._parts[segment] = found
             self.__dict__.pop("timeline", None)
-            return True
+            return
         data = self._new_bytes(name, part)
         whole = data.rfind(b"\n") + 1  # the rest is a line that is still being written
         if not whole:
-            return False
+            return
         steps, placed, num_lines = _parsed(self._folder.where(name), part.num_lines, data[:whole])
         part.placed += [(len(part.steps) + at, event) for at, event in placed]
         part.steps = joined([part.steps, steps]) if len(part.steps) else steps
         part.size_bytes += whole
         part.num_lines += num_lines
         self.__dict__.pop("timeline", None)
-        return True
 
     def _by_columns(self, name: str) -> _Part | None:
         """Return what the segment's file of columns says; None if it is not of the segment as it is now."""

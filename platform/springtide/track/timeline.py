@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
-from springtide.events import Event, StepDone
+from springtide.events import Event, Started, StepDone
 from springtide.events.record import FORMAT
 from springtide.track.step_lines import Steps
 
@@ -107,12 +107,27 @@ class Timeline:
 
     @functools.cached_property
     def steps(self) -> StepColumns:
-        """The trained steps, each once and in order; for a step that was trained more than once, the last try."""
+        """The steps of the model that the run has now, each once and in order: tries beyond the step of a later start are
+        dropped, and of a step that was trained more than once the last try counts."""
         numbers = self.tries["step"]
-        if (np.diff(numbers) > 0).all():
+        kept = np.flatnonzero(numbers <= self._lowest_later_start())
+        if len(kept) == len(numbers) and (np.diff(numbers) > 0).all():
             return self.tries
-        _, last = np.unique(numbers[::-1], return_index=True)
-        return self.tries.take(len(numbers) - 1 - last)
+        _, last = np.unique(numbers[kept][::-1], return_index=True)
+        return self.tries.take(kept[len(kept) - 1 - last])
+
+    @property
+    def last_try(self) -> int:
+        """The highest step that was trained, in whatever model; 0 without one."""
+        return int(self.tries["step"].max(initial=0))
+
+    def _lowest_later_start(self) -> np.ndarray:
+        """Return, for each try, the lowest step of the starts after it; infinite without one."""
+        found = np.full(len(self.tries), np.inf)
+        for at, event in self.placed:
+            if at and isinstance(event, Started):
+                found[at - 1] = min(found[at - 1], event.step)
+        return np.minimum.accumulate(found[::-1])[::-1]
 
     def spans(self) -> tuple[float, float]:
         """Return the times of the first and the last event [seconds since 1970]; (0, 0) without events."""

@@ -47,6 +47,25 @@ def test_a_run_and_its_twin_are_identical(tmp_path: Path) -> None:
     assert all(one == other for _, one, other in found.curves)
 
 
+def test_two_branches_that_begin_at_a_later_step_are_identical(tmp_path: Path) -> None:
+    told = [Started(step=50, world_size=2), *(step(number, 1 / number) for number in range(51, 101))]
+    one, other, longer = (
+        written(tmp_path, name, [*told, *more]) for name, more in (("one", []), ("other", []), ("longer", [step(101)]))
+    )
+    found = compare_runs(one, other)
+    assert (found.identical, found.common_steps, found.runs[0].last_step) == (True, 50, 100)
+    assert not compare_runs(one, longer).identical
+
+
+def test_a_model_that_was_given_up_is_not_compared(tmp_path: Path) -> None:
+    anew = [Started(step=0, world_size=2), *(step(number, 2.0) for number in range(1, 11))]
+    one, other = written(tmp_path, "one", [*TRAINED, *anew]), written(tmp_path, "other", anew)
+    found = compare_runs(one, other)
+    assert [(run.last_step, run.loss) for run in found.runs] == [(10, 2.0)] * 2
+    assert found.identical
+    assert [number.step for number in one.steps] == list(range(1, 11))
+
+
 def test_the_first_other_step_is_named_for_samples_and_for_losses(tmp_path: Path) -> None:
     one = written(tmp_path, "one", TRAINED, **{"optim.peak_lr": 1e-3})
     other = written(tmp_path, "other", changed(12, loss=0.5), **{"optim.peak_lr": 2e-3})

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+from journal_events import step
+
 from springtide.config import Config
-from springtide.events import Event, Started, Stopped
+from springtide.events import Event, Sampled, Started, Stopped, event
 from springtide.run.folder import Run
 from springtide.store import Folder
 from springtide.track.journal import Journal
@@ -26,6 +31,26 @@ def test_status_is_how_the_last_start_ended(tiny: Config) -> None:
     run_of(tiny, [Started(step=3, world_size=2, time_s=3.0)])
     assert run.status == "running or killed"
     assert [one.world_size for one in run.starts] == [1, 2]
+
+
+def test_a_handle_reads_the_steps_as_columns(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start asks whether the run has finished: a million steps as events take a minute and a gigabyte."""
+    text = Sampled(step=4, prompt="To ", text="be", time_s=5.0)
+    told: list[Event] = [Started(step=0, world_size=1, time_s=1.0), *(step(number) for number in range(1, 5)), text]
+    run = run_of(tiny, [*told, Stopped(step=4, status="finished", time_s=6.0)])
+    with (Path(run.folder.where("journal")) / "0001-0000.jsonl").open("a") as journal:
+        journal.write('{"kind": "of_a_newer_version", "format": 1, "time_s": 7.0, "term": 1}\n')
+
+    def parsed(record: dict[str, object]) -> Event:
+        assert record["kind"] != "step"
+        return event(record)
+
+    monkeypatch.setattr("springtide.track.journal.event", parsed)
+    assert (run.finished, run.status, run.last_step, run.sample) == (True, "finished", 4, "To be")
+    assert not run.has_nothing_left(tiny)
+    assert ([one.step for one in run.starts], run.evaluations) == ([0], [])
+    run_of(tiny, [Started(step=2, world_size=1, time_s=8.0)])
+    assert (run.finished, run.status, run.last_step) == (True, "running or killed", 4)
 
 
 def test_a_run_without_steps_does_not_verify_and_says_so_in_the_keys_of_the_command(tiny: Config) -> None:

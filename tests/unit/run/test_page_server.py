@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from journal_events import step
@@ -19,9 +20,11 @@ from journal_events import step
 from springtide import config as configs
 from springtide.cli.main import main
 from springtide.errors import ConfigError
-from springtide.events import Stopped
+from springtide.events import Event, Saved, Stopped
+from springtide.report.run_page import RunFacts
 from springtide.run.folder import Run
 from springtide.run.live_page import LivePage
+from springtide.run.page_facts import facts_of
 from springtide.run.page_server import PageServer
 from springtide.store import Folder
 from springtide.track.journal import Journal
@@ -150,6 +153,43 @@ def test_a_refresh_sends_points_from_the_first_changed_step_on(tmp_path: Path) -
         last = page.update(second["version"])
     assert last["over"]
     assert page.update(0)["from"] == 0
+
+
+def test_what_came_while_the_store_was_away_is_in_the_next_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, now, fails = made(tmp_path), [0.0], [False]
+    page = LivePage(run, lambda: now[0])
+
+    def facts(*given: object, **named: object) -> RunFacts:
+        if fails.pop():
+            raise OSError("the store is away")
+        return facts_of(*given, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("springtide.run.live_page.facts_of", facts)
+
+    def look(have: int, *events: Event) -> dict[str, Any]:
+        """What a browser hears that asks twice: the first time the store is away."""
+        for event in events:
+            journal(event)
+        now[0] += 2.0
+        fails[:] = [False, True]
+        with pytest.raises(OSError, match="away"):
+            page.update(have)
+        return page.update(have)
+
+    with Journal(run.folder) as journal:
+        for number in range(1, 11):
+            journal(step(number))
+        fails[:] = [False]
+        assert page.update(0)["version"] == 1
+        saved = Saved(step=20, name="step-0000000020", size_bytes=1, save_time_s=1.0)
+        found = look(1, *(step(number) for number in range(11, 21)), saved)
+        assert (found["version"], found["from"], found["last"]) == (2, 11, 20)
+        assert found["charts"][0]["series"][1]["x"] == [*range(11, 21)]
+        found = look(2, Stopped(step=20, status="finished"))
+    assert found["over"]
+    assert "finished" in found["parts"]["about"]
 
 
 def test_a_line_that_is_being_written_waits_for_its_end(tmp_path: Path) -> None:

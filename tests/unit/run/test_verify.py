@@ -226,6 +226,18 @@ def test_a_history_that_was_given_up_is_not_the_model_s(model: Model) -> None:
     assert found.steps_proven_by_chain == 9
 
 
+def test_steps_that_a_restart_went_back_on_are_checked_once_they_are_trained_again(model: Model) -> None:
+    told: list[Event] = [model.started(), *model.train(5)]
+    kept = model.started()
+    told += [*model.train(3)]
+    model.step, model.chain = kept.step, kept.chain
+    found = model.verify(*told, model.started())
+    assert (found.steps_checked, found.steps_abandoned, found.steps_trained_again) == (5, 3, 0)
+    found = model.verify(*model.train(2))
+    assert found.ok
+    assert (found.steps_checked, found.steps_abandoned, found.steps_trained_again) == (7, 1, 2)
+
+
 def test_a_branch_goes_on_from_the_chain_of_its_trunk(tiny: Config) -> None:
     trunk = Model(tiny, "trunk")
     trunk.train(4)

@@ -392,6 +392,9 @@ def test_of_a_step_trained_twice_the_last_counts() -> None:
     assert frame(events)["loss"].to_dict() == {1: 9.0, 2: 7.0, 3: 6.0}
     assert frame([dataclasses.replace(step(1), extra={"objective/kl": 0.5})])["objective/kl"].to_dict() == {1: 0.5}
     assert frame([]).empty
+    given_up = [Started(step=0, world_size=1), *events, Started(step=1, world_size=1)]
+    assert [one.step for one in last_steps(given_up)] == [1], "step 3 is of a model that the run has no more"
+    assert [(one.step, one.loss) for one in last_steps([*given_up, step(2, 5.0)])] == [(1, 9.0), (2, 5.0)]
     by_source = frame([step(1, 2.0, ("web", "wiki"))]).loc[1]
     assert by_source["loss/wiki"] == 3.0
     assert by_source["step_tokens/web"] == 5

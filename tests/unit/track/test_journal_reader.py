@@ -10,7 +10,7 @@ from journal_events import step
 
 from springtide.events import Saved
 from springtide.store import Folder
-from springtide.track.journal import Journal, read_journal
+from springtide.track.journal import Journal, read_journal, read_segment
 from springtide.track.journal_reader import JournalReader
 from springtide.track.timeline import timeline_of
 
@@ -79,6 +79,28 @@ def test_events_between_new_steps_keep_their_place(tmp_path: Path) -> None:
     assert look(reader) == [2, 3]
     assert [(at, event.kind) for at, event in reader.new.placed] == [(1, "saved")]
     assert [(at, event.kind) for at, event in reader.timeline.placed] == [(2, "saved")]
+
+
+def test_what_a_read_brought_that_failed_half_way_is_new_at_the_next(
+    run: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("springtide.track.journal._SEGMENT_LINES", 20)
+    with Journal(run) as journal:
+        for number in range(1, 101):
+            journal(step(number))
+    reader, fails = JournalReader(run), ["0001-0003.jsonl"]
+
+    def away_once(folder: Folder, name: str) -> bytes:
+        if name in fails:
+            fails.remove(name)
+            raise OSError("the store is away")
+        return read_segment(folder, name)
+
+    monkeypatch.setattr("springtide.track.journal_reader.read_segment", away_once)
+    with pytest.raises(OSError, match="away"):
+        reader.read()
+    assert look(reader) == list(range(1, 101))
+    assert look(reader) == []
 
 
 def test_a_segment_that_goes_on_is_read_on_at_an_object_store(s3: str) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from journal_events import assert_same, life, step
 
-from springtide.events import Event, StepDone
+from springtide.events import Event, Started, StepDone
+from springtide.report.run_charts import curves
 from springtide.store import Folder
 from springtide.track.journal import Journal, _line, parse_lines, read_journal
 from springtide.track.journal_reader import JournalReader, _placed
@@ -48,6 +49,21 @@ def test_columns_are_the_events(tmp_path: Path, seed: int) -> None:
     reader = JournalReader(Folder(tmp_path))
     assert reader.read()
     assert_same(reader.timeline, read_journal(Folder(tmp_path)))
+
+
+def test_steps_that_a_later_start_went_back_on_are_not_the_run_s() -> None:
+    """A run from scratch, a rollback, and a start that has not trained yet."""
+    first = [Started(step=0, world_size=1), *(step(number, 9.0) for number in range(1, 101))]
+    anew = [Started(step=0, world_size=1), *(step(number, 2.0) for number in range(1, 51))]
+    back = [Started(step=90, world_size=1), *(step(number, 2.0) for number in range(91, 94))]
+    for later, last, loss in ((anew, 50, 2.0), (back, 93, 2.0), (back[:1], 90, 9.0), ([*anew, *back], 93, 2.0)):
+        timeline = timeline_of([*first, *later])
+        assert_same(timeline, [*first, *later])
+        assert (timeline.steps["step"][-1], timeline.steps["loss"][-1]) == (last, loss)
+    assert timeline.last_try == 100
+    counted = [dataclasses.replace(one, energy_j=5.0) for one in first[1:] if isinstance(one, StepDone)]
+    assert len(timeline_of([*first[:1], *counted, *anew[:1]]).steps) == 0
+    curves(timeline_of([*first[:1], *counted, *anew[:1]]))
 
 
 def test_a_journal_that_grows_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
