@@ -75,15 +75,19 @@ def read(text: str, name: str) -> Trace:
         rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if any(row)]
         if rows[0][1] in ("add", "remove"):
             kinds = {"add": True, "remove": False}
-            *changes, last = rows if len(rows[-1]) == 1 else [*rows, rows[-1]]  # the last row may be a time only
-            found = of_nodes([(float(row[0]) / 1000, kinds[row[1]], row[2]) for row in changes])
-            return dataclasses.replace(found, end_s=float(last[0]) / 1000)
+            last = rows.pop() if len(rows[-1]) == 1 else None  # it may be a time only
+            found = of_nodes([(float(row[0]) / 1000, kinds[row[1]], row[2]) for row in rows])
+            if last is None:
+                return found
+            end_s = float(last[0]) / 1000
+            _check_time(end_s, found.end_s)
+            return dataclasses.replace(found, end_s=end_s)
         if len(rows[0]) == 3:
             times = sorted((dt.datetime.fromisoformat(f"{row[0]} {row[1]}"), int(row[2])) for row in rows)
             samples = [((time - times[0][0]).total_seconds(), number) for time, number in times]
             return dataclasses.replace(of_numbers(samples), unknown_s=_gaps_s([time_s for time_s, _ in samples]))
         return of_numbers([(float(row[0]) * 3600, round(float(row[1]))) for row in rows])
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError, csv.Error) as error:
         formats = "Bamboo's CSV, SkyPilot's JSON, dated numbers, or hours and numbers"
         raise ConfigError(
             explain("trace", name, f"is not in a known format ({error})", f"give one of {formats}")
@@ -121,7 +125,8 @@ def of_numbers(rows: Sequence[tuple[float, int]], last_s: float = 0.0) -> Trace:
         here = [*here[:number], *joined]
         if joined or gone:
             changes.append(Change(time_s, joined, gone))
-    return Trace(tuple(changes), (rows[-1][0] if rows else 0.0) + last_s)
+    _check_time(before_s + last_s, before_s)
+    return Trace(tuple(changes), before_s + last_s)
 
 
 def _gaps_s(times_s: Sequence[float]) -> float:

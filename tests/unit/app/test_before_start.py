@@ -73,6 +73,19 @@ def test_the_setting_that_no_node_has_room_for_is_the_one_named(
         check_resources(config)
 
 
+def test_workers_leave_the_cpus_that_their_gpus_do_not_need(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {"Alive": True, "Resources": {"CPU": 96.0, "GPU": 8.0}}
+    monkeypatch.setattr(ray, "nodes", lambda: [node, node])
+    config = config.override({"elastic.max_workers": 256, "stream.global_batch": 256, "feed.cpus_per_read": 1.0})
+    assert check_resources(config) == []  # 16 workers fit
+    full = config.override({"elastic.cpus_per_worker": 12.0})
+    with pytest.raises(ConfigError, match=r"16 workers of elastic\.cpus_per_worker = 12\.0 leave 0 of the .* 192 CPUs"):
+        check_resources(full)
+    huge = config.override({"elastic.cpus_per_worker": 97.0})
+    with pytest.raises(ConfigError, match=r"elastic\.cpus_per_worker = 97"):  # which leaves all CPUs
+        check_resources(huge)
+
+
 def test_a_cluster_of_unlike_devices_is_told(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = {"H100": "accelerator_type:H100", "A100": "accelerator_type:A100"}
     nodes = [{"Alive": True, "Resources": {"CPU": 96.0, "GPU": 8.0, kind: 1.0}} for kind in kinds.values()]

@@ -55,12 +55,22 @@ def test_every_format_is_read(text: str, expected: list[tuple[float, int]], end_
         *("", "a,b\n", "{}", '{"metadata": {"gap_seconds": 1}, "data": ["x"]}', "1,add,a\n2,gone,b\nx\n"),
         '{"metadata": {"gap_seconds": 60}, "data": [2, null, 1]}',  # a tick is missing
         '{"metadata": {"gap_seconds": -1}, "data": [1, 2]}',
-        *("0,3\n1,-2\n", "0,3\nnan,2\n", "1,3\n0,2\n", "0,add,a\ninf,add,b\n"),
+        '{"metadata": {"gap_seconds": -1}, "data": [1]}',
+        '{"metadata": {"gap_seconds": 1e308}, "data": [1, 2]}',
+        '{"metadata": {"gap_seconds": 600}, "data": [1, Infinity]}',
+        *("0,3\n1,-2\n", "0,3\nnan,2\n", "1,3\n0,2\n", "0,add,a\ninf,add,b\n", "0,2\n1,inf\n"),
+        *(f"0,add,a\n1000,add,b\n{end}\n" for end in ("inf", "nan", "999", "-1")),
+        pytest.param("x" * 200_000 + ",1", id="long field"),
+        pytest.param('{"a":' + "[" * 200_000, id="deep"),
     ],
 )
 def test_another_file_is_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigError, match="trace = 'mine"):
         read(text, "mine")
+
+
+def test_a_record_of_changes_without_an_end_ends_with_the_latest() -> None:
+    assert read("0,add,a\n2000,add,b\n1000,add,c\n", "file").end_s == 2.0
 
 
 def test_a_record_of_samples_says_how_long_its_gaps_are() -> None:

@@ -304,3 +304,33 @@ def test_a_driver_that_cannot_look_takes_no_node_for_lost(monkeypatch: pytest.Mo
     monkeypatch.setattr(failure_policy, "unanswering", short)
     assert run.of(2, WorkerGroupError("", {0: ValueError("a bug")})) is RETRY
     assert run.posted[0].cause == "failed workers"
+
+
+DEATH = (
+    "The actor died unexpectedly before finishing this task.\n\tpid: 7\nThe actor is dead because its worker process has "
+    "died. Worker exit detail: it was killed by the OOM killer"
+)
+CLOSED = RuntimeError("[gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.4]:41724")
+DIED = WorkerHealthCheckFailedError(
+    "A worker health check failed.\nWorker info: rank 3", RayActorError(error_msg=DEATH)
+)
+
+
+@pytest.mark.parametrize(
+    ("failures", "told"),
+    [
+        (
+            {0: CLOSED, 3: DIED},
+            "rank 3: The actor is dead because its worker process has died. Worker exit detail: it was k",
+        ),
+        ({0: CLOSED, 2: DIED, 3: ValueError("expected 3 pieces\nfound 2")}, "rank 3: expected 3 pieces"),
+        ({1: CLOSED, 3: CLOSED}, "rank 1: [gloo/"),
+        ({1: ValueError("a bug"), 3: ValueError("a bug, too")}, "rank 1: a bug"),
+    ],
+)
+def test_a_failure_is_told_by_the_rank_that_the_others_lost(
+    monkeypatch: pytest.MonkeyPatch, failures: dict[int, Exception], told: str
+) -> None:
+    run = Failures(monkeypatch)
+    run.of(4, WorkerGroupError("", failures))
+    assert run.posted[0].reason.startswith(told)

@@ -7,14 +7,20 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from snapshot_pools import WAIT_S, Handle
 
+from springtide import config as configs
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.shared_memory import MARK_BYTES
 from springtide.checkpoint.snapshot_parts import Snapshot
 from springtide.checkpoint.staging import StagingBuffer
+from springtide.on_ray.train import snapshot_client
+from springtide.on_ray.train.snapshot_client import SnapshotClient
 from springtide.on_ray.train.snapshot_server import SnapshotServer
+from springtide.store import Folder
 from springtide.store.free_memory import free_bytes
 
 WORKERS = 8
@@ -146,3 +152,44 @@ def test_a_snapshot_server_that_is_given_no_limit_takes_half_of_what_is_free(mon
         server._room((1, 0, False, 0), Snapshot.of(1, 0, meta, (), 1001)),
     ):
         raise AssertionError("there is none")
+
+
+def test_a_rank_of_a_resumed_run_sets_the_limit_of_a_server_that_still_stands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server = Handle("a", threads=1, limit_bytes=64 * 2**20)
+    actor = SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda *arguments: server))
+    ray = SimpleNamespace(
+        remote=lambda **options: lambda kind: actor,
+        get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "a" * 56),
+    )
+    monkeypatch.setattr(snapshot_client, "ray", ray)
+    config = configs.recipes.tiny().override({"checkpoint.memory_bytes": 4 * 2**30})
+    SnapshotClient(config, Folder(tmp_path), None)  # type: ignore[arg-type]  # nobody follows it
+    server.forget.remote(0).result(WAIT_S)  # its one thread has answered what came before
+    meta = Meta(step=1, tokens=1, world_size=1, order_identity="o", config_fingerprint="c")
+    with server.server._room((1, 0, False, 0), Snapshot.of(1, 0, meta, (), 100 * 2**20)):
+        pass
+
+
+def test_a_limit_that_is_auto_again_is_half_of_what_is_free_without_snapshots_and_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    room = 1000 + MARK_BYTES
+    free = [3 * room]
+    monkeypatch.setattr("springtide.on_ray.train.snapshot_server.free_bytes", lambda: free[0])
+    server, stage = SnapshotServer("/dev/shm", room, math.inf), StagingBuffer("/dev/shm", 1000)
+    meta = Meta(step=1, tokens=1, world_size=2, order_identity="o", config_fingerprint="c")
+    first, second, larger = (Snapshot.of(1, rank, meta, (), size) for rank, size in ((0, 1000), (1, 1000), (1, 1001)))
+    stage.mark(1)
+    server.keep(first, 0, os.getpid(), stage.fd, [])
+    with pytest.raises(OSError, match=r"memory_bytes allows"), server._room((1, 1, False, 0), second):
+        raise AssertionError("there is none")
+    for free[0] in (3 * room, 0):
+        server.limit(None)
+        with server._room((1, 1, False, 0), second):
+            pass
+        with pytest.raises(OSError, match=r"memory_bytes = 'auto' is"), server._room((1, 1, False, 0), larger):
+            raise AssertionError("there is none")
+    server.forget(2)
+    stage.close()

@@ -14,7 +14,7 @@ from ray.train import WorkerGroupError
 
 from springtide.config import Config
 from springtide.errors import StoppedWaiting, StoreLost, TrainingFailed, TrainingInterrupted, redacted
-from springtide.on_ray._ray_private import CONTROLLER_LOG
+from springtide.on_ray._ray_private import CONTROLLER_LOG, WorkerHealthCheckFailedError
 from springtide.on_ray.train import trainer
 from springtide.on_ray.train.process_pool import StartCancelledError
 from springtide.on_ray.train.worker import TrainJob
@@ -84,3 +84,11 @@ def test_a_run_that_ends_for_want_of_a_store_says_so_by_its_error() -> None:
         found = trainer._explain(WorkerGroupError("", failures))
         assert type(found) is TrainingFailed
         assert "rank 0 failed" in str(found)
+
+
+def test_a_run_that_ends_says_which_process_died_and_not_which_heard_of_it() -> None:
+    died = WorkerHealthCheckFailedError("A worker health check failed.", RuntimeError("it died: killed by SIGSEGV"))
+    closed = RuntimeError("Connection closed by peer [10.0.0.4]:41724")
+    found = str(trainer._explain(WorkerGroupError("", {0: closed, 3: died})))
+    assert found.startswith("rank 3 failed, and restarts did not help: ")
+    assert "killed by SIGSEGV" in found

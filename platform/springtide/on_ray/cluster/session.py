@@ -21,6 +21,7 @@ import ray
 from ray.job_config import JobConfig
 
 from springtide.config import Config
+from springtide.elastic.allocation import fits
 from springtide.errors import ConfigError, explain
 from springtide.on_ray._ray_private import (
     LOOPBACK,
@@ -320,7 +321,7 @@ def check_resources(config: Config) -> list[str]:
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     check_precision(config, nodes)
     cpus = sum(node.get("CPU", 0) for node in nodes)
-    workers = min(elastic.max_workers, int(cpus // elastic.cpus_per_worker))
+    workers = min(elastic.max_workers, sum(fits(node, wanted.items()) for node in nodes))
     left = cpus - workers * elastic.cpus_per_worker
     if feed.cpus_per_read > left:
         raise ConfigError(

@@ -69,7 +69,9 @@ class AsyncEvaluations:
 
     def __call__(self, event: Event) -> None:
         """Handle one event."""
-        if isinstance(event, Evaluated | Stopped):
+        if isinstance(event, Stopped) and event.status != "finished":
+            self._give_up()
+        elif isinstance(event, Evaluated | Stopped):
             self.settle()
         self._listen(event)
         if isinstance(event, Saved) and self._due <= event.step < self._config.num_steps:
@@ -87,6 +89,14 @@ class AsyncEvaluations:
         if self._actor is not None:
             ray.kill(self._actor)
         self._actor = self._under_way = None
+
+    def _give_up(self) -> None:
+        """Wait for no evaluation: who stops a run may have given it seconds. A result that is there is told."""
+        self._next = ""
+        self._look(0.0)
+        if self._under_way is not None:
+            _log.warning("checkpoint %s is not evaluated: the run stops", self._under_way[0])
+        self.end()
 
     def _look(self, wait_s: float) -> None:
         if self._under_way is not None:

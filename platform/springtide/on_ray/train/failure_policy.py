@@ -182,13 +182,25 @@ def is_out_of_memory(error: BaseException) -> bool:
     return any(word in text for word in _NO_ROOM)
 
 
+def first_failure(failures: Mapping[int, BaseException]) -> tuple[int, BaseException]:
+    """Return the rank that failed by itself, and its error: not an echo of another's death, if possible, then a process that
+    died, then the lowest rank."""
+
+    def place(failure: tuple[int, BaseException]) -> tuple[bool, bool, int]:
+        rank, error = failure
+        return is_echo(error), not isinstance(error, WorkerHealthCheckFailedError), rank
+
+    return min(failures.items(), key=place)
+
+
 def first_line(error: BaseException) -> str:
-    """Return the first line of the first failed rank's error, or of the error itself."""
-    failures = getattr(error, "worker_failures", None) or {}
-    message = next(
-        (f"rank {rank}: {one}" for rank, one in sorted(failures.items())),
-        str(getattr(error, "controller_failure", error)),
-    )
+    """Return the first line of the error of the first failure's rank, or of the error itself. Of a process that died it is the
+    last line: Ray tells there why."""
+    message = str(getattr(error, "controller_failure", error))
+    if failures := getattr(error, "worker_failures", None):
+        rank, one = first_failure(failures)
+        died = getattr(one, "health_check_failure", None)
+        message = f"rank {rank}: {one if died is None else last_line(died)}"
     return next(iter(message.strip().splitlines()), type(error).__name__)[:300]
 
 

@@ -61,8 +61,8 @@ class SnapshotClient:
         checkpoint, self._mailbox = config.checkpoint, mailbox
         self._prefix = name_prefix(run)
         self._orphaned = OrphanedRun(config, run.url, owner) if owner else None
-        limit = None if checkpoint.memory_bytes == "auto" else int(checkpoint.memory_bytes)
-        self._arguments = (checkpoint.stage, limit, alone_s)
+        self._limit = None if checkpoint.memory_bytes == "auto" else int(checkpoint.memory_bytes)
+        self._arguments = (checkpoint.stage, self._limit, alone_s)
         self.node = ray.get_runtime_context().get_node_id()
         self._mine = self._server(self.node)
         self._copies = checkpoint.memory_copies
@@ -266,6 +266,7 @@ class SnapshotClient:
         actor = ray.remote(concurrency_groups=THREADS)(SnapshotServer)
         server = actor.options(**options).remote(*self._arguments)
         server.follow.remote(self._mailbox, armed(), self._orphaned)
+        server.limit.remote(self._limit)  # it may be an earlier driver's
         return server
 
 

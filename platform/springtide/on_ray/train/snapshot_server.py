@@ -105,6 +105,16 @@ class SnapshotServer:
         self._mailbox, self._orphaned = mailbox, orphaned
         arm(fault_points)
 
+    def limit(self, limit_bytes: int | None) -> None:
+        """Set the limit again, as in ``__init__``: this server may be that of an earlier driver, which had another one. A limit
+        that was None stays if it is None again."""
+        with self._lock:
+            if limit_bytes is not None:
+                self._limit = limit_bytes
+            elif self._is_chosen:  # free without the snapshots, as for a new server
+                self._limit = (free_bytes() + sum(held.size_bytes for held in self._held.values())) // 2
+            self._is_chosen = limit_bytes is not None
+
     @ray.method(concurrency_group="keep")
     def keep(
         self,

@@ -31,7 +31,7 @@ from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.cluster.stop_signals import stop_signals
 from springtide.on_ray.train.actor_context import run_as_actor
 from springtide.on_ray.train.async_eval import async_evaluations
-from springtide.on_ray.train.failure_policy import SpringtideFailurePolicy, fatal, only_stores
+from springtide.on_ray.train.failure_policy import SpringtideFailurePolicy, fatal, first_failure, only_stores
 from springtide.on_ray.train.group import Controller
 from springtide.on_ray.train.mailbox import MailboxClient, Reply
 from springtide.on_ray.train.policy import SpringtideScalingPolicy
@@ -241,14 +241,14 @@ def _watches(config: Config, mailbox: MailboxClient) -> PreemptionWatchers | Non
 
 
 def _explain(error: BaseException) -> BaseException:
-    """Return our own error as itself, any other as TrainingFailed with the first failed rank and its trace; StoreLost if only a
-    store failed."""
+    """Return our own error as itself, any other as TrainingFailed with the rank that failed by itself and its trace; StoreLost
+    if only a store failed."""
     ours = fatal(error)
     if ours is not None:
         return type(ours)(*ours.args)
     kind = StoreLost if only_stores(error) is not None else TrainingFailed
     failures = getattr(error, "worker_failures", None)
     if failures:
-        rank, cause = min(failures.items())
+        rank, cause = first_failure(failures)
         return kind(f"rank {rank} failed, and restarts did not help: {cause}")
     return error if isinstance(error, SpringtideError | KeyboardInterrupt) else TrainingFailed(str(error))
