@@ -218,7 +218,7 @@ class LedgerBuilder:
 
     def _begin_term(self, now: float) -> None:
         """Begin a new lease of the driver at ``now``; the time since the previous lease is not charged."""
-        self._close()
+        self._pending = {}  # no group followed: nobody held workers in it
         self._now, self._phase, self._workers = now, "start_up", 0
         self._cause = "the driver was started again" if self._last else ""
 
@@ -302,6 +302,7 @@ class LedgerBuilder:
         if self._workers:  # the controller's event came late or was lost
             self._leave(self._cause or "unknown")
         self._workers, self._dollars_per_s = event.world_size, self._prices.of(event)
+        self._phase = "resize" if self._last else "start_up"  # a pause or a wait is over
         self._started = (event, self._last.world_size if self._last else 0)
         self._close()
         self.energy.start(event)
