@@ -147,9 +147,9 @@ class Prices(NamedTuple):
 
     def of(self, event: Started) -> Prices:
         """Return the price of a worker group's workers, by market [dollars/s]."""
-        markets = event.markets or [""] * event.world_size
-        spot = sum(market in SPOT for market in markets)
-        return Prices((len(markets) - spot) * self.other / 3600, spot * self.spot / 3600)
+        spot = sum(market in SPOT for market in event.markets)
+        workers = len(event.markets) or event.world_size
+        return Prices((workers - spot) * self.other / 3600, spot * self.spot / 3600)
 
 
 _FREE = Prices()

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from springtide.events import Event, StepDone
-from springtide.events.record import FORMAT
+from springtide.events.record import FORMAT, LARGEST_INT, MOST_WORKERS
 from springtide.track.step_lines import Steps
 
 COLUMNS = (
@@ -36,6 +36,7 @@ _SCHEMA = pa.schema(
     + [(name, _ARROW[str(kind.type)]) for name, kind in _FIELDS.items() if name not in ("extra", "time_s")]
     + [("time_s", pa.float64())]
 )
+_WHOLE = [name for name in COLUMNS if str(_FIELDS[name].type) in ("int", "StepsDone")]
 _NOT_KEPT = {"loss_scale": 1.0, "digest": ""}
 """Fields of a step that columns do not have, as an event that was made of columns tells them."""
 _DEFAULTS = {"term": 0, "updated": True, "energy_j": 0.0, "energy_between_j": 0.0}
@@ -217,13 +218,24 @@ def _counted(joules: np.ndarray) -> np.ndarray:
 
 
 def columns_read(found: Steps) -> StepColumns | None:
-    """Return the steps of lines as columns; None if one has a time that no event has."""
+    """Return the steps of lines as columns; None if one has a number that ``event`` may refuse."""
     columns, extra = found.columns, dict(list(found.extra.items())[:MOST_EXTRAS])
-    if "time_s" not in columns or not ((columns["time_s"] >= 0) & (columns["time_s"] <= LATEST_S)).all():
+    if "time_s" not in columns or not _are_taken(columns):
         return None
     size = len(columns["time_s"])
     kept = {name: columns[name] if name in columns else np.full(size, float(_DEFAULTS[name])) for name in COLUMNS}
     return StepColumns(kept, extra)
+
+
+def _are_taken(columns: Mapping[str, np.ndarray]) -> bool:
+    """Return whether ``event`` takes all times and whole numbers."""
+    limits = dict.fromkeys(_WHOLE, (1 - LARGEST_INT, LARGEST_INT - 1))
+    limits |= {"time_s": (0, LATEST_S), "world_size": (0, MOST_WORKERS)}
+    return all(
+        bool(((columns[name] >= least) & (columns[name] <= most)).all())
+        for name, (least, most) in limits.items()
+        if name in columns
+    )
 
 
 def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:
@@ -269,7 +281,7 @@ def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
         if column.null_count:
             column = column.fill_null(_DEFAULTS.get(name, math.nan))
         columns[name] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    if not ((columns["time_s"] >= 0) & (columns["time_s"] <= LATEST_S)).all():
+    if not _are_taken(columns):
         return None
     found: dict[str, np.ndarray] = {}
     if "extra" in table.column_names:

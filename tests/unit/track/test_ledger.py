@@ -138,7 +138,6 @@ def test_a_group_that_starts_twice_after_a_pause_is_charged_from_its_first_start
         started(0, 14.0, 2),
         step(1, 15.0, 2),
     ]
-    assert "paused" in paused[0].reason and paused[0].is_about_pause
     assert ledger(paused).spent["start_up"] == 2 * 4.0
 
 
