@@ -208,7 +208,8 @@ class LedgerBuilder:
         self._now = 0.0
         self._phase = "start_up"
         self._cause = ""
-        self._newest = 0
+        self.newest = 0
+        """The greatest step so far."""
         self._tokens = 0
         self._term = -1
         self._last: StepDone | None = None
@@ -323,12 +324,12 @@ class LedgerBuilder:
         else:
             self._spend("start_up" if self._started else "checkpoint_stall", before_s)
         self._started, self._phase = None, "resize"
-        kind = "productive" if event.step > self._newest else "recomputed"
+        kind = "productive" if event.step > self.newest else "recomputed"
         self._spend(kind, step_s - stall_s)
         self._spend("data_stall", stall_s)
         self.energy.step(event, kind)
-        if event.step >= self._newest:
-            self._newest, self._tokens = event.step, event.tokens
+        if event.step >= self.newest:
+            self.newest, self._tokens = event.step, event.tokens
         self._last, self._not_held_s = event, 0.0
 
     def _spend(self, kind: str, seconds: float) -> None:

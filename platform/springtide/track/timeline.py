@@ -121,18 +121,19 @@ class Timeline:
         times += [float(self.tries["time_s"][at]) for at in ((0, -1) if len(self.tries) else ())]
         return (min(times), max(times)) if times else (0.0, 0.0)
 
-    def condensed(self, whole: int = 0) -> list[Event]:
+    def condensed(self, whole: int = 0, newest: int = 0) -> list[Event]:
         """Return events with the same ledger, but few of them: steps in a row without another event in between are one
         ``StepDone``, with the sums of their times, tokens, joules and ``extra`` figures. A step whose update was skipped stays
         alone.
 
         Args:
             whole: number of the last steps that stay alone, too.
+            newest: greatest step before this part of a journal; steps up to it are trained again.
         """
         term, time_s = self.tries["term"], self.tries["time_s"]
         order = np.lexsort((time_s, term)) if (np.diff(term) < 0).any() or (np.diff(time_s) < 0).any() else None
         rows = self.tries if order is None else self.tries.take(order)
-        ends = _cuts(rows, self.events, whole)
+        ends = _cuts(rows, self.events, whole, newest)
         written = ends - 1 if order is None else order[ends - 1]
         # of events at the same time, those that were written first come first
         found: list[tuple[float, Event]] = [(float(at), event) for at, event in self.placed]
@@ -152,7 +153,7 @@ def timeline_of(events: Iterable[Event]) -> Timeline:
     return Timeline(columns_of(steps), placed)
 
 
-def _cuts(rows: StepColumns, events: Sequence[Event], whole: int) -> np.ndarray:
+def _cuts(rows: StepColumns, events: Sequence[Event], whole: int, newest: int) -> np.ndarray:
     """Return the ends of the parts of ``rows`` that the ledger may take as one step each; rows are in order of time."""
     if not len(rows):
         return np.empty(0, np.int64)
@@ -164,8 +165,7 @@ def _cuts(rows: StepColumns, events: Sequence[Event], whole: int) -> np.ndarray:
         times = keys[keys[:, 0] == one, 1]
         for side in ("left", "right"):  # an event at a step's own time stands on either side
             at.append(begin + np.searchsorted(time_s[begin:end], times, side))
-    newest = np.maximum.accumulate(step)
-    is_new = np.concatenate([[True], step[1:] > newest[:-1]])
+    is_new = step > np.maximum.accumulate(np.concatenate([[newest], step[:-1]]))
     at.append(np.flatnonzero(np.diff(is_new)) + 1)
     at.append(np.arange(max(0, len(rows) - whole), len(rows)))
     skipped = np.flatnonzero(rows["updated"] == 0)
