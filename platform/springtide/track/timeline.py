@@ -229,7 +229,7 @@ def columns_read(found: Steps) -> StepColumns | None:
 
 def _are_taken(columns: Mapping[str, np.ndarray]) -> bool:
     """Return whether ``event`` takes all times and whole numbers."""
-    limits = dict.fromkeys(_WHOLE, (1 - LARGEST_INT, LARGEST_INT - 1))
+    limits: dict[str, tuple[float, float]] = dict.fromkeys(_WHOLE, (1 - LARGEST_INT, LARGEST_INT - 1))
     limits |= {"time_s": (0, LATEST_S), "world_size": (0, MOST_WORKERS)}
     return all(
         bool(((columns[name] >= least) & (columns[name] <= most)).all())
