@@ -21,6 +21,7 @@ springtide data prepare | inspect            text to a sealed dataset
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: see ``springtide.cli.status``.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # the name of a run may have what a terminal's encoding lacks
     words = list(sys.argv[1:] if arguments is None else arguments)
     options, unknown = parser("--help-all" in words).parse_known_args(words)
     try:

@@ -24,6 +24,10 @@ EVENTS: dict[str, type[Event]] = {
     if isinstance(one, type) and issubclass(one, Event) and one is not Event
 }
 """Kind -> class of every event."""
+LARGEST_INT = 2**53
+"""Limit of whole numbers: from here on float64 does not tell them apart."""
+MOST_WORKERS = 1_000_000
+"""The largest ``world_size``."""
 _TYPES = {kind: {field.name: str(field.type) for field in dataclasses.fields(one)} for kind, one in EVENTS.items()}
 """Kind -> field -> its annotation."""
 
@@ -35,7 +39,7 @@ def record(event: Event) -> dict[str, Any]:
 
 def event(record: dict[str, Any]) -> Event:
     """Return the event of a ``record``. Numbers that were not finite are null in it, and NaN in the event. Raises
-    ValueError for another format, an unknown kind or key, and a value of another type."""
+    ValueError for another format, an unknown kind or key, a value of another type, and a whole number that no run writes."""
     if not isinstance(record, dict):
         raise ValueError(f"not an object: {type(record).__name__}")
     values = dict(record)
@@ -45,6 +49,8 @@ def event(record: dict[str, Any]) -> Event:
     if not isinstance(kind, str) or kind not in EVENTS:
         raise ValueError(f"no kind of event: {kind!r:.40}")
     types = _TYPES[kind]
+    for key, value in values.items():
+        _check_size(key, value, types.get(key, ""))
     return _adapter(kind).validate_python({key: _number(value, types.get(key, "")) for key, value in values.items()})
 
 
@@ -52,6 +58,13 @@ def event(record: dict[str, Any]) -> Event:
 def _adapter(kind: str) -> TypeAdapter[Event]:
     """Return what validates an event's values; made when the first event of its kind is read."""
     return TypeAdapter(EVENTS[kind])
+
+
+def _check_size(key: str, value: Any, kind: str) -> None:
+    least, limit = (0, MOST_WORKERS + 1) if key == "world_size" else (1 - LARGEST_INT, LARGEST_INT)
+    for one in value if isinstance(value, list) else (value,):
+        if isinstance(one, int) and "float" not in kind and not least <= one < limit:
+            raise ValueError(f"{key} is a number that no run writes: it must be from {least} to {limit - 1}")
 
 
 def _number(value: Any, kind: str) -> Any:

@@ -92,7 +92,7 @@ class DiagnosisBuilder:
 
     def take(self, timeline: Timeline) -> list[Event]:
         """Take the events of a part of a journal, and return them condensed: a million steps take no longer than the others."""
-        events = timeline.condensed(whole=_RECENT_STEPS)
+        events = timeline.condensed(whole=_RECENT_STEPS, newest=self.book.newest)
         self._num_steps += len(timeline.tries) - sum(isinstance(event, StepDone) for event in events)
         for event in events:
             self.add(event)

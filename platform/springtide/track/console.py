@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Self
 import rich.console
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from springtide.errors import printable, redacted
@@ -39,10 +41,11 @@ class Console:
         self._step_time_s = 0.0
         self._printed_at, self._printed_step = clock(), 0
         self._bar = NotebookBar(total_steps) if console is None and in_notebook() else None
+        cut = functools.partial(Column, no_wrap=True, overflow="crop")  # the output may not have an ellipsis
         self._progress = Progress(
-            TextColumn("[bold]step {task.completed}/{task.total}"),
+            TextColumn("[bold]step {task.completed}/{task.total}", table_column=cut()),
             BarColumn(bar_width=30),
-            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[figures]}", table_column=cut()),
             console=self._console,
             transient=True,
         )
@@ -66,14 +69,19 @@ class Console:
         if isinstance(event, StepDone):
             self._step(event)
         elif isinstance(event, Sampled):
-            self._console.print(Panel(Text(printable(event.prompt + event.text)), title=f"sample at step {event.step}"))
+            self._console.print(Panel(self._text(event.prompt + event.text), title=f"sample at step {event.step}"))
         elif not isinstance(event, Waited) and not (isinstance(event, Monitored) and not event.xids):
             self.say(event.describe())
 
     def say(self, text: str) -> None:
         """Print a line; outside a terminal it is not wrapped."""
         if self._enabled:
-            self._console.print(Text(printable(redacted(text))), soft_wrap=not self._console.is_terminal)
+            self._console.print(self._text(redacted(text)), soft_wrap=not self._console.is_terminal)
+
+    def _text(self, text: str) -> Text:
+        """Return what the output can show of ``text``; rich keeps what it cannot encode, and fails at every later line, too."""
+        encoding = self._console.encoding
+        return Text(printable(text).encode(encoding, "replace").decode(encoding))
 
     def _step(self, event: StepDone) -> None:
         before = self._step_time_s or event.step_time_s

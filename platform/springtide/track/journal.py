@@ -267,7 +267,7 @@ class Journal:
         text = redacted(text)
         _log.warning("%s", text)
         if self._say is not None:
-            with contextlib.suppress(OSError):  # the console may be closed
+            with contextlib.suppress(Exception):  # the console may be closed, and the journal's thread must not end
                 self._say(text)
 
 

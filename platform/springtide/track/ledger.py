@@ -147,9 +147,9 @@ class Prices(NamedTuple):
 
     def of(self, event: Started) -> Prices:
         """Return the price of a worker group's workers, by market [dollars/s]."""
-        markets = event.markets or [""] * event.world_size
-        spot = sum(market in SPOT for market in markets)
-        return Prices((len(markets) - spot) * self.other / 3600, spot * self.spot / 3600)
+        spot = sum(market in SPOT for market in event.markets)
+        workers = len(event.markets) or event.world_size
+        return Prices((workers - spot) * self.other / 3600, spot * self.spot / 3600)
 
 
 _FREE = Prices()
@@ -208,7 +208,8 @@ class LedgerBuilder:
         self._now = 0.0
         self._phase = "start_up"
         self._cause = ""
-        self._newest = 0
+        self.newest = 0
+        """The greatest step so far."""
         self._tokens = 0
         self._term = -1
         self._last: StepDone | None = None
@@ -218,7 +219,7 @@ class LedgerBuilder:
 
     def _begin_term(self, now: float) -> None:
         """Begin a new lease of the driver at ``now``; the time since the previous lease is not charged."""
-        self._close()
+        self._pending = {}  # no group followed: nobody held workers in it
         self._now, self._phase, self._workers = now, "start_up", 0
         self._cause = "the driver was started again" if self._last else ""
 
@@ -302,6 +303,7 @@ class LedgerBuilder:
         if self._workers:  # the controller's event came late or was lost
             self._leave(self._cause or "unknown")
         self._workers, self._dollars_per_s = event.world_size, self._prices.of(event)
+        self._phase = "resize" if self._last else "start_up"  # a pause or a wait is over
         self._started = (event, self._last.world_size if self._last else 0)
         self._close()
         self.energy.start(event)
@@ -322,12 +324,12 @@ class LedgerBuilder:
         else:
             self._spend("start_up" if self._started else "checkpoint_stall", before_s)
         self._started, self._phase = None, "resize"
-        kind = "productive" if event.step > self._newest else "recomputed"
+        kind = "productive" if event.step > self.newest else "recomputed"
         self._spend(kind, step_s - stall_s)
         self._spend("data_stall", stall_s)
         self.energy.step(event, kind)
-        if event.step >= self._newest:
-            self._newest, self._tokens = event.step, event.tokens
+        if event.step >= self.newest:
+            self.newest, self._tokens = event.step, event.tokens
         self._last, self._not_held_s = event, 0.0
 
     def _spend(self, kind: str, seconds: float) -> None:

@@ -81,10 +81,9 @@ PROMETHEUS: tuple[PrometheusMetric, ...] = (
     _Row("mfu_ratio", "gauge", "ratio", "model FLOPs over the devices' peak", StepDone, lambda e: e.mfu),
     _Row("memory_bytes", "gauge", "bytes", "peak memory of rank 0", StepDone, lambda e: e.memory_bytes),
     _Row("energy_joules_total", "counter", "J", "energy of all workers", StepDone, lambda e: e.energy_j),
-    _Row(
-        "workers", "gauge", "workers", "workers in the step; 0 when the run has ended", StepDone, lambda e: e.world_size
-    ),
+    _Row("workers", "gauge", "workers", "workers in the step; 0 while it holds none", StepDone, lambda e: e.world_size),
     _Row("workers", "gauge", "workers", "", Started, lambda e: e.world_size),
+    _Row("workers", "gauge", "workers", "", Failed, lambda e: 0.0),
     _Row("workers", "gauge", "workers", "", Left, lambda e: 0.0),
     _Row("workers", "gauge", "workers", "", Stopped, lambda e: 0.0),
     _Row("heldout_loss", "gauge", "nats/token", "loss on held-out rows", Evaluated, lambda e: e.heldout_loss),

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from springtide.events import StepDone
-from springtide.events.record import event
+from springtide.events.record import LARGEST_INT, event
 
 STEP = b'"kind": "step"'
 """What a step's line has; where text says so, its quotes are escaped."""
@@ -30,8 +30,6 @@ _MOST_PATTERNS = 16
 """The most patterns in one piece of a journal: a figure that only some steps tell makes another pattern."""
 _ROWS_COMPARED = 8192
 """Lines that are compared with a pattern at a time: the pattern is kept this many times in a row."""
-_LARGEST_INT = 2**53
-"""From here on float64 does not tell whole numbers apart."""
 _MOST_BYTES = 2**31 - 2**20
 """pyarrow's offsets are 32-bit."""
 _LINE, _COMMA, _MINUS, _ZERO, _NULL = b"\n,-0n"
@@ -249,7 +247,7 @@ def _numbers(pattern: _Pattern, data: bytes, bounds: np.ndarray) -> np.ndarray |
     whole = values[:, is_int]
     if not np.isfinite(values)[is_number].all():  # such as 1e999
         return None
-    if not ((whole == np.floor(whole)) & (np.abs(whole) < _LARGEST_INT)).all():
+    if not ((whole == np.floor(whole)) & (np.abs(whole) < LARGEST_INT)).all():
         return None
     return values
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.json
 
 from springtide.events import Event, Started, StepDone
-from springtide.events.record import FORMAT
+from springtide.events.record import FORMAT, LARGEST_INT, MOST_WORKERS
 from springtide.track.step_lines import Steps
 
 COLUMNS = (
@@ -36,6 +36,7 @@ _SCHEMA = pa.schema(
     + [(name, _ARROW[str(kind.type)]) for name, kind in _FIELDS.items() if name not in ("extra", "time_s")]
     + [("time_s", pa.float64())]
 )
+_WHOLE = [name for name in COLUMNS if str(_FIELDS[name].type) in ("int", "StepsDone")]
 _NOT_KEPT = {"loss_scale": 1.0, "digest": ""}
 """Fields of a step that columns do not have, as an event that was made of columns tells them."""
 _DEFAULTS = {"term": 0, "updated": True, "energy_j": 0.0, "energy_between_j": 0.0}
@@ -135,18 +136,19 @@ class Timeline:
         times += [float(self.tries["time_s"][at]) for at in ((0, -1) if len(self.tries) else ())]
         return (min(times), max(times)) if times else (0.0, 0.0)
 
-    def condensed(self, whole: int = 0) -> list[Event]:
+    def condensed(self, whole: int = 0, newest: int = 0) -> list[Event]:
         """Return events with the same ledger, but few of them: steps in a row without another event in between are one
         ``StepDone``, with the sums of their times, tokens, joules and ``extra`` figures. A step whose update was skipped stays
         alone.
 
         Args:
             whole: number of the last steps that stay alone, too.
+            newest: greatest step before this part of a journal; steps up to it are trained again.
         """
         term, time_s = self.tries["term"], self.tries["time_s"]
         order = np.lexsort((time_s, term)) if (np.diff(term) < 0).any() or (np.diff(time_s) < 0).any() else None
         rows = self.tries if order is None else self.tries.take(order)
-        ends = _cuts(rows, self.events, whole)
+        ends = _cuts(rows, self.events, whole, newest)
         written = ends - 1 if order is None else order[ends - 1]
         # of events at the same time, those that were written first come first
         found: list[tuple[float, Event]] = [(float(at), event) for at, event in self.placed]
@@ -166,7 +168,7 @@ def timeline_of(events: Iterable[Event]) -> Timeline:
     return Timeline(columns_of(steps), placed)
 
 
-def _cuts(rows: StepColumns, events: Sequence[Event], whole: int) -> np.ndarray:
+def _cuts(rows: StepColumns, events: Sequence[Event], whole: int, newest: int) -> np.ndarray:
     """Return the ends of the parts of ``rows`` that the ledger may take as one step each; rows are in order of time."""
     if not len(rows):
         return np.empty(0, np.int64)
@@ -178,8 +180,7 @@ def _cuts(rows: StepColumns, events: Sequence[Event], whole: int) -> np.ndarray:
         times = keys[keys[:, 0] == one, 1]
         for side in ("left", "right"):  # an event at a step's own time stands on either side
             at.append(begin + np.searchsorted(time_s[begin:end], times, side))
-    newest = np.maximum.accumulate(step)
-    is_new = np.concatenate([[True], step[1:] > newest[:-1]])
+    is_new = step > np.maximum.accumulate(np.concatenate([[newest], step[:-1]]))
     at.append(np.flatnonzero(np.diff(is_new)) + 1)
     at.append(np.arange(max(0, len(rows) - whole), len(rows)))
     skipped = np.flatnonzero(rows["updated"] == 0)
@@ -232,13 +233,24 @@ def _counted(joules: np.ndarray) -> np.ndarray:
 
 
 def columns_read(found: Steps) -> StepColumns | None:
-    """Return the steps of lines as columns; None if one has a time that no event has."""
+    """Return the steps of lines as columns; None if one has a number that ``event`` may refuse."""
     columns, extra = found.columns, dict(list(found.extra.items())[:MOST_EXTRAS])
-    if "time_s" not in columns or not ((columns["time_s"] >= 0) & (columns["time_s"] <= LATEST_S)).all():
+    if "time_s" not in columns or not _are_taken(columns):
         return None
     size = len(columns["time_s"])
     kept = {name: columns[name] if name in columns else np.full(size, float(_DEFAULTS[name])) for name in COLUMNS}
     return StepColumns(kept, extra)
+
+
+def _are_taken(columns: Mapping[str, np.ndarray]) -> bool:
+    """Return whether ``event`` takes all times and whole numbers."""
+    limits: dict[str, tuple[float, float]] = dict.fromkeys(_WHOLE, (1 - LARGEST_INT, LARGEST_INT - 1))
+    limits |= {"time_s": (0, LATEST_S), "world_size": (0, MOST_WORKERS)}
+    return all(
+        bool(((columns[name] >= least) & (columns[name] <= most)).all())
+        for name, (least, most) in limits.items()
+        if name in columns
+    )
 
 
 def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:
@@ -284,7 +296,7 @@ def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
         if column.null_count:
             column = column.fill_null(_DEFAULTS.get(name, math.nan))
         columns[name] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    if not ((columns["time_s"] >= 0) & (columns["time_s"] <= LATEST_S)).all():
+    if not _are_taken(columns):
         return None
     found: dict[str, np.ndarray] = {}
     if "extra" in table.column_names:

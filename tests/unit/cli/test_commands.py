@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
@@ -17,6 +18,10 @@ from springtide.cli.main import main
 from springtide.cli.options import COMMON
 from springtide.config import Config
 from springtide.config.fields import fields
+from springtide.events import Stopped
+from springtide.run.folder import Run
+from springtide.store import Folder
+from springtide.track.journal import Journal
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -253,3 +258,21 @@ def test_a_notice_is_left_where_nodes_look(tmp_path: Path) -> None:
     assert file.read_text() == "25"
     assert list(tmp_path.iterdir()) == [file]
     assert main(["notice", "--in", "-1", "--file", str(file)]) == 2
+
+
+def test_what_the_output_cannot_encode_ends_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(Folder(tmp_path / "日本"))
+    run.write_config(configs.recipe("demo"))
+    with Journal(run.folder) as journal:
+        journal(Stopped(step=0, status="failed", reason="a \ufffd"))
+    for encoding in ("latin-1", "ascii"):
+        for words in (
+            ["run", "list", str(tmp_path)],
+            ["run", "watch", "--once", run.folder.url],
+            ["report", run.folder.url],
+        ):
+            out = io.TextIOWrapper(io.BytesIO(), encoding)
+            monkeypatch.setattr(sys, "stdout", out)
+            assert main(words) == 0
+            out.flush()
+            assert b"??" in out.buffer.getvalue()  # type: ignore[attr-defined]

@@ -229,3 +229,26 @@ def test_a_silent_console_says_nothing() -> None:
         console.say("nothing")
         console(step(1))
     assert out.getvalue() == ""
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+def test_what_the_output_cannot_encode_is_replaced(encoding: str) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding)
+    with Console(10, console=rich.console.Console(file=out, width=80)) as console:
+        console.say("in 日本/caf\udce9")
+        console(Sampled(step=1, prompt="def ", text="\ufffd \x1b 日本"))
+        console.say("the next line")
+    out.flush()
+    printed = out.buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+    assert printed.startswith("in 日本/caf?\n" if encoding == "utf-8" else "in ??/caf?\n")
+    assert ("def \ufffd \ufffd 日本" if encoding == "utf-8" else "def ? ? ??") in printed
+    assert printed.endswith("the next line\n")
+
+
+def test_a_narrow_terminal_without_unicode_shows_the_live_line() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    screen = rich.console.Console(file=out, width=24, force_terminal=True, _environ={"TERM": "xterm"})
+    with Console(10, console=screen) as console:
+        console(step(1))
+    out.flush()
+    assert b"step" in out.buffer.getvalue()  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from journal_events import step
 from springtide.cli.main import main
 from springtide.config import Config
 from springtide.events import Evaluated, Event, Failed, Monitored, Saved, Started, Stopped
+from springtide.events.record import event as parsed
 from springtide.report.run_charts import curves
 from springtide.report.run_page import RunFacts, parts
 from springtide.run.compare import compare_runs
@@ -138,3 +139,39 @@ def test_a_folder_that_is_half_there_is_a_run_that_has_not_started(
     for command in ("save", "stop", "pause"):
         assert main(["run", command, run.folder.url, "--wait", "1"]) == 3
         assert "it has never been trained" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"kind": "step", "step": 10**400},
+        {"kind": "step", "step": 2**53 + 2},
+        {"kind": "started", "world_size": 10**10},
+        {"kind": "started", "world_size": -1},
+        {"kind": "started", "flops_per_token": 10**400},
+        {"kind": "step", "world_size": 10**10},
+        {"kind": "step", "term": 2**60},
+        {"kind": "started", "skipped_updates": [10**400]},
+        {"kind": "saved", "size_bytes": 10**400},
+        {"kind": "step", "extra": {"loss/a": 10**400}},
+    ],
+    ids=str,
+)
+def test_a_number_that_no_run_writes_is_a_damaged_line(damage: dict[str, Any], tmp_path: Path) -> None:
+    whole = [Started(step=0, world_size=2), step(1), Saved(step=1, name="x", size_bytes=1, save_time_s=1.0)]
+    with Journal(Folder(tmp_path / "odd")) as journal:
+        for one in whole:
+            journal(one)
+    [segment] = (tmp_path / "odd" / "journal").glob("*.jsonl")
+    lines = segment.read_text().splitlines()
+    [line] = [line for line in lines if json.loads(line)["kind"] == damage["kind"]]
+    segment.write_text("\n".join([*lines, json.dumps(json.loads(line) | damage), ""]))
+    run = Run(Folder(tmp_path / "odd"))
+    assert len(run.events) == len(whole)
+    assert len(run.timeline.tries) == 1
+    with pytest.raises(ValueError, match=r"input|number|world_size"):
+        parsed(json.loads(line) | damage)
+
+
+def test_a_group_is_priced_without_a_list_of_its_workers() -> None:
+    assert Prices(3600.0, 1.0).of(Started(step=0, world_size=10**12)) == (10**12, 0.0)

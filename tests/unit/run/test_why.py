@@ -29,6 +29,7 @@ from springtide.events import (
 )
 from springtide.run.finding import REMEDIES, Diagnosis
 from springtide.run.folder import Run
+from springtide.run.why import DiagnosisBuilder
 from springtide.run.why import why as why_of
 from springtide.store import Folder
 from springtide.track.journal import Journal
@@ -223,3 +224,16 @@ def test_a_long_run_keeps_a_bounded_number_of_events() -> None:
     )
     assert "last 200 steps" in found.findings[0].text
     assert found.step == 3000
+
+
+def test_a_run_that_is_looked_at_rarely_has_the_same_ledger() -> None:
+    before = [started(0, 0.0), *steps(1, 1000, 0.0)]
+    failed = Failed(step=1000, cause="hung", reason="a", again=True, time_s=501.0, term=1)
+    after = [failed, started(500, 502.0), *steps(501, 1400, 502.0)]
+    builders = DiagnosisBuilder(), DiagnosisBuilder()
+    builders[0].take(timeline_of([*before, *after]))
+    for part in (before, after):
+        builders[1].take(timeline_of(part))
+    at_once, in_parts = (one.book.ledger() for one in builders)
+    assert at_once.spent["recomputed"] == pytest.approx(500 * 0.5 * 2)
+    assert in_parts.spent == pytest.approx(at_once.spent)

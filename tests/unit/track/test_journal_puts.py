@@ -10,7 +10,7 @@ from journal_events import step
 
 from springtide.events import Stopped
 from springtide.store import Folder
-from springtide.track.journal import Journal
+from springtide.track.journal import Journal, read_journal
 
 
 def test_a_long_journal_puts_few_bytes_again_on_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +34,24 @@ def test_a_long_journal_puts_few_bytes_again_on_an_object_store(monkeypatch: pyt
     held = {name: (run / "journal").size(name) for name in (run / "journal").names() if name.endswith(".jsonl")}
     assert len(held) == 11
     assert sum(put.values()) < 3 * sum(held.values())  # 10 times with one segment
+
+
+def test_a_console_that_fails_ends_neither_the_thread_nor_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, write, is_away = Folder(f"memory://journal-{uuid.uuid4().hex}"), Folder.write, [True]
+
+    def away_once(folder: Folder, name: str, data: Any, *rest: Any, **named: Any) -> Any:
+        if name.endswith(".jsonl") and is_away and is_away.pop():
+            raise OSError("503")
+        return write(folder, name, data, *rest, **named)
+
+    def say(text: str) -> None:
+        raise ValueError("the console cannot show it")
+
+    monkeypatch.setattr("springtide.track.journal._FIRST_PAUSE_S", 0.01)
+    with Journal(run, say=say) as journal:
+        monkeypatch.setattr(Folder, "write", away_once)
+        journal(step(1))
+        journal(Stopped(step=1, status="finished"))
+        assert journal.flush(10.0)
+    assert not is_away
+    assert len(read_journal(run)) == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from springtide.events import Decided, Event, Failed, Left, Miscomputed, Saved, Started, StepDone, Straggling
@@ -111,6 +113,32 @@ def test_time_between_two_starts_of_the_driver_is_nobodys() -> None:
     found = ledger([*HISTORY, *again])
     assert found.held == pytest.approx(ledger(HISTORY).held + 2)
     assert found.restarts[-1].cause == "the driver was started again"
+
+
+def test_dollars_are_charged_only_for_workers_that_were_held() -> None:
+    hours = 3600.0
+    first = [
+        started(0, 0.0, 8, *["spot"] * 8),
+        *(step(number, float(number), 8) for number in range(1, 11)),
+        Failed(step=10, cause="lost nodes", reason="a", again=True, time_s=11.0, term=1),
+        decided("stay", "waiting for capacity: room for 0 workers", 11.0),
+        decided("stay", "waiting for capacity: room for 0 workers", 10 * hours),
+    ]
+    again = [started(10, 11 * hours, 8, *["spot"] * 8), step(11, 11 * hours + 1, 8)]
+    found = ledger([*first, *(dataclasses.replace(event, term=2) for event in again)], Prices(2.0, 2.0))
+    assert found.spent["waiting"] == found.dollars["waiting"] == 0.0
+    assert found.held == 8 * (11.0 + 1.0)
+    assert found.total_dollars == pytest.approx(found.held / hours * 2.0)
+
+
+def test_a_group_that_starts_twice_after_a_pause_is_charged_from_its_first_start() -> None:
+    paused = [
+        decided("stay", "paused by a@b", 0.0),
+        started(0, 10.0, 2),
+        started(0, 14.0, 2),
+        step(1, 15.0, 2),
+    ]
+    assert ledger(paused).spent["start_up"] == 2 * 4.0
 
 
 def test_seconds_have_the_price_of_the_market_they_were_bought_on() -> None:

@@ -37,6 +37,7 @@ def test_each_event_tells_its_metrics() -> None:
     assert "skipped_updates_total" not in trained
     assert told(Started(step=0, world_size=4)) == {"workers": 4, "starts_total": 1}
     assert told(Stopped(step=4, status="finished")) == {"workers": 0}
+    assert told(Failed(step=4, cause="lost nodes", reason="", again=True)) == {"workers": 0, "failures_total": 1}
     assert told(Left(step=4, kept_in="store")) == {"workers": 0}  # and a paused run is not one that stalls
     assert told(Saved(step=4, name="x", size_bytes=1, save_time_s=2.0, stall_s=0.5)) == {
         "checkpoint_step": 4,
@@ -50,7 +51,8 @@ def test_numbers_that_are_not_finite_are_not_told_and_labels_stay_few() -> None:
     bad = Evaluated(step=1, heldout_loss=math.nan, heldout_bits_per_byte=math.inf, rows=1, tokens=1)
     assert told(bad) == {}
     for cause, label in (("hung", "hung"), ("made up by an error", "other")):
-        [(_, labels, _)] = observed(Failed(step=1, cause=cause, reason="", again=True))
+        failed = Failed(step=1, cause=cause, reason="", again=True)
+        [labels] = [labels for metric, labels, _ in observed(failed) if metric.name == "failures_total"]
         assert labels == {"cause": label}
         assert label in CAUSES
     [(_, labels, _)] = observed(Commanded(step=1, verb="save", caller="me@here"))
