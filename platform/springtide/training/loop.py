@@ -277,6 +277,7 @@ class TrainLoop:
             sources_N=source_figures.numbers(self.data, batch.sample_ids, world.device),
             num_sources=source_figures.num_sources(self.data),
             columns=columns,
+            name=f"step {order_step} of the order",
         )
         self.data_waits_s = [sum(waits) for waits in zip(self.data_waits_s, result.data_waits_s, strict=True)]
         state.advance(order_step, result)
