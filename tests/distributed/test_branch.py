@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from loops import train
+from loops import train, train_poisoned
+from ranks import run_here
 
 from springtide import config as configs
 from springtide.checkpoint import branch, leases
@@ -15,7 +16,7 @@ from springtide.checkpoint.format import committed, read_manifest
 from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.config import Config
 from springtide.errors import ConfigError
-from springtide.events import Evaluated, Event, Started, StepDone
+from springtide.events import Evaluated, Event, RolledBack, Started, StepDone
 from springtide.run.find import find_run
 from springtide.store import Folder
 from springtide.stream import open_data
@@ -88,6 +89,17 @@ def test_a_branch_that_decays_is_the_run_that_would_have_and_the_trunk_goes_on(t
     assert {step: done.loss for step, done in steps(again).items()} == {step: done.loss for step, done in found.items()}
     # one who resumes means the checkpoint that was begun with, not the newest of now
     assert find_run(asked, resume=True, accept_changes=False)[0].train.start_from == config.train.start_from
+
+
+def test_a_spike_soon_after_the_branch_point_skips_no_step_of_the_trunk(tiny: Config) -> None:
+    run_here(train, trunk(tiny, "stem", steps=20, decay=0))
+    spiked = trunk(tiny, "spiked", 24, 0, train__start_from=f"{tiny.run.root}/stem", optim__on_spike="rollback")
+    config = begun(spiked.override({"optim.rollback_steps": 5}))
+    events = run_here(train_poisoned, config, {22})
+    assert [event.skipped for event in events if isinstance(event, RolledBack)] == [[20, 21]]
+    assert [event.step for event in events if isinstance(event, Started)] == [20, 20]
+    assert configs.parse((Folder(tiny.run.root) / "spiked").read(configs.RUN_CONFIG)).stream.skip == (20, 21)
+    assert sorted(steps(events)) == [21, 22, 23, 24]
 
 
 def test_weights_alone_begin_at_step_0_of_any_order(tiny: Config, ranks: Ranks) -> None:

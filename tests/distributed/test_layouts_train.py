@@ -17,7 +17,7 @@ from springtide import config as configs
 from springtide.checkpoint.format import committed, read_manifest
 from springtide.config import Config
 from springtide.elastic import Interrupt
-from springtide.events import Event, Profiled, RolledBack, Spiked, Started, StepDone
+from springtide.events import Evaluated, Event, Profiled, RolledBack, Spiked, Started, StepDone
 from springtide.run.verify import verify
 from springtide.store import Folder
 from springtide.track.journal import read_journal
@@ -166,6 +166,7 @@ def test_a_run_goes_back_before_steps_of_noise_and_ends_as_if_they_had_never_bee
     config: Config, ranks: Ranks, before: int
 ) -> None:
     changes = {"optim.on_spike": "rollback", "optim.rollback_steps": before, "checkpoint.every_steps": 11}
+    changes |= {"train.eval_every": 11, "train.eval_tokens": 64}
     changed = config.override({"run.id": f"rollback-{before}", **changes})
     events = ranks(2, train_poisoned, changed, {23, 24})[0]
     skipped = [event.skipped for event in events if isinstance(event, RolledBack)]
@@ -184,12 +185,18 @@ def test_a_run_goes_back_before_steps_of_noise_and_ends_as_if_they_had_never_bee
     causes = [restart.cause for restart in ledger(read_journal(folder)).restarts]
     assert causes == [f"rolled back: for the spike at step {step}" for step in ((23, 23) if before == 0 else (23, 22))]
 
-    without = config.override({"run.id": f"without-{before}", "stream.skip": left_out})
-    clean = losses(ranks(2, train, without)[0])
+    without = changed.override({"run.id": f"without-{before}", "stream.skip": left_out})
+    undisturbed = ranks(2, train, without)[0]
+    clean = losses(undisturbed)
     assert {event.step: event.loss for event in events if isinstance(event, StepDone)} == dict(enumerate(clean, 1))
     assert found.steps_proven_by_chain == len(clean)
     runs = [folder, Folder(without.run.root) / without.run.id]
     assert len({read_manifest(run, committed(run)[-1]).meta.chain for run in runs}) == 1
+    last = [{one.step: one.heldout_loss for one in of if isinstance(one, Evaluated)} for of in (events, undisturbed)]
+    assert last[0] == last[1]
+    for name in committed(folder):
+        one, other = (read_manifest(run, name).meta for run in runs)
+        assert one.metrics["heldout_loss"] == other.metrics["heldout_loss"] == last[1][one.step]
 
 
 def test_a_run_that_goes_back_again_and_again_ends(config: Config, ranks: Ranks) -> None:

@@ -294,7 +294,7 @@ class Profiled(Event):
     """Operation -> its share of the time."""
     advice: str
     trace: str
-    """Location of the trace, for chrome://tracing or Perfetto."""
+    """Location of the trace, for chrome://tracing or Perfetto; it is written while training goes on."""
 
     def describe(self) -> str:
         each = ", ".join(f"{kind} {share:.0%}" for kind, share in self.shares.items() if share >= 0.005)

@@ -18,6 +18,7 @@ from springtide.checkpoint.retention import note_reader
 from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.dist import World, alone, sum_over_ranks
+from springtide.errors import CorpusError, explain
 from springtide.events import Evaluated
 from springtide.model import whole
 from springtide.parallel import in_precision
@@ -43,7 +44,8 @@ def evaluate(
 
     Rows of all sets share micro-batches, which the ranks share: the bits do not depend on the world size, and the cost not on
     the number of sets. ``padded``: the model is never called with fewer than ``micro_batch`` rows; ``heartbeat`` is called
-    before each forward pass. The first two figures weigh the corpora as the mixture of the last step does.
+    before each forward pass. The first two figures weigh the corpora as the mixture of the last step does. Raises
+    CorpusError if the rows of a set have no predicted token.
     """
     rows = HeldoutRows(data, num_tokens)
     model.eval()
@@ -53,7 +55,10 @@ def evaluate(
     for number, name in enumerate(data.eval_names):
         # correctly rounded sums: they do not depend on the order either
         total, tokens, size = (math.fsum(column) for column in sums[rows.sets == number].T.tolist())
-        nats[name], num_bytes[name] = total / max(tokens, 1), size / max(tokens, 1)
+        if not tokens or not size:
+            limit = f"the rows of the held-out set {name!r} predict no text"
+            raise CorpusError(explain("train.eval_tokens", num_tokens, limit, "raise it, or hold out other text"))
+        nats[name], num_bytes[name] = total / tokens, size / tokens
     shares = data.heldout_shares(step)
     loss = math.fsum(share * nats[name] for name, share in shares.items())
     per_byte = loss / math.log(2) / math.fsum(share * num_bytes[name] for name, share in shares.items())

@@ -213,7 +213,8 @@ class TrainLoop:
         """Roll back to the newest checkpoint before a spike. The spike's step, and those that may have led to it, are skipped
         from now on; the run's config makes every later worker group skip them, too."""
         optim, order, step = self.config.optim, self.data.order, self.state.step
-        suspects = min(step, optim.rollback_steps + 1)  # the last one is the spike's step
+        here = step - branch.first_step(self.config.train)  # a branch keeps the steps of its trunk
+        suspects = min(here, optim.rollback_steps + 1)  # the last one is the spike's step
         skipped = [order.step_after(StepsDone(before)) for before in range(step - suspects, step)]
         self.data = self.data.skipping(skipped)
         in_a_row = next(count for count in itertools.count() if skipped[-1] - count not in self.data.order.skip)
@@ -276,6 +277,7 @@ class TrainLoop:
             sources_N=source_figures.numbers(self.data, batch.sample_ids, world.device),
             num_sources=source_figures.num_sources(self.data),
             columns=columns,
+            name=f"step {order_step} of the order",
         )
         self.data_waits_s = [sum(waits) for waits in zip(self.data_waits_s, result.data_waits_s, strict=True)]
         state.advance(order_step, result)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,6 +22,7 @@ from springtide.training.hooks import StepContext, StepHook
 from springtide.training.nvidia_ranges import StepRanges, Tools
 from springtide.training.step import StepSignals
 
+_log = logging.getLogger(__name__)
 _WARM_UP_STEPS = 3
 _TOP = 5
 _ARITHMETIC = ("mm", "attention", "conv", "einsum", "gemm", "flash", "cutlass")
@@ -51,6 +54,7 @@ class Profile(StepHook):
         self._ranges = StepRanges(tools)
         self._done, self._began, self._input_s = 0, 0.0, 0.0
         self._profile: Any = None
+        self._thread, self._problem = threading.Thread(), ""
 
     def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
         """Begin the range of the step."""
@@ -62,7 +66,11 @@ class Profile(StepHook):
         self._ranges.before_update()
 
     def after_step(self, done: StepContext) -> Iterator[Profiled | Warned]:
-        """Start, continue or end the profile. At the end, write the trace and yield its summary."""
+        """Start, continue or end the profile. At the end, yield its summary, and write the trace in a thread: no step waits for
+        the store. Later, warn if the trace could not be written."""
+        if self._problem:
+            reason, self._problem = self._problem, ""
+            yield Warned(step=done.step, reason=reason)
         if not self._steps:
             return
         self._done += 1
@@ -85,11 +93,20 @@ class Profile(StepHook):
             self._profile, self._steps = None, 0
 
     def close(self) -> None:
-        """Stop the profilers if training ends before the profile."""
+        """Stop the profilers if training ends before the profile, and wait for the trace."""
         self._ranges.end()
         if self._profile is not None:
             self._profile.stop()
             self._profile = None
+        self.wait()
+        if self._problem:  # no step follows that could tell it
+            _log.warning("%s", self._problem)
+            self._problem = ""
+
+    def wait(self) -> None:
+        """Wait until no trace is being written."""
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def _summary(self, step: StepsDone, wall_s: float) -> Profiled | Warned:
         if self._device.type == "cuda":
@@ -102,10 +119,9 @@ class Profile(StepHook):
             times = {one.key: one.self_cpu_time_total / 1e6 for one in self._profile.key_averages()}
             found = shares(times, wall_s, self._input_s)
         name = f"profile/step-{step:010d}.json"
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            self._profile.export_chrome_trace(str(path))
-            self._folder.write(name, path.read_bytes())
+        given = self._profile, name
+        self._thread = threading.Thread(target=self._write, args=given, name="springtide-profile", daemon=True)
+        self._thread.start()
         bound = max(found, key=lambda kind: found[kind])
         top = dict(sorted(times.items(), key=lambda item: -item[1])[:_TOP])
         return Profiled(
@@ -116,6 +132,15 @@ class Profile(StepHook):
             advice=_TRY[bound],
             trace=self._folder.where(name),
         )
+
+    def _write(self, profile: Any, name: str) -> None:
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "trace.json"
+                profile.export_chrome_trace(str(path))
+                self._folder.write(name, path.read_bytes())
+        except Exception as error:  # training does not need it
+            self._problem = f"the trace could not be written: {error}"
 
 
 def shares(times_s: Mapping[str, float], wall_s: float, input_s: float) -> dict[str, float]:

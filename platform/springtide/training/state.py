@@ -90,7 +90,7 @@ class TrainState:
     first_losses: FirstLosses = dataclasses.field(default_factory=FirstLosses)
     """Those at step 0 of the held-out sets of the run whose weights this one started from."""
     heldout_losses: dict[StepsDone, float] = dataclasses.field(default_factory=dict)
-    """Step -> held-out loss."""
+    """Step -> held-out loss, of this trajectory alone."""
     sources: SourceFigures = dataclasses.field(default_factory=SourceFigures)
     """What is told of each source; not part of a checkpoint, because it follows from the step."""
     energy: EnergyMeter = dataclasses.field(default_factory=lambda: EnergyMeter(Counter("", lambda: 0.0)))
@@ -100,6 +100,7 @@ class TrainState:
         """Begin at step 0 with new weights."""
         self.step, self.tokens, self.chain, self.skipped_updates = StepsDone(0), 0, "", ()
         self.agreed_step, self.tokens_before = None, 0
+        self.heldout_losses.clear()
         initialize(self.model, config.model, data.vocab_size, data.eos_id, data.bos_id)
         self.optimizer.state.clear()  # of a snapshot that could not be read to its end
 
@@ -117,6 +118,7 @@ class TrainState:
         self.agreed_step, self.tokens_before = found.agreed_step, branch.tokens_before(meta)
         first = FirstLosses.in_state(meta)
         self.first_losses = first if first.losses else self.first_losses
+        self.heldout_losses.clear()  # after a rollback they are those of other weights
         if "heldout_loss" in meta.metrics:
             self.heldout_losses[meta.step] = meta.metrics["heldout_loss"]
         self.guard.load(meta.components)

@@ -163,6 +163,7 @@ def train_step(
     sources_N: Tensor | None = None,
     num_sources: int = 0,
     columns: Columns = _NO_COLUMNS,
+    name: str = "a step",
 ) -> StepResult:
     """Run one step: forward, backward, agree, clip, update.
 
@@ -174,23 +175,13 @@ def train_step(
     micro-batch. ``objective`` is minimised in place of the cross-entropy, and its gradient is divided by its weight in the
     whole step; the penalty of ``anchor`` is added to either. ``metrics`` are told with the result. ``sources_N``: number of the
     source of each row, int64 (n,), if figures are wanted by source. ``columns``: labels of the rows, (n, ...) each, for the
-    objective. Raises TrainingFailed if the weight of the objective is not above 0.
+    objective. ``name`` of the step, for errors. Raises TrainingFailed, on all ranks, if no token is predicted, or the weight of
+    the objective is not above 0.
     """
     # divided by the tokens of a full step, known in advance; the true count corrects it below
     weight = loss_scale / tokens_per_step
-    found, tokens_N = accumulate(
-        model,
-        tokens_NL,
-        world,
-        micro_batches,
-        weight,
-        z_weight,
-        padded_rows,
-        compute_first,
-        objective,
-        metrics,
-        columns,
-    )
+    how = z_weight, padded_rows, compute_first, objective, metrics, columns
+    found, tokens_N = accumulate(model, tokens_NL, world, micro_batches, weight, *how)
     gradients, num_tokens = local_gradients(model), tokens_N.sum()
     # an objective adds its weight and its parts, and tells no loss of a row
     loss_sum, *more = found if objective else (found.sum(),)
@@ -203,7 +194,12 @@ def train_step(
         nats_N = torch.full_like(tokens_N, math.nan) if objective else found
         by_source.index_add_(1, sources_N, torch.stack([nats_N, tokens_N]))
     sums, agreed = _agree([loss_sum, num_tokens, square, *more], by_source, digest, signals, world)
-    weighed = agreed.tokens if objective is None else objective.checked_weight(sums)
+    weighed = objective.checked_weight(sums) if objective else agreed.tokens
+    if not weighed:
+        raise TrainingFailed(
+            f"no token of {name} is predicted: all of its rows are masked, or left out by stream.skip_samples; add it to "
+            "stream.skip"
+        )
     extra = objective.told(sums) if objective else {}
     extra |= metrics.told(sums, agreed.grad_norm**2, agreed.tokens, weight) if metrics else {}
     correction = tokens_per_step / weighed / loss_scale
@@ -342,9 +338,10 @@ def loss_mask(rows_BL: Tensor) -> Tensor:
 def _agree(
     sums: Sequence[Tensor], by_source: Tensor, digest: int, signals: StepSignals, world: World
 ) -> tuple[list[float], StepResult]:
-    """Sum over all ranks; return the sums and the step's result. ``sums``: loss, tokens and squared gradient norm of this
-    rank, and what an objective and metrics add, float64 scalars; ``by_source``: loss, NaN if it is not known, and tokens of
-    each source, (2, sources). Raises CollectiveError if the sums over all ranks are garbage, before they are used."""
+    """Sum over all ranks; return the sums and the step's result, whose loss and gradient norm are not divided yet. ``sums``:
+    loss, tokens and squared gradient norm of this rank, and what an objective and metrics add, float64 scalars; ``by_source``:
+    loss, NaN if it is not known, and tokens of each source, (2, sources). Raises CollectiveError if the sums over all ranks are
+    garbage, before they are used."""
     # a float64 sum is exact below 2**53, so the 64-bit digest travels as four limbs of 16 bits
     limbs = [(digest >> (_LIMB_BITS * limb)) & (2**_LIMB_BITS - 1) for limb in range(_LIMBS)]
     interrupts = signals.interrupts | {signals.asked()}
@@ -374,7 +371,7 @@ def _agree(
     said = map(bool, rest[_LIMBS : -2 * world.size])
     *asked, saving, save_failed, keeping, turned_off, snapshot, examine, recheck, pause = said
     result = StepResult(
-        loss=loss / tokens,
+        loss=loss,
         grad_norm=square_sum**0.5,
         tokens=int(tokens),
         digest=sum(int(limb) << (_LIMB_BITS * place) for place, limb in enumerate(limbs)) % 2**64,

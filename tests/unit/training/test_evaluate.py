@@ -13,11 +13,12 @@ from torch import nn
 from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.dist import alone
+from springtide.errors import CorpusError
 from springtide.events import Evaluated
 from springtide.model import build
 from springtide.shards import HELDOUT
 from springtide.stream import Data, open_data
-from springtide.training.evaluate import evaluate
+from springtide.training.evaluate import HeldoutRows, evaluate
 
 HERE = alone(torch.device("cpu"))
 
@@ -92,3 +93,15 @@ def test_a_model_of_ones_own_is_evaluated_row_by_row_too(several: Config) -> Non
     model = Own(data.vocab_size)
     one, other = (evaluate(model, data, HERE, StepsDone(0), 12 * 64, size, padded=True) for size in (5, 12))
     assert one.losses == pytest.approx(other.losses, rel=1e-6)
+
+
+def test_a_held_out_set_of_masked_rows_only_is_named(several: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def masked(self: HeldoutRows, where: slice) -> tuple[np.ndarray, np.ndarray]:
+        tokens, num_bytes = read(self, where)
+        tokens[self.sets[where] == 1] = ~1
+        return tokens, np.where(self.sets[where] == 1, 0, num_bytes)
+
+    read = HeldoutRows.read
+    monkeypatch.setattr(HeldoutRows, "read", masked)
+    with pytest.raises(CorpusError, match=r"train.eval_tokens = 768: .*'poems' predict no text; raise it"):
+        evaluated(open_data(several.data), 12 * 64, 5)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from torch.autograd import DeviceType
 
-from springtide.training.profile import kernel_shares, kernels_of, kind_of, shares, times_by_name
+from springtide.config.steps import StepsDone
+from springtide.dist import alone
+from springtide.events import Profiled, Warned
+from springtide.store import Folder
+from springtide.training.hooks import StepContext
+from springtide.training.profile import Profile, kernel_shares, kernels_of, kind_of, shares, times_by_name
+from springtide.training.step import StepResult
 
 
 def test_each_kind_has_its_share_and_they_add_up_to_one() -> None:
@@ -97,3 +105,35 @@ def test_each_moment_is_counted_once_and_communication_where_nothing_hides_it() 
     assert times_by_name(kernels) == pytest.approx({NVJET: 0.002, GATHER: 0.006, SCATTER: 0.003, ELEMENTWISE: 0.001})
     empty = kernel_shares([], 0.010, 0.004)
     assert (empty["input"], empty["waiting"]) == pytest.approx((0.4, 0.6))
+
+
+RESULT = StepResult(1.0, 1.0, 1, 0, frozenset(), False, False, False, False, False, (0.0,), (0.0,))
+
+
+def after(profile: Profile, step: int) -> list[Any]:
+    return list(profile.after_step(StepContext(StepsDone(step), RESULT, 0.1, 1.0, 0.0)))
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["steps follow", "the last step"])
+def test_no_step_waits_for_a_trace_and_one_that_cannot_be_written_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, goes_on: bool
+) -> None:
+    stepped = threading.Event()
+
+    def away(*_: Any) -> None:
+        assert stepped.wait(60)
+        raise OSError("503 Slow Down")
+
+    monkeypatch.setattr(Folder, "write", away)
+    profile = Profile(1, alone(torch.device("cpu")), Folder("memory://run"))
+    [found] = [event for step in (1, 2, 3, 4) for event in after(profile, step)]
+    assert isinstance(found, Profiled)
+    stepped.set()
+    if goes_on:
+        profile.wait()
+        [told] = after(profile, 5)
+        assert isinstance(told, Warned)
+        assert told.reason == "the trace could not be written: 503 Slow Down"
+    profile.close()
+    assert after(profile, 6) == []
+    assert ("the trace could not be written: 503 Slow Down" in caplog.text) != goes_on

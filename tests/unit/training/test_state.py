@@ -119,3 +119,18 @@ def test_a_skipped_step_of_the_order_is_another_history(tiny: Config, model: nn.
     skipping = uninterrupted(tiny, data.skipping([OrderStep(5)]), model, 8)
     same = [one.chain == other.chain for one, other in zip(plain, skipping, strict=True)]
     assert same == [True] * 5 + [False] * 3
+
+
+def test_a_trajectory_that_is_gone_back_from_takes_its_evaluations_with_it(tiny: Config, model: nn.Module) -> None:
+    group = Group(tiny, open_data(tiny.data), 1, model)
+    saves = {}
+    for step in (1, 2):
+        group.train()
+        group.state.heldout_losses[group.state.step] = 3.0 - step
+        saves[step] = group.saved()
+    group.go_to(saves[1])
+    assert group.state.heldout_losses == {1: 2.0}
+    group.train()
+    assert "heldout_loss" not in group.saved().metrics
+    group.go_to(None)
+    assert group.state.heldout_losses == {}

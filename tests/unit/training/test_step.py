@@ -1,0 +1,31 @@
+"""A step that has nothing to learn from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ranks import run_here
+
+from springtide.config import Config
+from springtide.dist import World
+from springtide.errors import TrainingFailed
+from springtide.model import build
+from springtide.training.step import StepResult, train_step
+
+SHAPE = {"model.num_layers": 1, "model.dim": 16, "model.num_heads": 2, "model.num_kv_heads": 2, "model.ffn_dim": 24}
+
+
+def step_over(world: World, rows_NL: torch.Tensor, **options: Any) -> StepResult:
+    model = build(Config().override(SHAPE).model, 61)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    given: dict[str, Any] = {"micro_batches": [slice(0, 2)], "tokens_per_step": 24, "clip_norm": 1.0, **options}
+    return train_step(model, optimizer, rows_NL, 0, world, **given)
+
+
+@pytest.mark.parametrize("rows", [0, 2], ids=["no row", "masked rows"])
+def test_a_step_without_a_predicted_token_says_which_and_what_to_skip(rows: int) -> None:
+    masked = ~torch.ones(rows, 13, dtype=torch.int64)
+    with pytest.raises(TrainingFailed, match=r"no token of step 7 of the order is predicted.*add it to stream.skip"):
+        run_here(step_over, masked, name="step 7 of the order")
