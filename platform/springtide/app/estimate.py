@@ -61,6 +61,7 @@ def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers
         The peak of a step's tensors; what libraries hold for themselves, some hundred MB, is not included.
 
     Raises:
+        ConfigError: there is no worker, or no token id.
         ValueError: ``train.micro_batch`` is ``auto``.
 
     Examples:
@@ -72,6 +73,9 @@ def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers
     """
     from springtide.training.memory_estimate import predicted_bytes
 
+    for name, value in (("vocabulary", vocab_size), ("workers", workers)):
+        if value < 1:
+            raise ConfigError(explain(name, value, "must be at least 1", "give a positive number"))
     before = configs.flatten(config)
     remedies = {
         words: changes

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from springtide.app.prepare import write_card
-from springtide.config import Config
+from springtide.config import Config, Seconds
 from springtide.dataset import (
     Progress,
     UnfitBatch,
@@ -19,7 +19,7 @@ from springtide.dataset import (
     seal,
     silent,
 )
-from springtide.errors import redacted
+from springtide.errors import ConfigError, explain, redacted
 from springtide.shards import IndexEntry, read_index
 from springtide.store import Folder
 
@@ -60,6 +60,9 @@ def follow(
         OSError: of a store, with ``once``, or if it does not pass by itself. Others are warned of, and tried again.
     """
     check_followed(config.corpus)
+    if not 0 < every_s <= Seconds.most:
+        problem = f"must be more than 0 and at most {Seconds.most:.0f} s"
+        raise ConfigError(explain("every", every_s, problem, "give the time between two looks"))
     batches = _Batches(config, at_least_bytes, progress or silent, listen)
     made: IndexEntry | None = None
     looks, is_away = 0, False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from springtide import config as configs
 from springtide.app.plan_memory import ModelSize, model_size
@@ -13,6 +13,9 @@ from springtide.config import Config
 from springtide.config.cluster_file import ClusterFile, NodeType
 from springtide.errors import ConfigError, explain
 from springtide.events import Saved, Started
+
+if TYPE_CHECKING:
+    from springtide.track.timeline import Timeline
 
 _WARM_UP = 3
 """First steps of a worker group that do not count: memory is allocated, blocks are compiled."""
@@ -79,22 +82,19 @@ def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
 
     run = open_run(path)
     config, timeline = run.config, run.timeline
-    starts = [event for event in timeline.events if isinstance(event, Started)]
-    steps = timeline.tries
-    last = steps.take(steps["term"] == steps["term"].max()) if len(steps) else steps
-    times = last["step_time_s"][_WARM_UP:].tolist() if len(last) else []
-    if not starts or len(times) < _LEAST:
+    start, times = _measured(timeline)
+    if start is None or len(times) < _LEAST:
         problem = f"has {len(times)} steps after the first {_WARM_UP} of its last worker group, and {_LEAST} are needed"
         raise ConfigError(explain("measured", path, problem, "train it longer, or name another run"))
     if config.model.source or config.model.adapter != "none":
         problem = "trains a model whose size a plan does not know (model.source, model.adapter)"
         raise ConfigError(explain("measured", path, problem, "name a run of a plain decoder"))
-    node = _node_of(starts[-1], measured_on, file, path)
-    world_size, step_s = int(last["world_size"][-1]), statistics.median(times)
+    node = _node_of(start, measured_on, file, path)
+    world_size, step_s = start.world_size, statistics.median(times)
     vocab_size = run.config.corpus.vocab_size
     size = model_size(config.model, vocab_size, config.shards.sequence_length)
-    if starts[-1].num_parameters:  # the dataset's vocabulary may be smaller than was asked for
-        ids = (starts[-1].num_parameters - size.num_parameters) // (size.tables * config.model.dim) + vocab_size
+    if start.num_parameters:  # the dataset's vocabulary may be smaller than was asked for
+        ids = (start.num_parameters - size.num_parameters) // (size.tables * config.model.dim) + vocab_size
         size = model_size(config.model, max(1, ids), config.shards.sequence_length)
     efficiency = step_time(config, size, node, world_size).efficiency(step_s)
     restarts = [one.gap_s for one in ledger(timeline.condensed()).restarts]
@@ -111,6 +111,19 @@ def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
         restart_s=statistics.median(restarts) if restarts else None,
         save_s=statistics.median(stalls) if stalls else None,
     )
+
+
+def _measured(timeline: Timeline) -> tuple[Started | None, list[float]]:
+    """Return the newest worker group that trained enough steps, the last one if none did, and the times of its steps without
+    the first [s]. Groups of one driver have the same term, and may have different sizes."""
+    steps, end, last = timeline.tries["step_time_s"], None, None
+    for before, event in reversed(timeline.placed):
+        if isinstance(event, Started):
+            found = event, steps[before:end][_WARM_UP:].tolist()
+            if len(found[1]) >= _LEAST:
+                return found
+            end, last = before, last or found
+    return last or (None, [])
 
 
 def _node_of(start: Started, measured_on: str, file: ClusterFile, path: str) -> NodeType:

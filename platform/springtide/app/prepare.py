@@ -9,6 +9,7 @@ import numpy as np
 
 from springtide.config import Config
 from springtide.dataset import Progress, in_process, make_dataset, open_dataset, rows_text, silent, units_to_make
+from springtide.errors import ConfigError, explain
 from springtide.report import dataset_page
 from springtide.shards import HELDOUT, TRAIN, SplitReader
 from springtide.store import Folder
@@ -33,7 +34,8 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
         datasets.
 
     Raises:
-        ConfigError: a setting cannot work, such as a folder that cannot be written.
+        ConfigError: a setting cannot work, such as a folder that cannot be written, or ``shards.dataset`` beside a mixture with
+            an empty name.
         CorpusError: the corpus is missing, empty or too small.
 
     Examples:
@@ -41,8 +43,13 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
         '/.../datasets/...'
     """
     mixture = config.stream.mixture
-    if config.shards.dataset or (mixture and "" not in mixture.values()):
+    if (mixture and "" not in mixture.values()) or (config.shards.dataset and not mixture):
         return config
+    if config.shards.dataset:  # it may be the old one, of the config that this one was made from
+        empty = ", ".join(name for name, url in mixture.items() if not url)
+        problem = f"is set, and stream.mixture leaves {empty} empty, which is prepared from the corpus"
+        remedy = f"name the dataset of {empty} in stream.mixture, or leave shards.dataset empty"
+        raise ConfigError(explain("shards.dataset", config.shards.dataset, problem, remedy))
     corpus, shards, progress = config.corpus, config.shards, progress or silent
     units = units_to_make(corpus, shards)
     if units <= _LARGE_UNITS or importlib.util.find_spec("ray") is None:

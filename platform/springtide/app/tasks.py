@@ -13,10 +13,11 @@ from typing import Any
 
 from springtide.app.train import mlflow_uri
 from springtide.checkpoint.format import step_of
-from springtide.errors import CheckpointError, ConfigError, explain
+from springtide.errors import CheckpointError, ConfigError, explain, redacted
 from springtide.events import Stopped
 from springtide.run.folder import Run
 from springtide.run.task_scores import TaskScore, TaskScores, write_task_scores
+from springtide.store.errors import may_pass
 from springtide.track.journal_reader import JournalReader
 from springtide.track.mlflow_results import send_scores
 
@@ -88,34 +89,51 @@ def follow_tasks(
 
     Raises:
         ConfigError: as ``evaluate_tasks``.
+        OSError: of a store, if it does not pass by itself. Others are warned of, and the look is tried again.
     """
     _check(tasks, limit, batch_size, processes)
     ready = _tasks(tasks, task_files, trust_code)
     evaluation = _Evaluation(run, ready, limit, batch_size, trust_code, tracking_uri, processes)
-    done, journal, end = "", JournalReader(run.folder), None
+    done, journal, end, is_away = "", JournalReader(run.folder), None, False
     while True:
-        journal.read()  # before the last checkpoint is looked for
-        for event in journal.new.events:
-            if isinstance(event, Stopped) and (end is None or event.term >= end.term):
-                end = event
-        finished = end is not None and end.status == "finished"
-        newest = (run.checkpoints or [""])[-1]
-        if newest == done:
-            if finished:
-                return
+        try:
+            journal.read()  # before the last checkpoint is looked for
+            for event in journal.new.events:
+                if isinstance(event, Stopped) and (end is None or event.term >= end.term):
+                    end = event
+            newest = (run.checkpoints or [""])[-1]
+            found = _scored(evaluation, newest) if newest != done else None
+        except OSError as error:
+            if not may_pass(error):
+                raise
+            if not is_away:
+                text = redacted(f"{type(error).__name__}: {error}")
+                _log.warning("%s: %s; tried again every %g s", redacted(run.folder.url), text, _LOOK_S)
+            is_away, journal = True, JournalReader(run.folder)  # a read that failed half-way tells its events no more
             wait(_LOOK_S)
             continue
-        done = newest
-        try:
-            found = evaluation.score(newest)
-        except CheckpointError as error:
-            _log.warning("%s is not evaluated: %s", newest, error)
-        except (ConfigError, FileNotFoundError) as error:
-            if newest in run.checkpoints:
-                raise
-            _log.warning("%s is not evaluated, it was removed meanwhile: %s", newest, error)
+        is_away = False
+        if newest != done:
+            done = newest
+            if found is not None:
+                yield found
+        elif end is not None and end.status == "finished":
+            return
         else:
-            yield found
+            wait(_LOOK_S)
+
+
+def _scored(evaluation: _Evaluation, checkpoint: str) -> tuple[TaskScores, list[str]] | None:
+    """Evaluate a checkpoint of a run that trains; None, with a warning, for one that is damaged or was removed meanwhile."""
+    try:
+        return evaluation.score(checkpoint)
+    except CheckpointError as error:
+        _log.warning("%s is not evaluated: %s", checkpoint, error)
+    except (ConfigError, FileNotFoundError) as error:
+        if checkpoint in evaluation.run.checkpoints:
+            raise
+        _log.warning("%s is not evaluated, it was removed meanwhile: %s", checkpoint, error)
+    return None
 
 
 def _check(tasks: Sequence[str], limit: int, batch_size: int, processes: int) -> None:

@@ -17,6 +17,7 @@ from springtide.app import provenance
 from springtide.app.deadline import begun_s
 from springtide.app.resolve import ResolvedRun, resolved
 from springtide.checkpoint import branch, leases
+from springtide.checkpoint.format import step_of
 from springtide.checkpoint.fresh_start import begin_from_scratch
 from springtide.checkpoint.other_orders import check_order
 from springtide.config import Config
@@ -269,10 +270,11 @@ def sample(
         >>> found.step, found.prompt, len(found.text) > 0
         (8, 'import ', True)
     """
+    step = step_of(run.checkpoint_at()) or 0  # a run that trains may commit the next one meanwhile
     [found] = run.generate(
-        prompt, tokens or run.config.train.sample_tokens, temperature, seed=seed, trust_code=trust_code
+        prompt, tokens or run.config.train.sample_tokens, temperature, seed=seed, step=step, trust_code=trust_code
     )
-    return Sampled(step=int(run.checkpoint_at().removeprefix("step-")), prompt=prompt, text=found.text)
+    return Sampled(step=step, prompt=prompt, text=found.text)
 
 
 def mlflow_uri(config: Config, given: str = "") -> str:

@@ -166,7 +166,7 @@ def parse_cluster(text: bytes, name: str) -> ClusterFile:
     lines: dict[_Path, int] = {}
     try:
         data = read_yaml(text)
-        _mark(yaml.compose(text, yaml.SafeLoader), (), lines, name)
+        _mark(yaml.compose(text, yaml.SafeLoader), (), lines, name, set())
     except ConfigError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -184,22 +184,25 @@ def parse_cluster(text: bytes, name: str) -> ClusterFile:
         raise ConfigError("\n".join([*dict.fromkeys(found[:_PROBLEMS_SHOWN]), *more])) from None
 
 
-def _mark(node: yaml.Node | None, path: _Path, lines: dict[_Path, int], name: str) -> None:
-    """Fill ``lines`` with the line of each value. Raises ConfigError for a name that is given twice, of which YAML takes the
-    last."""
+def _mark(node: yaml.Node | None, path: _Path, lines: dict[_Path, int], name: str, seen: set[int]) -> None:
+    """Fill ``lines`` with the line of each value; what an alias repeats is not marked again. Raises ConfigError for a name
+    that is given twice, of which YAML takes the last."""
     if node is None or path in lines:
         return
     lines[path] = node.start_mark.line + 1
+    if id(node) in seen:  # aliases of aliases stand for exponentially many values
+        return
+    seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
-            _mark(value, (*path, index), lines, name)
+            _mark(value, (*path, index), lines, name, seen)
     elif isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             here = (*path, str(key.value))
             if here in lines:
                 field, line = ".".join(map(str, here)), key.start_mark.line + 1
                 raise ConfigError(f"{name}:{line}: {field}: is given twice, first in line {lines[here]}; keep one")
-            _mark(value, here, lines, name)
+            _mark(value, here, lines, name, seen)
             lines[here] = key.start_mark.line + 1
 
 

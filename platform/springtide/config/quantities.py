@@ -19,6 +19,7 @@ _TIME = {"": 1.0, "s": 1.0, "ms": 1e-3, "m": 60.0, "min": 60.0, "h": 3600.0, "d"
 class _Amount:
     unit: ClassVar[str]
     suffixes: ClassVar[dict[str, Any]]
+    most: ClassVar[float] = math.inf
 
     @classmethod
     def parse(cls, value: Any) -> Self:
@@ -39,6 +40,8 @@ class _Amount:
             raise ValueError(f"is not a finite amount of {cls.unit}")
         if issubclass(cls, int) and value != int(value):
             raise ValueError(f"is not a whole number of {cls.unit}")
+        if value > cls.most:
+            raise ValueError(f"is more than {cls.most:.0f} {cls.unit}")
         return cls(value)  # type: ignore[call-arg]
 
     @classmethod
@@ -67,10 +70,11 @@ class Bytes(_Amount, int):
 
 
 class Seconds(_Amount, float):
-    """A span of time in seconds; ``ms``, ``s``, ``m``, ``h``, ``d``."""
+    """A span of time in seconds, at most ten years; ``ms``, ``s``, ``m``, ``h``, ``d``."""
 
     unit = "seconds"
     suffixes = _TIME
+    most = 3650 * 86400.0  # ``elastic.hang`` is waited for twelve-fold at most, and timers overflow at 9e9
 
 
 class Flops(_Amount, float):

@@ -132,3 +132,14 @@ def test_a_population_of_runs_that_are_kept_near_their_start_is_refused(tmp_path
     with pytest.raises(ConfigError, match=r"objective.anchor = 'l2sp'.*--scheduler pbt trials start from others"):
         st.sweep(configs.recipes.tiny().override(changes), table, scheduler="pbt")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dataset_beside_a_mixture_that_leaves_one_empty_is_refused_with_both_fields(tiny: Config) -> None:
+    known = tiny.shards.dataset
+    with pytest.raises(ConfigError) as told:
+        prepare(tiny.override({"stream.mixture": {"new": "", "old": known}}))
+    said = "is set, and stream.mixture leaves new empty, which is prepared from the corpus; name the dataset of new in"
+    assert str(told.value).startswith(f"shards.dataset = {known!r}: {said} stream.mixture")
+    whole = tiny.override({"stream.mixture": {"new": known, "old": known}})
+    assert prepare(whole) == whole
+    assert prepare(tiny) == tiny

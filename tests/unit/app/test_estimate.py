@@ -162,6 +162,13 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> Non
     assert printed.endswith("12 rows in 12 lanes keep workers busy for 100.0% of a step over 1 to 2 workers\n")
 
 
+@pytest.mark.parametrize("option", ["--workers=0", "--workers=-1", "--vocabulary=-5"])
+def test_what_is_no_number_of_workers_or_ids_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["estimate", "--recipe", "tiny", option]) == 2
+    name, value = option.removeprefix("--").split("=")
+    assert f"{name} = {value}: must be at least 1" in capsys.readouterr().err
+
+
 def test_a_batch_that_is_dealt_unevenly_is_told_with_one_near_it_that_is_not() -> None:
     wide = {"elastic.min_workers": 6, "elastic.max_workers": 24}
     found = estimate_evenness(CONFIG.override({**wide, "stream.global_batch": 52, "stream.lanes": 26}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -50,18 +51,34 @@ def cluster(tmp_path: Path) -> str:
     return str(tmp_path / "nodes.yaml")
 
 
-def with_run(folder: Path, config: Config, steps: int = 12, peak: str = "NVIDIA H100 80GB HBM3's data sheet") -> str:
-    """A run's folder, as a run of ``config`` on 8 workers leaves it."""
+def write_group(journal: Journal, done: int, steps: int, workers: int, step_s: float, peak: str) -> None:
+    """What a worker group tells that trains on from step ``done``."""
+    journal(
+        Started(step=done, world_size=workers, num_parameters=1_439_270_912, peak_source=peak, time_s=1.0 + done)  # type: ignore[arg-type]
+    )
+    for step in range(1, steps + 1):
+        told = {"loss": 1.0, "grad_norm": 1.0, "learning_rate": 1.0, "tokens": step, "step_tokens": 1, "mfu": 0.4}
+        told |= {"data_wait_s": 0.0, "tokens_per_s": 1.0, "memory_bytes": 1, "world_size": workers}
+        slow = 9.0 if step <= 3 else step_s + 0.01 * (step % 2)  # the first ones compile
+        journal(StepDone(step=done + step, step_time_s=slow, digest="0" * 16, time_s=1.0 + done + step, **told))  # type: ignore[arg-type]
+
+
+def with_run(
+    folder: Path,
+    config: Config,
+    steps: int = 12,
+    peak: str = "NVIDIA H100 80GB HBM3's data sheet",
+    later: Sequence[tuple[int, int, float]] = (),
+) -> str:
+    """A run's folder, as a run of ``config`` on 8 workers leaves it. ``later`` groups: their steps, workers, time of a step."""
     config = config.override({"run.id": "measured", "run.root": str(folder / "runs")})
     run = Run(Folder(config.run.root) / "measured")
     run.write_config(config)
     with Journal(run.folder) as journal:
-        journal(Started(step=0, world_size=8, num_parameters=1_439_270_912, peak_source=peak, time_s=1.0))  # type: ignore[arg-type]
-        for step in range(1, steps + 1):
-            told = {"loss": 1.0, "grad_norm": 1.0, "learning_rate": 1.0, "tokens": step, "step_tokens": 1, "mfu": 0.4}
-            told |= {"data_wait_s": 0.0, "tokens_per_s": 1.0, "memory_bytes": 1, "world_size": 8}
-            slow = 9.0 if step <= 3 else STEP_S + 0.01 * (step % 2)  # the first ones compile
-            journal(StepDone(step=step, step_time_s=slow, digest="0" * 16, time_s=1.0 + step, **told))  # type: ignore[arg-type]
+        write_group(journal, 0, steps, 8, STEP_S, peak)
+        for times, workers, step_s in later:
+            write_group(journal, steps, times, workers, step_s, peak)
+            steps += times
         journal(Saved(step=steps, name="step", size_bytes=1, save_time_s=9.0, stall_s=0.7, time_s=99.0))  # type: ignore[arg-type]
     return str(folder / "runs" / "measured")
 
@@ -128,6 +145,22 @@ def test_a_measured_run_is_told_as_measured_and_scales_the_rest(cluster: str, tm
     assert "a save costs 0.70 s" in rows[8].save_reason
     assert "its cost measured in measured" in rows[8].save_reason
     assert any(" m " in line for line in found.describe().splitlines())
+
+
+def test_steps_of_groups_of_other_sizes_under_the_same_driver_do_not_count(cluster: str, tmp_path: Path) -> None:
+    found = plan(CONFIG, cluster, with_run(tmp_path, CONFIG, 40, later=[(12, 16, 0.125)]))
+    rows = {row.world_size: row for row in found.rows if row.fits}
+    assert rows[16].sources["tokens_per_s"] == "measured in run measured"
+    assert rows[16].step_s == pytest.approx(0.125, abs=0.011)
+    assert rows[8].sources["tokens_per_s"].startswith("roofline x ")
+    assert "16 workers on h100, median of 9 steps: 0.1" in found.calibration
+
+
+def test_a_run_that_ended_soon_after_a_restart_is_measured_by_the_group_before(cluster: str, tmp_path: Path) -> None:
+    found = plan(CONFIG, cluster, with_run(tmp_path, CONFIG, later=[(4, 16, 0.125)]))
+    rows = {row.world_size: row for row in found.rows if row.fits}
+    assert rows[8].sources["tokens_per_s"] == "measured in run measured"
+    assert rows[8].step_s == pytest.approx(STEP_S, abs=0.011)
 
 
 def test_a_run_of_other_steps_calibrates_and_is_not_told_as_measured(cluster: str, tmp_path: Path) -> None:

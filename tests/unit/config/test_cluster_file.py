@@ -78,3 +78,21 @@ def test_what_is_no_cluster_file_is_refused_in_a_line(text: str) -> None:
     found = refused(text)
     assert "c.yaml" in found
     assert len(found) < 700
+
+
+def test_aliases_that_multiply_are_read_once() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]  # 9**9 times x, spelled out
+    found = refused("\n".join(lines))
+    assert "c.yaml:9: a8 = [[[[" in found
+    assert len(found) < 25_000
+    assert "c.yaml:1: node_types.0 = [[" in refused("node_types: &a [*a]")
+
+
+def test_what_is_wrong_under_an_alias_is_told_with_the_lines_of_both() -> None:
+    one = "{name: %s, devices: 8, device: H100, host_memory: 2TB, prices: {spot: 1}, links: %s}"
+    text = "node_types:\n- " + one % ("a", "&fast {inside: 9GB}") + "\n- " + one % ("b", "*fast")
+    assert len(parse_cluster(text.encode(), "c.yaml").node_types) == 2
+    found = refused(text.replace("9GB", "9XB"))
+    assert "c.yaml:2: node_types.0.links.inside = '9XB'" in found
+    assert "c.yaml:3: node_types.1.links.inside = '9XB'" in found

@@ -45,6 +45,10 @@ def test_bytes_and_seconds() -> None:
     assert Bytes.parse("64MB") == 64 * 10**6
     assert Seconds.parse("10m") == 600.0
     assert Seconds.parse("250ms") == 0.25
+    assert Seconds.parse("3650d") == 3650 * 86400
+    for endless in ("3651d", "1e300", 1e300, 10**300):  # timers take no such number
+        with pytest.raises(ValueError, match="is more than 315360000 seconds"):
+            Seconds.parse(endless)
 
 
 @pytest.mark.parametrize("text", ["2Q", "", "M", "-3", "1.5", "two", "1 000", "1e999"])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from chatting import ANSWER, CHOICE, chat_run, choices, write_task
 
+from springtide.app import tasks
 from springtide.app.tasks import evaluate_tasks, follow_tasks
 from springtide.cli.main import main
 from springtide.config.steps import StepsDone
@@ -165,6 +166,52 @@ def test_checkpoints_that_come_are_evaluated_until_the_run_ends(run: Run, files:
     found = [scores.step for scores, _ in follow_tasks(growing, ["choose"], str(files), wait=wait)]
     assert (found, len(waited)) == ([7], 2)
     assert [one.step for one in growing.task_scores] == [7]
+
+
+def test_a_store_that_is_away_for_a_while_does_not_end_what_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, away = Folder(tmp_path / "run"), ["journal", "checkpoints", "score", "score"]
+    waited: list[float] = []
+    with Journal(folder) as journal:
+        journal(Stopped(step=StepsDone(7), status="finished", reason=""))
+
+    def reach(what: str) -> None:
+        if away and away[0] == what:
+            away.pop(0)
+            raise OSError("503 Slow Down")
+
+    class Reader(tasks.JournalReader):
+        def read(self) -> bool:
+            found = super().read()  # a part of it was read
+            reach("journal")
+            return found
+
+    class Away(Run):
+        @property
+        def checkpoints(self) -> list[str]:
+            reach("checkpoints")
+            return ["step-0000000007"]
+
+    def score(self: object, checkpoint: str) -> tuple[str, list[str]]:
+        reach("score")
+        return checkpoint, []
+
+    monkeypatch.setattr(tasks, "JournalReader", Reader)
+    monkeypatch.setattr(tasks._Evaluation, "score", score)
+    monkeypatch.setattr(tasks, "_tasks", lambda *_: None)
+    found: list[object] = list(follow_tasks(Away(folder), ["choose"], wait=waited.append))
+    assert (found, away, len(waited)) == ([("step-0000000007", [])], [], 4)
+    assert [record.message for record in caplog.records] == [
+        f"{folder.url}: OSError: 503 Slow Down; tried again every 5 s"
+    ]
+
+    def forbidden(self: Reader) -> bool:
+        raise PermissionError("403 Forbidden")
+
+    monkeypatch.setattr(Reader, "read", forbidden)
+    with pytest.raises(PermissionError, match="403 Forbidden"):
+        next(follow_tasks(Away(folder), ["choose"], wait=waited.append))
 
 
 @pytest.mark.parametrize(

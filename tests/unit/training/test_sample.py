@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 from prepared import prepare
 from tokenizers import Tokenizer, processors
@@ -20,7 +23,7 @@ from springtide.corpus import open_tokenizer
 from springtide.dataset import open_dataset
 from springtide.generation import Sampling, write
 from springtide.model import whole
-from springtide.run.folder import open_run
+from springtide.run.folder import Run, open_run
 from springtide.store import Folder
 from springtide.stream import open_data
 from springtide.training.weights import initialize
@@ -77,3 +80,19 @@ def test_a_sample_reads_its_prompt_as_training_would_and_ends_with_its_document(
     assert train.sample(run, "", 24, 1.0).text == vocabulary.decode(expected([vocabulary.end_of_text], 24, 1.0, 0))
     [seed, ends] = next((seed, one) for seed in range(200) if len(one := expected(prompt, 9, 1000.0, seed)) < 9)
     assert train.sample(run, "def ", 9, temperature=1000.0, seed=seed).text == vocabulary.decode(ends)
+
+
+def test_a_checkpoint_that_comes_meanwhile_is_not_what_the_sample_is_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int | None] = []
+
+    def generate(self: Run, prompt: str, tokens: int, *_: Any, step: int | None = None, **__: Any) -> list[Any]:
+        asked.append(step)
+        monkeypatch.setattr(Run, "checkpoints", ["step-0000000007", "step-0000000008"])
+        return [SimpleNamespace(text="written")]
+
+    monkeypatch.setattr(Run, "checkpoints", ["step-0000000007"])
+    monkeypatch.setattr(Run, "generate", generate)
+    found = train.sample(Run(Folder(tmp_path)), "def ", 4)
+    assert (found.step, asked, found.text) == (7, [7], "written")
