@@ -109,7 +109,7 @@ def follow_tasks(
             if not is_away:
                 text = redacted(f"{type(error).__name__}: {error}")
                 _log.warning("%s: %s; tried again every %g s", redacted(run.folder.url), text, _LOOK_S)
-            is_away, journal = True, JournalReader(run.folder)  # a read that failed half-way tells its events no more
+            is_away = True
             wait(_LOOK_S)
             continue
         is_away = False

@@ -79,9 +79,8 @@ def read_history(run: Folder) -> History:
                 for step in [step for step in found.tries if step > event.step]:
                     found.num_abandoned += len(found.tries.pop(step))
             identity = event.order_identity
-    for step in found.tries.keys() - {
-        one.step for one in last_steps(events)
-    }:  # the run went back, and has not come here
+    kept = {one.step for one in last_steps(events)}
+    for step in found.tries.keys() - kept:  # the run went back, and has not come here again
         found.num_abandoned += len(found.tries.pop(step))
     for name in committed(run):
         try:
