@@ -28,6 +28,8 @@ _MOST_BYTES = 2**20
 """Most bytes of a config's file; YAML is parsed at about a megabyte in ten seconds."""
 _MOST_DEPTH = 200
 """Brackets inside each other; a config has three."""
+_MOST_PAIRS = 10_000
+"""Values in one mapping that ``<<`` was replaced in."""
 _BRACKETS = re.compile(r"[\[\]{}]")
 _LISTS = re.compile(rf"^[ \t]*(?:-[ \t]+){{{_MOST_DEPTH + 1}}}", re.MULTILINE)
 _PROBLEMS_SHOWN = 30
@@ -105,7 +107,19 @@ def parse(text: bytes, name: str = RUN_CONFIG) -> Config:
 def read_yaml(text: str | bytes) -> Any:
     """Parse YAML of plain data. Raises yaml.YAMLError, ValueError or RecursionError, as ``check_depth``."""
     check_depth(text)
-    return yaml.safe_load(text)
+    return yaml.load(text, _Loader)
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's, with a limit of what ``<<`` brings: merges of merges multiply."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Replace ``<<`` by the pairs of the mappings that it names. Raises ConstructorError if they are too many."""
+        before = len(node.value)
+        super().flatten_mapping(node)
+        if len(node.value) > max(before, _MOST_PAIRS):
+            problem = f"<< brings {len(node.value)} values, and {_MOST_PAIRS} is the limit"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
 def check_depth(text: str | bytes) -> None:

@@ -23,6 +23,8 @@ from springtide.training.nvidia_ranges import StepRanges, Tools
 from springtide.training.step import StepSignals
 
 _log = logging.getLogger(__name__)
+_CLOSE_S = 10.0
+"""How long the end of a group waits for a trace that is being written: its node may be about to go [s]."""
 _WARM_UP_STEPS = 3
 _TOP = 5
 _ARITHMETIC = ("mm", "attention", "conv", "einsum", "gemm", "flash", "cutlass")
@@ -93,20 +95,20 @@ class Profile(StepHook):
             self._profile, self._steps = None, 0
 
     def close(self) -> None:
-        """Stop the profilers if training ends before the profile, and wait for the trace."""
+        """Stop the profilers if training ends before the profile, and wait ``_CLOSE_S`` for the trace."""
         self._ranges.end()
         if self._profile is not None:
             self._profile.stop()
             self._profile = None
-        self.wait()
+        self.wait(_CLOSE_S)
         if self._problem:  # no step follows that could tell it
             _log.warning("%s", self._problem)
             self._problem = ""
 
-    def wait(self) -> None:
-        """Wait until no trace is being written."""
+    def wait(self, limit_s: float) -> None:
+        """Wait until no trace is being written, at most ``limit_s``."""
         if self._thread.ident is not None:
-            self._thread.join()
+            self._thread.join(limit_s)
 
     def _summary(self, step: StepsDone, wall_s: float) -> Profiled | Warned:
         if self._device.type == "cuda":

@@ -210,6 +210,13 @@ def test_a_config_that_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
         configs.load_config(pipe)
 
 
+def test_merges_that_multiply_are_refused_at_once() -> None:
+    lines = ["a0: &a0 {x: 1}"]
+    lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 40)]
+    with pytest.raises(ConfigError, match=r"(?s)<< brings \d+ values, and 10000 is the limit.*line 6"):
+        configs.files.parse("\n".join(lines).encode())
+
+
 def test_aliases_make_no_long_message(tmp_path: Path) -> None:
     """Of a file of 300 bytes; spelled out, they are a hundred million values."""
     letters = "abcdefghi"

@@ -130,7 +130,7 @@ def test_no_step_waits_for_a_trace_and_one_that_cannot_be_written_is_told(
     assert isinstance(found, Profiled)
     stepped.set()
     if goes_on:
-        profile.wait()
+        profile.wait(60.0)
         [told] = after(profile, 5)
         assert isinstance(told, Warned)
         assert told.reason == "the trace could not be written: 503 Slow Down"
