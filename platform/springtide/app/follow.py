@@ -60,7 +60,7 @@ def follow(
         OSError: of a store, with ``once``, or if it does not pass by itself. Others are warned of, and tried again.
     """
     check_followed(config.corpus)
-    if not 0 < every_s <= Seconds.most:
+    if not once and not 0 < every_s <= Seconds.most:
         problem = f"must be more than 0 and at most {Seconds.most:.0f} s"
         raise ConfigError(explain("every", every_s, problem, "give the time between two looks"))
     batches = _Batches(config, at_least_bytes, progress or silent, listen)

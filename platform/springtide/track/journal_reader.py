@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
 import math
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from springtide.errors import DamagedFile
@@ -69,7 +69,7 @@ class JournalReader:
         last = dict(there)  # of each term: they are sorted
         growing = set(sorted(last)[-_GROWING_TERMS:])
         wanted = [one for one in there if one not in self._closed]
-        with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
+        with ThreadPoolExecutor(_THREADS) as threads:
             list(threads.map(self._take, wanted))
         self._closed |= {(term, number) for term, number in wanted if number != last[term] or term not in growing}
         self._fresh = []

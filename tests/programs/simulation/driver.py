@@ -40,7 +40,7 @@ from springtide.on_ray.train.mailbox import Mailbox
 from springtide.on_ray.train.worker import let_go
 from springtide.run import verify as verifying
 from springtide.store import Folder
-from springtide.track import journal
+from springtide.track import journal, journal_reader
 
 _POLL_S = 1.0
 _ALONE_S = 60.0
@@ -360,6 +360,7 @@ class Simulated:
             mock.patch.object(leases, "process_id", self._process),
             mock.patch.object(commit, "ThreadPoolExecutor", _Here),
             mock.patch.object(load, "ThreadPoolExecutor", _Here),
+            mock.patch.object(journal_reader, "ThreadPoolExecutor", _Here),
             mock.patch.object(restoring, "socket", host),
             *(
                 mock.patch.object(module, name, getattr(self, f"_{name}"))

@@ -66,6 +66,8 @@ def test_shards_are_updated_as_torchs_updates_whole_tensors_and_no_operation_is_
 def test_the_state_is_made_at_once_and_laid_out_as_the_weights(one: World) -> None:
     model = parallelize(skeleton(TINY.model, 256), TINY.parallel, one, as_several=True)
     optimizer = ShardAdamW(model.parameters(), lr=0.01)
+    for weight in model.parameters():
+        local(weight).detach().fill_(0.5)  # what memory held before may be NaN, which is equal to nothing
     before = [local(one).clone() for one in model.parameters()]
     materialize(optimizer)
     assert all(map(torch.equal, before, map(local, model.parameters())))
