@@ -505,7 +505,7 @@ class _KnownYaml:
     """``yaml``, which parses and writes each text once."""
 
     YAMLError = yaml.YAMLError
-    safe_load = staticmethod(functools.lru_cache(64)(yaml.safe_load))
+    load = staticmethod(functools.lru_cache(64)(yaml.load))
 
     @staticmethod
     def safe_dump(data: Any, sort_keys: bool) -> str:
