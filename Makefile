@@ -7,7 +7,7 @@ DEMO_ROOT ?= runs
 # modules are compiled once, not in each of the hundreds of processes of a run of the tests
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test long flaky soak lint bench commands drills sweeps slurm screenshots gpu gpu-wheels clean
+.PHONY: demo test long flaky soak lint bench commands drills sweeps slurm screenshots gpu gpus gpu-wheels clean
 
 demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
@@ -84,12 +84,18 @@ slurm: .venv/.ready
 screenshots: .venv/.ready
 	cd tests/programs && ../../$(BIN)/python screenshots.py
 
-# what one GPU says, in 25 minutes; without Ray: benchmarks/gpu/README.md. GPU="--quick" runs it anywhere
+# one GPU, in stages of at most 150 seconds, without Ray: benchmarks/gpu/README.md. A later call goes on where this one stopped.
+# GPU="--quick" runs every stage on tiny shapes anywhere
 GPU_PYTHON ?= $(if $(wildcard .venv/.ready),$(BIN)/python,$(PYTHON))
+GPU_SECONDS ?= 570
 
 gpu:
 	$(GPU_PYTHON) benchmarks/gpu/wheels.py --install
-	$(GPU_PYTHON) benchmarks/gpu --json $(GPU)
+	$(GPU_PYTHON) benchmarks/gpu --json --seconds $(GPU_SECONDS) $(GPU)
+
+# two to eight GPUs of one machine: one page to paste into an issue
+gpus: .venv/.ready
+	$(BIN)/python benchmarks/gpu/several.py $(GPUS)
 
 # what a machine with torch and no network needs for it
 gpu-wheels:
