@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from springtide.cli import data, doctor, elastic, metrics, model, plan, queue, run, sweep, train
-from springtide.cli.commands import Commands
+from springtide.cli.commands import CommandParser, Commands, check_retired
 from springtide.cli.status import Status, status_of
 from springtide.errors import ConfigError, SpringtideError, explain, printable, redacted
 
@@ -44,9 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # the name of a run may have what a terminal's encoding lacks
     words = list(sys.argv[1:] if arguments is None else arguments)
-    options, unknown = parser("--help-all" in words).parse_known_args(words)
     try:
+        options, unknown = parser("--help-all" in words, words).parse_known_args(words)
         if unknown:
+            check_retired(words)
             raise _unknown(unknown[0])
         return int(options.command(options))
     except BrokenPipeError:  # `| head` has read enough; the interpreter must not flush into the closed pipe
@@ -62,9 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _unknown(option: str) -> ConfigError:
     from springtide import config as configs
     from springtide.config.fields import fields
+    from springtide.config.renames import limit_and_remedy
 
     known = [f"--{name.replace('_', '-')}" for name in fields()]
-    return ConfigError(explain("option", option, "is not known here", configs.nearest(option, known)))
+    setting = option.partition("=")[0].removeprefix("--").replace("-", "_")
+    limit, remedy = limit_and_remedy(setting) or ("is not known here", configs.nearest(option, known))
+    return ConfigError(explain("option", option, limit, remedy))
 
 
 def complain(error: BaseException) -> Status:
@@ -86,9 +90,11 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def parser(show_all: bool) -> argparse.ArgumentParser:
-    """Return the parser of the command line; ``show_all``: --help shows every setting, not only the common ones."""
-    whole = argparse.ArgumentParser(prog="springtide", description="Elastic training of language models on Ray.")
+def parser(show_all: bool, words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """Return the parser of the command line; ``show_all``: --help shows every setting, not only the common ones.
+    ``words``: the command line that it is for; with it a retired command is answered by what replaces it."""
+    whole = CommandParser(prog="springtide", description="Elastic training of language models on Ray.")
+    whole.words = words
     whole.add_argument("--version", action=_Version, help="print the version and exit")
     commands = Commands(whole, show_all)
     for part in (data, train, sweep, run, model, metrics, plan, elastic, queue, doctor):
