@@ -134,15 +134,17 @@ def parse(text: bytes, name: str = RUN_CONFIG, is_stored: bool = True) -> Config
         raise ConfigError(f"{name}: {error}") from None
 
 
-def check_nothing_lost(text: bytes, name: str) -> None:
+def check_nothing_lost(text: bytes, name: str, unless: str = "") -> None:
     """Raise ConfigError if a stored config has retired settings without which this version would train something else.
 
     Args:
         text: what the file holds.
         name: name of the file, for the error.
+        unless: the option that trains without them, if there is one.
     """
+    remedy = f"; or pass {unless} to train on without it" if unless else ""
     if problems := lost(_plain(text, name)):
-        raise ConfigError("\n".join(f"{name}: {one}" for one in problems))
+        raise ConfigError("\n".join(f"{name}: {one}{remedy}" for one in problems))
 
 
 def _plain(text: bytes, name: str) -> Any:

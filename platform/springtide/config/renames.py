@@ -106,12 +106,21 @@ def limit_and_remedy(name: str) -> tuple[str, str] | None:
     Args:
         name: dotted name, with ``*`` in place of the entries of a table.
     """
-    newest = name
-    while newest in RENAMED_SETTINGS:
-        newest = RENAMED_SETTINGS[newest]
+    newest = newest_name(name)
     if newest in RETIRED_SETTINGS:
         return "is retired", RETIRED_SETTINGS[newest].instead
     return ("is renamed", f"use {newest}") if newest != name else None
+
+
+def newest_name(name: str) -> str:
+    """Return the name that a setting has now.
+
+    >>> newest_name("optim.peak_lr")
+    'optim.peak_lr'
+    """
+    while name in RENAMED_SETTINGS:
+        name = RENAMED_SETTINGS[name]
+    return name
 
 
 def as_hashed(settings: dict[str, Any]) -> dict[str, Any]:
