@@ -90,7 +90,9 @@ def _under_new_names(plan: dict[str, Any] | None) -> dict[str, Any] | None:
             sections.setdefault(section, {})[field] = value
         if problems := lost(sections):
             raise ConfigError("\n".join(problems))
-        named = {f"{section}.{field}": value for section, of in current(sections).items() for field, value in of.items()}
+        named = {
+            f"{section}.{field}": value for section, of in current(sections).items() for field, value in of.items()
+        }
         plan = {**plan, "base": named}
     if plan is not None and isinstance(space, list):
         ranges = [{**one, "field": newest_name(str(one.get("field")))} for one in space if isinstance(one, dict)]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from springtide import config as configs
 from springtide.checkpoint.branch import first_step
 from springtide.checkpoint.format import name_of as step_name
+from springtide.config import Config
 from springtide.events import Event, Started, StepDone, Stopped
 from springtide.run.folder import Run, config_or_problem
 from springtide.track.ledger import Prices, costs, ledger
@@ -38,6 +39,13 @@ class SweepReader:
         """Return the runs of a trial that have started and can be read, oldest first."""
         return [run for run in self._started(self.folder.lineage(number, point)) if config_or_problem(run)[0]]
 
+    def begun(self) -> Config | None:
+        """Return the config of the first trial's run that can be read; None if there is none. All trials have its
+        datasets, unless the space says otherwise."""
+        return next(
+            (run.config for number, point in self.folder.points().items() for run in self.runs(number, point)), None
+        )
+
     def last_settled_rung(self, members: Sequence[Point]) -> int:
         """Return the step of the last rung that all members of a population have reached and at least one has continued from:
         the takeovers at that rung are decided."""
@@ -58,7 +66,9 @@ class SweepReader:
         if not runs:
             return TrialOutcome(number, point, "waiting", repeats=self._repeats(number))
         if problem := self._problem(runs):
-            return TrialOutcome(number, point, "failed", reason=f"cannot be read: {problem}", repeats=self._repeats(number))
+            return TrialOutcome(
+                number, point, "failed", reason=f"cannot be read: {problem}", repeats=self._repeats(number)
+            )
         books = [ledger(run.events, self.prices) for run in runs]
         status, reason = self.folder.end_of(number) or _end(runs[-1].events)
         second = self.table.secondary
