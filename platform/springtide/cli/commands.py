@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
-
-from springtide.errors import ConfigError
+from collections.abc import Callable
+from typing import Any
 
 Run = Callable[[argparse.Namespace], int]
 """The function of a command; returns the exit status."""
@@ -17,13 +15,6 @@ class CommandParser(argparse.ArgumentParser):
 
     options: Callable[[argparse.ArgumentParser], None] | None = None
     """Adds them."""
-    words: Sequence[str] = ()
-    """The whole command line after ``springtide``."""
-
-    def error(self, message: str) -> NoReturn:
-        """As argparse, but ConfigError with what replaces it for a retired command or option."""
-        check_retired(self.words)
-        super().error(message)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse."""
@@ -44,9 +35,8 @@ class CommandParser(argparse.ArgumentParser):
 class Commands:
     """One level of the command tree: the top level, or a group such as ``springtide data``."""
 
-    def __init__(self, parser: CommandParser, show_all: bool) -> None:
+    def __init__(self, parser: argparse.ArgumentParser, show_all: bool) -> None:
         """``show_all``: show every setting in help texts, as for --help-all."""
-        self._words = parser.words
         self._subparsers = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
         self.show_all = show_all
 
@@ -68,18 +58,8 @@ class Commands:
             allow_abbrev=False,
         )
         parser.set_defaults(command=run)
-        parser.options, parser.words = options, self._words
+        parser.options = options
 
     def group(self, name: str, help: str) -> Commands:
         """Add and return a group of commands."""
-        parser = self._subparsers.add_parser(name, help=help, description=help)
-        parser.words = self._words
-        return Commands(parser, self.show_all)
-
-
-def check_retired(words: Sequence[str]) -> None:
-    """Raise ConfigError, which says what to use instead, if the words of a command line name a retired command or option."""
-    from springtide.config.renames import replaces_command  # most commands need no config, which takes long to import
-
-    if problem := replaces_command(words):
-        raise ConfigError(problem)
+        return Commands(self._subparsers.add_parser(name, help=help, description=help), self.show_all)

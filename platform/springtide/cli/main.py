@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from springtide.cli import data, doctor, elastic, metrics, model, plan, queue, run, sweep, train
-from springtide.cli.commands import CommandParser, Commands, check_retired
+from springtide.cli.commands import Commands
 from springtide.cli.status import Status, status_of
 from springtide.errors import ConfigError, SpringtideError, explain, printable, redacted
 
@@ -45,9 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")  # the name of a run may have what a terminal's encoding lacks
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        options, unknown = parser("--help-all" in words, words).parse_known_args(words)
+        if words and not words[0].startswith("-"):  # `springtide --help` needs no config, which takes half of its time
+            _check_retired(words)
+        options, unknown = parser("--help-all" in words).parse_known_args(words)
         if unknown:
-            check_retired(words)
             raise _unknown(unknown[0])
         return int(options.command(options))
     except BrokenPipeError:  # `| head` has read enough; the interpreter must not flush into the closed pipe
@@ -58,6 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         print("\nstopped at once; --resume continues from the last checkpoint", file=sys.stderr)
         return status_of(error)
+
+
+def _check_retired(words: Sequence[str]) -> None:
+    """Raise ConfigError, which says what to use instead, if the words name a retired command or option."""
+    from springtide.config.renames import replaces_command
+
+    if problem := replaces_command(words):
+        raise ConfigError(problem)
 
 
 def _unknown(option: str) -> ConfigError:
@@ -90,11 +99,9 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def parser(show_all: bool, words: Sequence[str] = ()) -> argparse.ArgumentParser:
-    """Return the parser of the command line; ``show_all``: --help shows every setting, not only the common ones.
-    ``words``: the command line that it is for; with it a retired command is answered by what replaces it."""
-    whole = CommandParser(prog="springtide", description="Elastic training of language models on Ray.")
-    whole.words = words
+def parser(show_all: bool) -> argparse.ArgumentParser:
+    """Return the parser of the command line; ``show_all``: --help shows every setting, not only the common ones."""
+    whole = argparse.ArgumentParser(prog="springtide", description="Elastic training of language models on Ray.")
     whole.add_argument("--version", action=_Version, help="print the version and exit")
     commands = Commands(whole, show_all)
     for part in (data, train, sweep, run, model, metrics, plan, elastic, queue, doctor):

@@ -46,7 +46,8 @@ ADDED_SETTINGS: dict[str, Any] = {}
 was without it, as a config.yaml has it. A run's identity leaves it out at that value."""
 
 RETIRED_COMMANDS: dict[str, str] = {}
-"""A command, such as ``model serve``, or one with an option, such as ``run watch --page`` -> what to use instead."""
+"""A command, such as ``model serve``, or one with an option, such as ``run watch --page``, or with an option's value, such as
+``model export --to gguf`` -> what to use instead."""
 
 
 def current(stored: Any) -> Any:
@@ -158,10 +159,13 @@ def replaces_command(words: Sequence[str]) -> str:
     Args:
         words: the words of the command line after ``springtide``.
     """
+    given = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     for retired, instead in RETIRED_COMMANDS.items():
-        command = [word for word in retired.split() if not word.startswith("-")]
-        options = {word for word in retired.split() if word.startswith("-")}
-        if list(words[: len(command)]) == command and options <= {word.partition("=")[0] for word in words}:
+        command, dashes, option = retired.partition(" --")
+        names, wanted = command.split(), f"{dashes[1:]}{option}".split()
+        rest = given[len(names) :]
+        has_option = any(rest[at : at + len(wanted)] == wanted for at in range(len(rest) + 1))
+        if given[: len(names)] == names and has_option:
             return explain("command", retired, "is retired", instead)
     return ""
 

@@ -190,7 +190,7 @@ def test_an_error_ends_in_the_status_of_the_table(
 
     one = argparse.ArgumentParser()
     one.set_defaults(command=fail)
-    monkeypatch.setattr("springtide.cli.main.parser", lambda *_: one)
+    monkeypatch.setattr("springtide.cli.main.parser", lambda show_all: one)
     assert main([]) == status
     assert "Traceback" not in capsys.readouterr().err
 

@@ -34,6 +34,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> None:
         "model offer": "export, then serve the export",
         "look": "use run list",
         "run list --tile": "use run list --json",
+        "model export --to stone": "use hf",
     }
     monkeypatch.setattr(renames, "RETIRED_COMMANDS", commands)
 
@@ -168,6 +169,8 @@ def test_settings_are_hashed_as_they_were(monkeypatch: pytest.MonkeyPatch) -> No
         ("look", "command = 'look': is retired; use run list"),
         ("run list runs --tile=index.html", "command = 'run list --tile': is retired; use run list --json"),
         ("run list --tile index.html", "command = 'run list --tile': is retired; use run list --json"),
+        ("model export runs/mine --out x --to=stone", "command = 'model export --to stone': is retired; use hf"),
+        ("model export --to stone runs/mine", "command = 'model export --to stone': is retired; use hf"),
         ("train --recipe tiny --optim.top-rate 1", "option = '--optim.top-rate': is renamed; use optim.peak_lr"),
         ("estimate --recipe tiny --page.port=1", "option = '--page.port=1': is retired; open report.html"),
     ],
@@ -185,6 +188,8 @@ def test_a_retired_command_or_option_says_what_replaces_it(
         ("model ofer", "invalid choice: 'ofer'"),
         ("run compare --tile-size 3", "required: other"),
         ("run inspect", "required: path"),
+        ("model export runs/mine --to paper", "invalid choice: 'paper'"),
+        ("run", "required: COMMAND"),
     ],
 )
 def test_other_mistakes_are_told_as_before(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
