@@ -11,7 +11,8 @@ from springtide.checkpoint.branch import first_step
 from springtide.checkpoint.format import name_of as step_name
 from springtide.config import Config
 from springtide.events import Event, Started, StepDone, Stopped
-from springtide.run.folder import Run, config_or_problem
+from springtide.run.find import config_or_problem
+from springtide.run.folder import Run
 from springtide.track.ledger import Prices, costs, ledger
 from springtide.tuning import Generation, Point, Rung, Sweep, SweepFolder, TrialOutcome
 

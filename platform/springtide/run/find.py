@@ -10,9 +10,10 @@ from typing import Literal
 from springtide import config as configs
 from springtide.checkpoint import branch, leases
 from springtide.config import RUN_CONFIG, Config
-from springtide.errors import ConfigError, RunExists, explain, redacted
-from springtide.run.folder import Run, config_or_problem
+from springtide.errors import ConfigError, RunExists, SpringtideError, explain, in_one_line, redacted
+from springtide.run.folder import Run
 from springtide.store import Folder
+from springtide.store.errors import may_pass
 
 _DECIDED_LATER = {"shards.dataset": "", "train.micro_batch": "auto"}
 """Values that a start replaces by what it decides."""
@@ -52,6 +53,17 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
             explain("run.root", root.url, f"cannot be written ({error})", "choose another folder or its permissions")
         ) from None
     return config, run
+
+
+def config_or_problem(run: Run) -> tuple[Config | None, str]:
+    """Return a run's config, or None and in one line why it cannot be read. Raises OSError if the store may answer later: then
+    nothing is known to be wrong with this run."""
+    try:
+        return run.config, ""
+    except (SpringtideError, OSError) as error:
+        if may_pass(error):
+            raise
+        return None, in_one_line(error)
 
 
 def trusted_code(config: Config) -> str:

@@ -21,7 +21,7 @@ from springtide import config as configs
 from springtide.checkpoint.format import committed, name_of, step_of
 from springtide.config import RUN_CONFIG, Config
 from springtide.config.schema import SAMPLE_TEMPERATURE
-from springtide.errors import ConfigError, SpringtideError, explain, in_one_line, redacted
+from springtide.errors import ConfigError, explain, redacted
 from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stopped
 from springtide.report.run_page import charts, handle, render
 from springtide.run.control import RunControl
@@ -29,7 +29,6 @@ from springtide.run.page_facts import facts_of
 from springtide.run.task_scores import TaskScores, read_task_scores
 from springtide.run.trust import check_model_code
 from springtide.store import Folder
-from springtide.store.errors import may_pass
 from springtide.track.journal import frame, last_steps, read_journal
 from springtide.track.journal_reader import JournalReader
 from springtide.track.ledger import Ledger, Prices, ledger
@@ -380,17 +379,6 @@ class Run(RunControl):
 
     def _repr_html_(self) -> str:
         return handle(self.id, self.timeline)
-
-
-def config_or_problem(run: Run) -> tuple[Config | None, str]:
-    """Return a run's config, or None and in one line why it cannot be read. Raises OSError if the store may answer later: then
-    nothing is known to be wrong with this run."""
-    try:
-        return run.config, ""
-    except (SpringtideError, OSError) as error:
-        if may_pass(error):
-            raise
-        return None, in_one_line(error)
 
 
 def open_run(path: str) -> Run:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from springtide import config as configs
 from springtide.checkpoint.branch import split
 from springtide.config import RUN_CONFIG, Config
-from springtide.run.folder import Run, config_or_problem
+from springtide.run.find import config_or_problem
+from springtide.run.folder import Run
 
 _SAME_FUNCTION = ("model.init_seed", "model.max_sequence_length")
 """Model settings that do not change what the same weights compute."""
