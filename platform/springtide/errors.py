@@ -36,6 +36,8 @@ _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 20
 _SHORT.maxlevel = 4
 _MOST_SHOWN = 2000
 """Characters of a value that are shown: aliases in YAML make short files long."""
+_LINE = 300
+"""Characters of an error that a list shows."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
@@ -134,6 +136,16 @@ def damaged(file: str, what: str) -> DamagedFile:
     DamagedFile('runs/a/leases/0001.json: its owner is None; restore the file from a copy, or remove it')
     """
     return DamagedFile(redacted(f"{file}: {_cut(what)}; restore the file from a copy, or remove it"))
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return what an error says, redacted, in one line of at most 300 characters.
+
+    >>> in_one_line(ConfigError("a = 1: is wrong; use 2\\n  b = 1: is wrong; use 2"))
+    'a = 1: is wrong; use 2 b = 1: is wrong; use 2'
+    """
+    text = redacted(" ".join(str(error).split()) or type(error).__name__)
+    return text if len(text) <= _LINE else f"{text[:_LINE]} ..."
 
 
 def redacted(text: str) -> str:

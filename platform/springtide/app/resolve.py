@@ -24,7 +24,7 @@ from springtide.app.estimate import (
     gigabytes,
     least_workers,
 )
-from springtide.app.prepare import prepare
+from springtide.app.prepare import as_begun, prepare
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import step_of
 from springtide.checkpoint.fresh_start import check_fresh_start
@@ -82,7 +82,9 @@ def resolve(
 ) -> ResolvedRun:
     """Decide what ``train`` with the same arguments would train, and train nothing.
 
-    Prepares the data if needed, and asks the cluster that ``RAY_ADDRESS`` names, or this machine, for its memory.
+    Prepares the data if needed. A run that resumes reads the sealed datasets that it began with, whatever its corpus looks like
+    now, unless the config names others or the run restarts from scratch. Asks the cluster that ``RAY_ADDRESS`` names, or this
+    machine, for its memory.
 
     Args:
         config: settings of the run.
@@ -149,6 +151,9 @@ def resolved(
         raise ConfigError(explain("--from-scratch", True, "restarts an existing run", "add --resume, or omit it"))
     config, run = find_run(absolute(config), resume, accept_changes)
     check_deadline(config, run)
+    of_corpus: list[str] = []
+    if resume and not from_scratch and run.folder.exists(configs.RUN_CONFIG):
+        config, of_corpus = as_begun(config, run.config)
     config, take_up = followed(config, run)
     if resume and not from_scratch and run.has_nothing_left(config):
         remedy = "to train further, raise train.total and add --accept-changes"
@@ -163,6 +168,7 @@ def resolved(
     if not config.model.source:
         make(config.model, data.vocab_size)  # refuses a vocabulary that has no room for the ids
     start, remarks = _start(config, run, data, accept_changes, from_scratch)
+    remarks += of_corpus
     if take_up:
         remarks.append(f"from step {take_up.from_step} on it reads {', '.join(take_up.datasets.values())}, too")
     remarks += [*unmeasured, *data.leaks, *data.repeats(config.num_steps)]

@@ -16,6 +16,7 @@ import numpy as np
 
 from springtide.config.code import code_digest
 from springtide.config.data import WHOLE, CorpusConfig, ShardsConfig
+from springtide.config.renames import as_hashed
 from springtide.corpus import (
     CorpusReader,
     Tokenizer,
@@ -148,8 +149,11 @@ def fingerprint(
     texts: Mapping[str, str],
 ) -> str:
     """Hash the settings but passwords in URLs, the sources' files, what they stay apart from, the ``texts`` of their chat
-    templates, the file of the tokenizer and ``_VERSION``: 16 hex digits."""
-    settings = [corpus.model_dump(mode="json"), shards.model_dump(mode="json", exclude={"root", "dataset"})]
+    templates, the file of the tokenizer and ``_VERSION``: 16 hex digits. The same settings have the hash of commit 0ba2dd87
+    (``config/renames.py``)."""
+    sections = {"corpus": corpus.model_dump(mode="json")}
+    sections["shards"] = shards.model_dump(mode="json", exclude={"root", "dataset"})
+    hashed = as_hashed(sections)
     code = [code_digest(corpus.filter)] if corpus.filter else []
     code += [digest.of_bytes(text.encode()) for text in texts.values() if text]
     if file := tokenizer_file(corpus.tokenizer):
@@ -157,7 +161,8 @@ def fingerprint(
     text = json.dumps(
         [
             _VERSION,
-            *settings,
+            hashed["corpus"],
+            hashed["shards"],
             [source.fingerprint() for source in sources],
             apart.fingerprint(),
             *code,

@@ -67,7 +67,7 @@ def export_model(
         raise ConfigError(explain("format", format, f"is not one of {', '.join(_FORMATS)}", "use hf for transformers"))
     name = run.checkpoint_at(step)
     manifest = read_manifest(run.folder, name)
-    config = configs.build(manifest.config) if manifest.config else run.config
+    config = configs.build_stored(manifest.config) if manifest.config else run.config
     urls = [*config.stream.mixture.values(), config.shards.dataset]
     datasets = {redacted(url): _dataset_digest(url) for url in urls if url}
     ancestors = lineage(config)
@@ -93,7 +93,7 @@ def serve_config_of(run: Run, to: str, step: int | None = None) -> str:
         ConfigError: there is no such checkpoint, or the export is in a store that ``ray.serve.llm`` does not read.
     """
     manifest = read_manifest(run.folder, run.checkpoint_at(step))
-    config = configs.build(manifest.config) if manifest.config else run.config
+    config = configs.build_stored(manifest.config) if manifest.config else run.config
     return serve_config(to, run.id, config.model.max_sequence_length)
 
 

@@ -6,7 +6,7 @@ import concurrent.futures
 from typing import NamedTuple
 
 from springtide.config import RUN_CONFIG
-from springtide.errors import SpringtideError
+from springtide.errors import in_one_line
 from springtide.events import Started
 from springtide.run.folder import REPORT, Run
 from springtide.store import Folder
@@ -22,7 +22,7 @@ class RunRow(NamedTuple):
 
     id: str
     state: str
-    """As ``Run.status``, or why it cannot be read."""
+    """As ``Run.status``, or in one line why it cannot be read."""
     step: int
     num_steps: int
     loss: float | None
@@ -63,11 +63,13 @@ def _row(folder: Folder) -> RunRow | None:
     run = Run(folder)
     try:
         names = folder.names()
-        if RUN_CONFIG not in names:
-            return None
-        config, timeline = run.config, run.timeline
-    except (SpringtideError, OSError) as error:
-        return RunRow(run.id, f"cannot be read: {error}", 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0)
+        return _read(run, REPORT in names) if RUN_CONFIG in names else None
+    except Exception as error:  # whatever is wrong with one run, the others are listed
+        return RunRow(run.id, f"cannot be read: {in_one_line(error)}", 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _read(run: Run, has_page: bool) -> RunRow:
+    config, timeline = run.config, run.timeline
     told = timeline.condensed()
     book = ledger(told, Prices.set_in(config.track))
     tries = timeline.tries  # in the order of writing, whatever clocks say
@@ -86,5 +88,5 @@ def _row(folder: Folder) -> RunRow | None:
         energy_kwh=round(book.total_kwh, 9),
         seen_s=max((event.time_s for event in told), default=0.0),
         where=starts[-1].where if starts else "",
-        has_page=REPORT in names,
+        has_page=has_page,
     )

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Self
 
 from springtide.errors import DamagedFile, redacted
 from springtide.events import Event, Started, StepDone, event, record
-from springtide.events.record import FORMAT
+from springtide.events.record import FORMAT, UnknownKind
 from springtide.store import Folder, to_json
 from springtide.track.segments import Segment, Segments, Spool, columns_name, listed, name_of
 
@@ -294,8 +294,8 @@ def _line(event: Event) -> bytes:
 
 def read_journal(run: Folder) -> list[Event]:
     """Return every event of a run, in the order of writing. A line that a kill cut short is skipped; so is a damaged one or
-    one of another format, and a segment that cannot be read, with a warning in the log. Raises OSError if the store cannot be
-    reached."""
+    one of another format, and a segment that cannot be read, with a warning in the log. Events of unknown kinds are skipped,
+    too: ``Timeline.unknown`` counts them. Raises OSError if the store cannot be reached."""
     return list(stream_journal(run))
 
 
@@ -325,17 +325,23 @@ def read_segment(folder: Folder, name: str) -> bytes:
         return b""
 
 
-def parse_lines(segment: str, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Event]]:
-    """Yield (number, event) of each line that holds one; the log names the others.
+def parse_lines(
+    segment: str, lines: Iterable[tuple[int, bytes]], unknown: collections.Counter[str] | None = None
+) -> Iterator[tuple[int, Event]]:
+    """Yield (number, event) of each line that holds one. Events of unknown kinds are skipped; the log names damaged lines.
 
     Args:
         segment: path, for the log.
         lines: (number in the segment, from 1, text) of each.
+        unknown: counts the events of each unknown kind.
     """
     damaged = 0
     for at, line in lines:
         try:
             yield at, event(json.loads(line))
+        except UnknownKind as error:
+            if unknown is not None:
+                unknown[error.kind] += 1
         except (ValueError, RecursionError) as error:
             damaged += 1
             if damaged <= _LINES_NAMED:

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -36,6 +37,8 @@ class _Part:
     steps: StepColumns = dataclasses.field(default_factory=lambda: columns_of([]))
     placed: list[tuple[int, Event]] = dataclasses.field(default_factory=list)
     """(number of the segment's steps before it, event)."""
+    unknown: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Kind that this version does not know -> number of its events."""
 
 
 class _Told(NamedTuple):
@@ -105,7 +108,8 @@ class JournalReader:
         whole = data.rfind(b"\n") + 1  # the rest is a line that is still being written
         if not whole:
             return
-        steps, placed, num_lines = _parsed(self._folder.where(name), part.num_lines, data[:whole])
+        steps, placed, unknown, num_lines = _parsed(self._folder.where(name), part.num_lines, data[:whole])
+        part.unknown += unknown
         part.placed += [(len(part.steps) + at, event) for at, event in placed]
         part.steps = joined([part.steps, steps]) if len(part.steps) else steps
         part.size_bytes += whole
@@ -122,7 +126,7 @@ class JournalReader:
             return None
         others = [(number, line, before) for before, number, line in found.others]
         placed = _placed(self._folder.where(name), others)
-        return None if placed is None else _Part(found.segment_bytes, found.num_lines, found.steps, placed)
+        return None if placed is None else _Part(found.segment_bytes, found.num_lines, found.steps, *placed)
 
     def _new_bytes(self, name: str, part: _Part) -> bytes:
         if not part.size_bytes:
@@ -142,35 +146,39 @@ def _timeline(parts: Sequence[_Part]) -> Timeline:
     for part in parts:
         placed += [(before + at, event) for at, event in part.placed]
         before += len(part.steps)
-    return Timeline(joined([part.steps for part in parts]), placed)
+    return Timeline(
+        joined([part.steps for part in parts]), placed, sum((part.unknown for part in parts), Counter[str]())
+    )
 
 
-_Parsed = tuple[StepColumns, list[tuple[int, Event]], int]
-"""The steps of lines, (number of steps before it, event) of every other event, and the number of lines."""
+_Placed = tuple[list[tuple[int, Event]], Counter[str]]
+"""(number of steps before it, event) of every event that is not a step; kind that this version does not know -> its events."""
 
 
-def _parsed(segment: str, before: int, data: bytes) -> _Parsed:
-    """Return what whole lines say; ``before``: lines of the segment that were read before."""
+def _parsed(segment: str, before: int, data: bytes) -> tuple[StepColumns, list[tuple[int, Event]], Counter[str], int]:
+    """Return what whole lines say, and their number; ``before``: lines of the segment that were read before."""
     found = read_steps(data)
     if found is not None and (steps := columns_read(found)) is not None:
         others = [(before + 1 + at, line, num_steps) for at, line, num_steps in found.others]
         placed = _placed(segment, others)
         if placed is not None:
-            return steps, placed, found.num_lines
+            return steps, *placed, found.num_lines
     lines = data.split(b"\n")[:-1]
     return *_parsed_lines(segment, before, lines), len(lines)
 
 
-def _placed(segment: str, others: list[tuple[int, bytes, int]]) -> list[tuple[int, Event]] | None:
-    """Return (number of steps before it, event) of lines, (number, text, steps before it) each; None if one is a step."""
-    positions = {at: num_steps for at, _, num_steps in others}
-    events = list(parse_lines(segment, ((at, line) for at, line, _ in others)))
+def _placed(segment: str, others: list[tuple[int, bytes, int]]) -> _Placed | None:
+    """Return the events of lines, (number, text, steps before it) each; None if one is a step."""
+    positions, unknown = {at: num_steps for at, _, num_steps in others}, Counter[str]()
+    events = list(parse_lines(segment, ((at, line) for at, line, _ in others), unknown))
     if any(isinstance(event, StepDone) for _, event in events):
         return None
-    return [(positions[at], event) for at, event in events]
+    return [(positions[at], event) for at, event in events], unknown
 
 
-def _parsed_lines(segment: str, before: int, lines: list[bytes]) -> tuple[StepColumns, list[tuple[int, Event]]]:
+def _parsed_lines(
+    segment: str, before: int, lines: list[bytes]
+) -> tuple[StepColumns, list[tuple[int, Event]], Counter[str]]:
     steps, others = [], []
     for at, line in enumerate(lines, before + 1):
         if STEP in line:
@@ -179,12 +187,13 @@ def _parsed_lines(segment: str, before: int, lines: list[bytes]) -> tuple[StepCo
             others.append((at, line, len(steps)))
     found = parse_steps(steps)
     if found is not None and (told := _placed(segment, others)) is not None:
-        return found, told
+        return found, *told
     values: list[StepDone] = []
     placed: list[tuple[int, Event]] = []
-    for _, event in parse_lines(segment, enumerate(lines, before + 1)):
+    unknown = Counter[str]()
+    for _, event in parse_lines(segment, enumerate(lines, before + 1), unknown):
         if isinstance(event, StepDone):
             values.append(event)
         else:
             placed.append((len(values), event))
-    return columns_of(values), placed
+    return columns_of(values), placed, unknown

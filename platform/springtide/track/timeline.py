@@ -100,6 +100,8 @@ class Timeline:
     """Every time that a step was trained, in the order of writing."""
     placed: Sequence[tuple[int, Event]]
     """(number of tries before it, event) of every event that is not a step."""
+    unknown: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Kind that this version does not know -> number of its events, which are skipped."""
 
     @functools.cached_property
     def events(self) -> list[Event]:

@@ -155,7 +155,7 @@ def by_bytes(data: bytes) -> Timeline | None:
     if found is None or (columns := columns_read(found)) is None:
         return None
     placed = _placed("others", found.others)
-    return None if placed is None else Timeline(columns, placed)
+    return None if placed is None else Timeline(columns, *placed)
 
 
 def by_json(data: bytes) -> list[Event]:
