@@ -64,8 +64,6 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "ray": ("on_ray/",),
-    "starlette": ("on_ray/serve/",),
-    "fastapi": ("on_ray/serve/",),
     "mlflow": ("track/mlflow_sink.py", "track/mlflow_run.py", "track/mlflow_results.py"),
     "torch": (
         "dist/",

@@ -1,13 +1,12 @@
-"""``springtide model evaluate``, ``average``, ``fisher``, ``export`` and ``import``; others are in ``text`` and ``serve``."""
+"""``springtide model evaluate``, ``average``, ``fisher``, ``export`` and ``import``; ``generate`` is in ``text``."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from springtide.cli import serve, text
+from springtide.cli import text
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json, add_trust, print_json
 from springtide.errors import ConfigError, explain
@@ -33,7 +32,6 @@ _EXPORT = """  springtide model export runs/RUN --to hf --out exports/RUN      #
   springtide model export runs/RUN --step 100 --to hf --out s3://bucket/RUN --dtype bf16
   springtide model export runs/RUN --to gguf --out exports/RUN-gguf --dtype q8_0
   springtide model export runs/RUN --to peft --out exports/RUN-adapter
-  springtide model export runs/RUN --out exports/RUN --serve RUN.yaml && serve run RUN.yaml
   springtide model export runs/RUN --out exports/RUN --register MODEL"""
 
 _IMPORT = """  springtide model import downloads/MODEL --out runs/MODEL        # or hf://OWNER/NAME, of the Hugging Face Hub
@@ -48,7 +46,6 @@ def add(commands: Commands) -> None:
     help = "Print the held-out loss and bits per byte of a checkpoint, or its scores on tasks of lm-evaluation-harness."
     group.command("evaluate", _evaluate, help, _evaluate_options, _EVALUATE)
     text.add(group)
-    serve.add(group)
     help = "Write the mean of the weights of a run's newest checkpoints as a checkpoint of its own."
     group.command("average", _average, help, _average_options, _AVERAGE)
     help = "Write how much each weight matters for a text, to start a run that forgets less of it (EWC)."
@@ -73,25 +70,18 @@ def _export_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="", help="fp32, bf16, fp16, or q8_0 with gguf; default: as stored")
     parser.add_argument("--ema", action="store_true", help="the averaged weights (optim.ema_half_life)")
-    help = "with hf: also write the configuration of ray.serve.llm for the export, for `serve run FILE` where vLLM is"
-    parser.add_argument("--serve", metavar="FILE", default="", help=help)
     help = "also register the export in MLflow, as the next version of this model; its weights stay where they are"
     parser.add_argument("--register", metavar="NAME", default=None, help=help)
     add_json(parser)
 
 
 def _export(options: argparse.Namespace) -> int:
-    from springtide.run.exchange import export_model, serve_config_of
+    from springtide.run.exchange import export_model
     from springtide.run.folder import open_run
 
-    run, file = open_run(options.run), options.serve
-    if file and options.to != "hf":
-        raise ConfigError(explain("serve", file, f"is for --to hf, not {options.to}", "leave it out, or export to hf"))
-    text = serve_config_of(run, options.out, options.step) if file else ""  # refused before anything is written
+    run = open_run(options.run)
     uri = _registry(run, options.register)
     found = export_model(run, options.out, options.step, options.dtype, options.ema, options.to)
-    if file:
-        Path(file).write_text(text)
     version = _register(run, uri, options.register, found) if options.register else ""
     if options.json:
         print_json({**found._asdict(), **({"version": version} if version else {})})
@@ -101,8 +91,6 @@ def _export(options: argparse.Namespace) -> int:
     print(
         f"wrote {found.url}: {found.checkpoint} as {found.architecture}, {found.size_bytes / 2**20:.1f} MiB of weights"
     )
-    if file:
-        print(f"wrote {file}: `serve run {file}` serves it with vLLM")
     if version:
         print(f"registered {options.register} version {version} in MLflow")
     return 0

@@ -31,5 +31,8 @@ RETIRED_SETTINGS: dict[str, Retired] = {}
 RENAMED_SETTINGS: dict[str, str] = {}
 """Old dotted name -> new dotted name. A run's identity hashes the old one."""
 
-RETIRED_COMMANDS: dict[str, str] = {}
+RETIRED_COMMANDS: dict[str, str] = {
+    "model serve": "springtide model export --to hf, then transformers serve or vLLM: docs/how-to/serve.md",
+    "model export --serve": "the YAML in docs/how-to/serve.md, for Ray Serve LLM",
+}
 """A command, such as ``model serve``, or one with an option, such as ``run watch --page`` -> what to use instead."""

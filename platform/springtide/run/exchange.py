@@ -22,7 +22,6 @@ from springtide.interop import (
     with_adapter,
     write_checkpoint,
 )
-from springtide.interop.ray_llm import serve_config
 from springtide.run.folder import Run
 from springtide.run.start_from import lineage
 from springtide.shards import CHAT_TEMPLATE, TOKENIZER, load_manifest
@@ -79,22 +78,6 @@ def export_model(
     folders = [*(Folder(url) for url in urls if url), run.folder, *(split(url)[0] for url in ancestors)]
     write = export_gguf if format == "gguf" else export_checkpoint
     return write(run.folder, name, config.model, Folder(to), facts, folders, dtype=dtype, ema=ema)
-
-
-def serve_config_of(run: Run, to: str, step: int | None = None) -> str:
-    """Return the configuration of ``ray.serve.llm``, as YAML, for an export of ``run`` to ``to``.
-
-    Args:
-        run: whose checkpoint is exported.
-        to: folder or URL of the export.
-        step: step of the checkpoint; None: the newest.
-
-    Raises:
-        ConfigError: there is no such checkpoint, or the export is in a store that ``ray.serve.llm`` does not read.
-    """
-    manifest = read_manifest(run.folder, run.checkpoint_at(step))
-    config = configs.build(manifest.config) if manifest.config else run.config
-    return serve_config(to, run.id, config.model.max_sequence_length)
 
 
 def import_model(folder: str, to: str, adapter: str = "") -> Run:
