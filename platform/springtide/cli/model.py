@@ -30,7 +30,6 @@ _FISHER = """  springtide model fisher runs/RUN --tokens 1M --out runs/RUN-fishe
 
 _EXPORT = """  springtide model export runs/RUN --to hf --out exports/RUN      # the newest checkpoint
   springtide model export runs/RUN --step 100 --to hf --out s3://bucket/RUN --dtype bf16
-  springtide model export runs/RUN --to gguf --out exports/RUN-gguf --dtype q8_0
   springtide model export runs/RUN --to peft --out exports/RUN-adapter
   springtide model export runs/RUN --out exports/RUN --register MODEL"""
 
@@ -50,7 +49,7 @@ def add(commands: Commands) -> None:
     group.command("average", _average, help, _average_options, _AVERAGE)
     help = "Write how much each weight matters for a text, to start a run that forgets less of it (EWC)."
     group.command("fisher", _fisher, help, _fisher_options, _FISHER)
-    help = "Write a checkpoint as a folder that transformers, llama.cpp or PEFT loads."
+    help = "Write a checkpoint as a folder that transformers or PEFT loads."
     group.command("export", _export, help, _export_options, _EXPORT)
     help = "Write a model of transformers as a run's folder of weights only, to start a run from."
     group.command("import", _import, help, _import_options, _IMPORT)
@@ -58,17 +57,15 @@ def add(commands: Commands) -> None:
 
 def _export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="the run's folder")
-    help = (
-        "format: hf, as transformers loads it (default); gguf, as llama.cpp does; an adapter is merged; peft: it alone"
-    )
-    parser.add_argument("--to", choices=["hf", "gguf", "peft"], default="hf", help=help)
+    help = "format: hf, as transformers loads it, an adapter merged (default); peft: the adapter alone"
+    parser.add_argument("--to", choices=["hf", "peft"], default="hf", help=help)
     parser.add_argument(
         "--out", metavar="FOLDER", required=True, help="folder or URL to create, or an export to replace"
     )
     parser.add_argument(
         "--step", metavar="N", type=int, default=None, help="step of the checkpoint; default: the newest"
     )
-    parser.add_argument("--dtype", default="", help="fp32, bf16, fp16, or q8_0 with gguf; default: as stored")
+    parser.add_argument("--dtype", default="", help="fp32, bf16 or fp16; default: as stored")
     parser.add_argument("--ema", action="store_true", help="the averaged weights (optim.ema_half_life)")
     help = "also register the export in MLflow, as the next version of this model; its weights stay where they are"
     parser.add_argument("--register", metavar="NAME", default=None, help=help)

@@ -33,6 +33,7 @@ RENAMED_SETTINGS: dict[str, str] = {}
 
 RETIRED_COMMANDS: dict[str, str] = {
     "model serve": "springtide model export --to hf, then transformers serve or vLLM: docs/how-to/serve.md",
+    "model export --to gguf": "springtide model export --to hf, then python examples/gguf/to_gguf.py",
     "model export --serve": "the YAML in docs/how-to/serve.md, for Ray Serve LLM",
 }
 """A command, such as ``model serve``, or one with an option, such as ``run watch --page`` -> what to use instead."""
