@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from springtide.cli import text
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json, add_trust, print_json
-from springtide.errors import ConfigError, explain
+from springtide.errors import ConfigError, explain, printable
 
 if TYPE_CHECKING:
     from springtide.run.exchange import Exported
     from springtide.run.folder import Run
-    from springtide.run.task_scores import TaskScores
 
 _EVALUATE = """  springtide model evaluate runs/RUN                     # the newest checkpoint, on all held-out text
   springtide model evaluate runs/RUN --step 100 --tokens 16k --json
-  springtide model evaluate runs/RUN --tasks capitals,sums --task-files tasks --limit 100"""
+  springtide model evaluate runs/RUN --tasks hellaswag,arc_easy --limit 100"""
 
 _AVERAGE = """  springtide model average runs/RUN --last 3 --to runs/RUN-average
   springtide model average runs/RUN --ema --to runs/RUN-ema
@@ -195,17 +194,10 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tasks", metavar="A,B", default="", help="tasks of lm-evaluation-harness, in place of the loss"
     )
-    parser.add_argument(
-        "--task-files", metavar="FOLDER", default="", help="with --tasks: YAML files of tasks of your own"
-    )
     parser.add_argument("--limit", metavar="N", type=int, default=0, help="with --tasks: documents of each; 0: all")
     parser.add_argument(
         "--batch-size", metavar="N", type=int, default=8, help="with --tasks: requests at once (default 8)"
     )
-    help = "with --tasks: processes that share the work, each with a copy of the model (default 1)"
-    parser.add_argument("--processes", metavar="N", type=int, default=1, help=help)
-    help = "with --tasks: each new checkpoint, until the run has finished"
-    parser.add_argument("--follow", action="store_true", help=help)
     add_trust(parser)
     add_json(parser)
 
@@ -222,38 +214,33 @@ def _tokens(text: str) -> int:
 def _evaluate(options: argparse.Namespace) -> int:
     from springtide.run.folder import open_run
 
-    if options.tasks or options.task_files:
-        return _evaluate_tasks(options)
+    if options.tasks:
+        return _score(options)
     found = open_run(options.run).evaluate(options.step, options.tokens, options.trust_code)
     print_json(dataclasses.asdict(found)) if options.json else print(found.describe())
     return 0
 
 
-def _evaluate_tasks(options: argparse.Namespace) -> int:
-    from springtide.app.tasks import evaluate_tasks, follow_tasks
+def _score(options: argparse.Namespace) -> int:
+    from springtide.checkpoint.format import step_of
     from springtide.run.folder import open_run
+    from springtide.run.text import text_model
 
-    run, step = open_run(options.run), options.step
-    how: dict[str, Any] = {"tasks": [name for name in map(str.strip, options.tasks.split(",")) if name]}
-    how |= {key: getattr(options, key) for key in ("task_files", "limit", "batch_size", "trust_code", "processes")}
-    if not options.follow:
-        _print_scores(*evaluate_tasks(run, step=step, **how), options.json)
-        return 0
-    if step is not None:
-        problem = "names one checkpoint, and --follow evaluates those that come"
-        raise ConfigError(explain("step", step, problem, "leave one of them out"))
-    for found, remarks in follow_tasks(run, **how):
-        if not options.json:
-            print(found.checkpoint)
-        _print_scores(found, remarks, options.json)
+    names = [name for name in map(str.strip, options.tasks.split(",")) if name]
+    if not names:
+        raise ConfigError(explain("tasks", options.tasks, "names no task", "give names, with commas between them"))
+    for name, value, least in (("limit", options.limit, 0), ("batch_size", options.batch_size, 1)):
+        if value < least:
+            raise ConfigError(explain(name, value, f"must be at least {least}", "give a positive number"))
+    try:
+        from springtide.generation.harness import score
+    except ImportError as error:
+        problem = f"needs lm-evaluation-harness, which cannot be imported ({error})"
+        raise ConfigError(explain("tasks", options.tasks, problem, "pip install 'springtide[evaluate]'")) from None
+    run, trust = open_run(options.run), options.trust_code
+    checkpoint = run.checkpoint_at(options.step)
+    found, table = score(
+        lambda: text_model(run, step_of(checkpoint), trust), names, options.limit, options.batch_size, trust
+    )
+    print_json({"checkpoint": checkpoint, "tasks": found}) if options.json else print(printable(table))
     return 0
-
-
-def _print_scores(found: TaskScores, remarks: list[str], json: bool) -> None:
-    if json:
-        print_json({**found.model_dump(mode="json"), "remarks": remarks})
-        return
-    for _, task, metric, score, documents in found.rows():
-        print(f"{task:32} {metric:24} {score:>18}{f'  of {documents} documents' if documents else ''}")
-    for remark in remarks:
-        print(f"note: {remark}")

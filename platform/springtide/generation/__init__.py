@@ -5,7 +5,7 @@ never reads more at once than the rows that it was trained on hold.
     writer       prompts of any lengths -> ids after them, in batches, with a cache of keys and values
     growing_text the text of a row while it is written: stop strings, what can be shown
     text_model   a checkpoint and its tokenizer: encode, decode, log-probabilities, texts
-    harness      the same as lm-evaluation-harness asks for it
+    harness      the same as lm-evaluation-harness asks for it, and scores on its tasks
 """
 
 from springtide.generation.sampling import Sampling

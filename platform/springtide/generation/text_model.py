@@ -150,17 +150,8 @@ class TextModel:
         Raises:
             ConfigError: a pair does not fit a row, or the limit is not positive.
         """
-        found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
-        for chunk in self.batches(pairs, batch_size):
-            for number, scored in zip(chunk, self._scored([pairs[number] for number in chunk]), strict=True):
-                found[number] = scored
-        return found
-
-    def batches(
-        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch_size: int = BATCH_SIZE
-    ) -> Iterator[list[int]]:
-        """Yield the numbers of the pairs that ``logprobs`` computes together. Raises as ``logprobs``."""
         _check_positive("batch_size", batch_size)
+        found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
         order = sorted(range(len(pairs)), key=lambda number: -len(pairs[number][0]) - len(pairs[number][1]))
         while order:
             longest = sum(map(len, pairs[order[0]])) - 1
@@ -168,8 +159,10 @@ class TextModel:
                 limit = f"has {longest} tokens, more than the {self.max_length} that the model reads at once"
                 raise ConfigError(explain("continuation", "...", limit, "shorten its context"))
             fits = max(1, min(batch_size, _MOST_LOGITS // (max(longest, 1) * self.vocab_size)))
-            yield order[:fits]
-            order = order[fits:]
+            chunk, order = order[:fits], order[fits:]
+            for number, scored in zip(chunk, self._scored([pairs[number] for number in chunk]), strict=True):
+                found[number] = scored
+        return found
 
     @torch.no_grad()
     def _scored(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Iterator[tuple[float, bool]]:
