@@ -54,7 +54,6 @@ bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/goodput.py --traces "$(TRACES)"
 	$(BIN)/python benchmarks/drilled.py --traces "$(TRACES)"
-	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/sweep.py --traces "$(TRACES)"
 
 # the commands of README and docs, every run trained to its end; `make test` trains one of them and resolves the others

@@ -33,9 +33,9 @@ The map, in the order the data takes:
       |
     run/          a run's folder: claim, open, verify, serve its page
       |
-    on_ray/       the only package that imports Ray: cluster/ data/ train/ tune/ serve/
+    on_ray/       the only package that imports Ray: cluster/ data/ train/ tune/
       |
-    app/          train, sweep, drill, simulate, estimate, plan, serve: composes the packages  cli/   the same for the shell
+    app/          train, sweep, drill, simulate, estimate, plan: composes the packages  cli/   the same for the shell
 
 ``import springtide`` is light: torch and Ray are imported when training starts.
 """

@@ -55,8 +55,6 @@ MODULES = (
         "springtide.objective.preference",
         "springtide.run.labeller",
         "springtide.app.label",
-        "springtide.generation.requests",
-        "springtide.interop.ray_llm",
         "springtide.run.overview",
         "springtide.run.list_page",
         "springtide.run.page_facts",

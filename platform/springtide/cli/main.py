@@ -7,7 +7,7 @@ springtide data prepare | inspect            text to a sealed dataset
            run save | pause | continue       steer a run that trains
                resize | stop | note
            model evaluate | average          a checkpoint as a model
-           model generate | serve            text from a checkpoint, here or over HTTP
+           model generate                    text from a checkpoint
            model export | import             a model in and out of the format of transformers
            verify, report                    proof and costs of a run
            metrics                           what Prometheus finds; a dashboard and alerts

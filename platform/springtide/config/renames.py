@@ -45,7 +45,14 @@ ADDED_SETTINGS: dict[str, Any] = {}
 """Dotted name of a setting that is not free and that commit 0ba2dd87 does not have -> the value at which the training is as it
 was without it, as a config.yaml has it. A run's identity leaves it out at that value."""
 
-RETIRED_COMMANDS: dict[str, str] = {}
+RETIRED_COMMANDS: dict[str, str] = {
+    "model serve": "springtide model export --to hf, then transformers serve or vLLM: docs/how-to/serve.md",
+    "model evaluate --task-files": "lm_eval.simple_evaluate with springtide.generation.harness: docs/how-to/evaluate.md",
+    "model evaluate --follow": "springtide model evaluate --tasks for each checkpoint, with --step",
+    "model evaluate --processes": "one process: leave it out",
+    "model export --to gguf": "springtide model export --to hf, then python examples/gguf/to_gguf.py",
+    "model export --serve": "the YAML in docs/how-to/serve.md, for Ray Serve LLM",
+}
 """A command, such as ``model serve``, or one with an option, such as ``run watch --page``, or with an option's value, such as
 ``model export --to gguf`` -> what to use instead."""
 

@@ -1,4 +1,4 @@
-"""What a run's page shows that is not in its journal: origin, config, checkpoints, scores, and where they are."""
+"""What a run's page shows that is not in its journal: origin, config, checkpoints, and where they are."""
 
 from __future__ import annotations
 
@@ -40,9 +40,8 @@ def facts_of(run: Run, is_file: bool = True) -> RunFacts:
     """
     given = run.config
     config = configs.redact(given)
-    scores, origin, trial = [], Origin(), list[tuple[str, Cell]]()
+    origin, trial = Origin(), list[tuple[str, Cell]]()
     try:
-        scores = [row for one in run.task_scores for row in one.rows()]
         origin = read_origin(run.folder)
         trial = _trial(run.folder, is_file)
     except DamagedFile as error:  # the rest of the page is right
@@ -59,7 +58,6 @@ def facts_of(run: Run, is_file: bool = True) -> RunFacts:
         config_yaml=configs.dump(config),
         about=about,
         links={"dataset": config.shards.dataset, "checkpoints": redacted((run.folder / "checkpoints").url)},
-        scores=scores,
         checkpoints=run.checkpoints,
         prices=Prices.set_in(given.track),
     )

@@ -40,7 +40,6 @@ COMMANDS = {
     "evaluate": ["model", "evaluate"],
     "label": ["data", "label"],
     "export": ["model", "export"],
-    "serve": ["model", "serve"],
 }
 MOST_BYTES = 10**6
 """Largest upload. Ray does not compress it."""

@@ -1,4 +1,4 @@
-"""The architectures of llama.cpp that a family of transformers goes out as: names, metadata and limits, as data. Pure.
+"""The architectures of llama.cpp that a family of transformers goes out as: metadata and limits, as data.
 
 Each was read back, with these limits, by llama.cpp itself (build 11549), whose logits were ours; what a limit excludes would
 load there and compute something else, so it is refused.
@@ -8,35 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 
 from springtide.config.engine import ModelConfig
 from springtide.errors import ConfigError, explain
-from springtide.interop.families import Family, Match
-from springtide.interop.gguf_header import Value
+from springtide.interop.families import Family
 
-_OUTER = {"embedding": "token_embd", "norm": "output_norm", "head": "output"}
-_INNER: dict[tuple[str, ...], str] = {
-    ("attention_norm",): "attn_norm",
-    ("attention_out_norm",): "post_attention_norm",
-    ("ffn_norm",): "ffn_norm",
-    ("ffn_out_norm",): "post_ffw_norm",
-    ("attention.query",): "attn_q",
-    ("attention.key",): "attn_k",
-    ("attention.value",): "attn_v",
-    ("attention.out",): "attn_output",
-    ("attention.query_norm",): "attn_q_norm",
-    ("attention.key_norm",): "attn_k_norm",
-    ("attention.query", "attention.key", "attention.value"): "attn_qkv",
-    ("ffn.gate",): "ffn_gate",
-    ("ffn.up",): "ffn_up",
-    ("ffn.down",): "ffn_down",
-    ("ffn.gate", "ffn.up"): "ffn_up",
-}
-"""Our modules of a block, or those that theirs joins -> their name."""
 ROPE_FACTORS = "rope_freqs.weight"
 """What wavelengths are multiplied by, where Llama 3's scaling is a tensor."""
-_REMEDY = "use hf, and serve that by transformers or vLLM"
+_REMEDY = "serve the export by transformers or vLLM"
+
+Value = bool | int | float | str | Sequence[bool] | Sequence[int] | Sequence[str]
+"""A value of the metadata."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,27 +99,10 @@ def gguf_family(family: Family, model: ModelConfig) -> GgufFamily:
     return found
 
 
-def gguf_matches(family: Family, gguf: GgufFamily, model: ModelConfig) -> Iterator[Match]:
-    """Yield all tensors that the checkpoint has, with llama.cpp's names."""
-    for match in family.tensors(model):
-        parts = [one.split(".") for one in match.ours]
-        kind = parts[0][-1]
-        if parts[0][0] == "blocks":
-            name = _INNER[tuple(".".join(one[2:-1]) for one in parts)]
-            yield Match(f"blk.{parts[0][1]}.{name}.{kind}", match.ours)
-        else:
-            yield Match(f"{_OUTER[parts[0][0]]}.{kind}", match.ours)
-    if gguf.head == "own" and model.tied_head:
-        yield Match("output.weight", ("embedding.weight",))
-
-
-def is_rotated(match: Match) -> bool:
-    """Return whether the rows of a tensor are those of queries or keys."""
-    return match.ours[0].rsplit(".", 1)[0].endswith(("attention.query", "attention.key"))
-
-
 def rope_factors(model: ModelConfig) -> list[float]:
-    """Return what each wavelength is multiplied by in Llama 3's scaling (source: its ``model.py``)."""
+    """Return what each wavelength is multiplied by in Llama 3's scaling (source: its ``model.py``); empty for others."""
+    if model.rope_scaling != "llama3":
+        return []
     found = []
     for pair in range(0, model.rotary_width, 2):
         turns = model.rope_original_length / (2 * math.pi * model.rope_theta ** (pair / model.rotary_width))
@@ -146,11 +112,11 @@ def rope_factors(model: ModelConfig) -> list[float]:
     return found
 
 
-def gguf_metadata(gguf: GgufFamily, model: ModelConfig, vocab_size: int) -> Mapping[str, Value]:
-    """Return what llama.cpp reads of a model's shape. ``vocab_size``: rows of the embedding."""
+def gguf_metadata(gguf: GgufFamily, model: ModelConfig) -> dict[str, Value]:
+    """Return what llama.cpp reads of a model's shape."""
     width = model.head_width
     found: dict[str, Value] = {
-        "vocab_size": vocab_size,
+        "vocab_size": model.vocab_size,
         "context_length": model.max_sequence_length,
         "embedding_length": model.dim,
         "block_count": model.num_layers,
@@ -181,18 +147,3 @@ def gguf_metadata(gguf: GgufFamily, model: ModelConfig, vocab_size: int) -> Mapp
     if gguf.local_theta and any(local):
         found["rope.freq_base_swa"] = float(model.local_rope_theta or model.rope_theta)
     return {f"{gguf.name}.{key}": value for key, value in found.items()}
-
-
-def version_remarks(gguf: GgufFamily, model: ModelConfig) -> list[str]:
-    """Return what earlier releases of llama.cpp may not read of this file, for the user."""
-    local = any(map(model.window_of, range(model.num_layers)))
-    if not gguf.global_every or not local or gguf.name == "olmo2":
-        return []
-    odd = [f"model.global_every = {model.global_every}"] if model.global_every != gguf.global_every else []
-    if gguf.local_theta and model.local_rope_theta != 10_000.0:
-        odd.append(f"model.local_rope_theta = {model.local_rope_theta or model.rope_theta:g}")
-    if not odd:
-        return []
-    return [
-        f"{' and '.join(odd)} of {gguf.name} is read by build 11549 of llama.cpp; earlier ones may take no notice of it"
-    ]

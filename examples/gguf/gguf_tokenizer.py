@@ -1,4 +1,4 @@
-"""A ``tokenizer.json`` as the metadata of a GGUF file, if llama.cpp makes the same ids of a text. Pure.
+"""A ``tokenizer.json`` as the metadata of a GGUF file, if llama.cpp makes the same ids of a text.
 
 llama.cpp has the pattern that cuts a text into words as code, under a name. A byte-level BPE whose pattern it has goes out;
 every other tokenizer is refused.
@@ -10,16 +10,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from gguf_families import Value
+
 from springtide.corpus.patterns import PATTERNS
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import ConfigError, explain
-from springtide.interop.gguf_header import Value
-from springtide.interop.hf_tokenizer import TokenizerFiles
-from springtide.shards import CHAT_TEMPLATE, TOKENIZER
+from springtide.interop import ImportedModel
+from springtide.shards import TOKENIZER
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5
 """Types of tokens."""
-_REMEDY = "use hf, and convert_hf_to_gguf.py of llama.cpp with the original tokenizer's files beside it"
+_REMEDY = "use convert_hf_to_gguf.py of llama.cpp with the original tokenizer's files beside the export"
 
 
 class _Pre(NamedTuple):
@@ -47,42 +48,41 @@ _TRAILING = r"\z"
 """In a pattern that makes one word of the spaces that end a text."""
 
 
-def tokenizer_metadata(files: TokenizerFiles, vocab_size: int) -> tuple[dict[str, Value], list[str]]:
-    """Return the metadata of a tokenizer, and remarks for the user. ``vocab_size``: rows of the embedding.
+def tokenizer_metadata(found: ImportedModel, vocab_size: int) -> tuple[dict[str, Value], list[str]]:
+    """Return the metadata of a model's tokenizer, and remarks for the user. ``vocab_size``: rows of the embedding.
 
     Raises:
         ConfigError: llama.cpp would make other ids of a text, or the token that ends a text is not known.
     """
-    text = files.files.get(TOKENIZER)
-    if text is None:
-        return {"tokenizer.ggml.model": "none"}, []
-    if files.eos_id is None:
+    if not found.tokenizer:
+        return {"tokenizer.ggml.model": "none"}, ["the export has no tokenizer: none is written"]
+    if found.eos_id is None:
         problem = "is not known, and llama.cpp would take id 11 for it"
-        raise ConfigError(
-            explain("eos_token_id", None, problem, "import the model with an eos_token_id in config.json")
-        )
-    tokenizer = Tokenizer.from_json(text, TOKENIZER, files.eos_id)
+        raise ConfigError(explain("eos_token_id", None, problem, "set it in the export's config.json"))
+    tokenizer = Tokenizer.from_json(found.tokenizer, TOKENIZER, found.eos_id)
     spec: dict[str, Any] = json.loads(tokenizer.to_json())
     model, added = spec["model"], spec.get("added_tokens") or []
     _check_model(model)
     _check_added(added)
     remarks = _normalizer_remarks(spec.get("normalizer"))
     pattern = _pattern(spec.get("pre_tokenizer"), model)
-    pre = _chosen(_PRES[pattern], model, text) if model["merges"] else _Pre("gpt-2", False)
+    pre = _chosen(_PRES[pattern], model) if model["merges"] else _Pre("gpt-2", False)
     if _TRAILING in pattern and "gpt-2" not in pre.name:
         remarks.append("llama.cpp cuts a text that ends in a line of spaces into other words than in training")
     tokens, types = _tokens(tokenizer, added, vocab_size)
-    found: dict[str, Value] = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre.name}
-    found |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
-    found["tokenizer.ggml.merges"] = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
     begin = _begin(tokenizer)
-    found["tokenizer.ggml.eos_token_id"] = files.eos_id
-    # llama.cpp takes id 11 where a file has none
-    found["tokenizer.ggml.bos_token_id"] = next(one for one in (begin, files.bos_id, files.eos_id) if one is not None)
-    found["tokenizer.ggml.add_bos_token"] = begin is not None
-    if CHAT_TEMPLATE in files.files:
-        found["tokenizer.chat_template"] = files.files[CHAT_TEMPLATE]
-    return found, remarks
+    told: dict[str, Value] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre.name,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.merges": [one if isinstance(one, str) else " ".join(one) for one in model["merges"]],
+        "tokenizer.ggml.eos_token_id": found.eos_id,
+        # llama.cpp takes id 11 where a file has none
+        "tokenizer.ggml.bos_token_id": next(one for one in (begin, found.bos_id, found.eos_id) if one is not None),
+        "tokenizer.ggml.add_bos_token": begin is not None,
+    }
+    return told | ({"tokenizer.chat_template": found.template} if found.template else {}), remarks
 
 
 def _refusal(what: str, value: Any, problem: str) -> ConfigError:
@@ -134,30 +134,13 @@ def _pattern(step: Mapping[str, Any] | None, model: Mapping[str, Any]) -> str:
     return str(found)
 
 
-def _chosen(pres: Sequence[_Pre], model: Mapping[str, Any], text: str) -> _Pre:
+def _chosen(pres: Sequence[_Pre], model: Mapping[str, Any]) -> _Pre:
     """Return the pattern that merges as ``model`` does. Raises ConfigError if none does."""
     whole_words = bool(model.get("ignore_merges"))
     for one in pres:
         if one.whole_words == whole_words:
             return one
-    if len(unreached := _unreached(model, text)):
-        problem = (
-            f"is {str(whole_words).lower()}, and merges do not make {len(unreached)} tokens, such as {unreached[0]!r}"
-        )
-        raise _refusal("model.ignore_merges", whole_words, problem)
-    return pres[0]
-
-
-def _unreached(model: Mapping[str, Any], text: str) -> list[str]:
-    """Return the tokens that merges do not make of their letters: only with ``ignore_merges`` are they ever used."""
-    spec = json.loads(text)
-    spec["model"] = {**spec["model"], "ignore_merges": False}
-    spec |= {"pre_tokenizer": None, "added_tokens": [], "post_processor": None, "normalizer": None}
-    merging = Tokenizer.from_json(json.dumps(spec, allow_nan=False), TOKENIZER, 0).tokenizer
-    special = {one["content"] for one in json.loads(text).get("added_tokens") or []}
-    words = [one for one in model["vocab"] if one not in special]
-    found = merging.encode_batch_fast(words, add_special_tokens=False)
-    return [word for word, encoding in zip(words, found, strict=True) if len(encoding.ids) != 1]
+    raise _refusal("model.ignore_merges", whole_words, "is not how llama.cpp merges after this pattern")
 
 
 def _tokens(tokenizer: Tokenizer, added: Sequence[Mapping[str, Any]], vocab_size: int) -> tuple[list[str], list[int]]:
