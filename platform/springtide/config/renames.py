@@ -25,11 +25,15 @@ class Retired:
     """Whether it was free, and so never part of a run's identity."""
 
 
-RETIRED_SETTINGS: dict[str, Retired] = {}
+RETIRED_SETTINGS: dict[str, Retired] = {
+    "stream.follow": Retired("", "prepare each batch of new text, then resume with it in stream.mixture"),
+}
 """Dotted name -> what it was."""
 
 RENAMED_SETTINGS: dict[str, str] = {}
 """Old dotted name -> new dotted name. A run's identity hashes the old one."""
 
-RETIRED_COMMANDS: dict[str, str] = {}
+RETIRED_COMMANDS: dict[str, str] = {
+    "data prepare --follow": "prepare each batch of new text, then resume with it in stream.mixture",
+}
 """A command, such as ``model serve``, or one with an option, such as ``run watch --page`` -> what to use instead."""
