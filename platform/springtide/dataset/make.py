@@ -99,6 +99,11 @@ def make_dataset(corpus: CorpusConfig, shards: ShardsConfig, progress: Progress 
     return dataset.url
 
 
+def dataset_folder(corpus: CorpusConfig, shards: ShardsConfig) -> Folder:
+    """Return the folder in which ``make_dataset`` makes the dataset, or has made it."""
+    return _find(corpus, shards)[3]
+
+
 def units_to_make(corpus: CorpusConfig, shards: ShardsConfig) -> int:
     """Return the number of units that ``make_dataset`` would read; 0 if the dataset exists."""
     sources, _, _, dataset = _find(corpus, shards)
