@@ -1,9 +1,7 @@
 """What a run's page and the commands about a run cost on a long journal: a million steps of two sources, with restarts, saves
 and evaluations.
 
-    read      the journal with its files of columns, from the page cache of the system, by the reader that the page and its
-              server use
-    lines     the same without columns, as of a run whose drivers were all killed
+    read      the journal, from the page cache of the system, by the reader that the page and its server use
     build     the page from what was read: charts, ledger, tables
     refresh   what the server computes when ten steps are new, and what a browser fetches for them
     size      of the page
@@ -81,7 +79,6 @@ def written(root: str, steps: int, restarts: int) -> int:
     from springtide import config as configs
     from springtide.run.folder import Run
     from springtide.store import Folder
-    from springtide.track.journal import _write_columns
 
     run = Run(Folder(root) / "long")
     run.write_config(configs.recipe("tiny").override({"run.id": "long", "run.root": root}))
@@ -89,9 +86,7 @@ def written(root: str, steps: int, restarts: int) -> int:
     folder.mkdir()
     for number, begin in enumerate(range(0, len(found), SEGMENT_LINES)):
         data = b"\n".join(found[begin : begin + SEGMENT_LINES]) + b"\n"
-        name = f"0001-{number:04d}.jsonl"
-        (folder / name).write_bytes(data)
-        _write_columns(Folder(folder), name, data)
+        (folder / f"0001-{number:04d}.jsonl").write_bytes(data)
     return sum(path.stat().st_size for path in folder.glob("*.jsonl"))
 
 
@@ -133,18 +128,6 @@ def page(root: str) -> dict[str, Any]:
     }
 
 
-def by_lines(root: str) -> dict[str, Any]:
-    """Seconds of reading a journal that has no columns."""
-    from springtide.run.folder import open_run
-    from springtide.track import journal_reader
-
-    journal_reader.decode = lambda data: None  # as if every file of them were damaged
-    reader = journal_reader.JournalReader(open_run(f"{root}/long").folder)
-    begin = time.perf_counter()
-    reader.read()
-    return {"lines_s": time.perf_counter() - begin}
-
-
 def why(root: str) -> dict[str, Any]:
     """Seconds of ``springtide run why``."""
     from springtide.run.folder import open_run
@@ -180,12 +163,12 @@ def main() -> None:
     options = claims.options(__doc__, rounds=3, steps=(1_000_000, 20_000), restarts=(10_000, 200))
     with tempfile.TemporaryDirectory() as root:
         size = written(root, int(options.steps), int(options.restarts))
-        each = (why, watch, listed, by_lines, page)
+        each = (why, watch, listed, page)
         rounds = [{k: v for one in each for k, v in claims.alone(one, root).items()} for _ in range(options.rounds)]
     best = {name: min(one[name] for one in rounds) for name in rounds[0]}
     detail = {"steps": int(options.steps), "restarts": int(options.restarts), "journal_mib": round(size / 2**20)}
     cpu = {name: round(best[f"{name}_cpu"], 2) for name in ("read_s", "build_s", "refresh_s")}
-    detail |= {"lines_s": round(best["lines_s"], 2), "cpu": cpu, "peak_mib": round(best["peak_mib"])}
+    detail |= {"cpu": cpu, "peak_mib": round(best["peak_mib"])}
     shown = [
         claims.claim("page_build_s", best["build_s"], 3.0, "lower", detail),
         claims.claim("page_read_and_build_s", best["read_s"] + best["build_s"], 3.0, "lower", detail),

@@ -143,8 +143,8 @@ def gaps(shape: Shape, folder: str, count: int) -> dict[str, Any]:
 
 
 class Director:
-    """Listener that has a notice, a growth and a kill happen to the nodes of a cluster. Each comes some steps after the group has
-    adapted to the one before."""
+    """Listener that has a notice, a growth and a kill happen to the nodes of a cluster. Each comes some steps after the group
+    has adapted to the one before."""
 
     def __init__(self, cluster: LocalCluster, config: Config, notices: str, workers: int, between: int) -> None:
         self._cluster, self._notices, self._between = cluster, notices, between

@@ -54,10 +54,6 @@ class CorpusError(SpringtideError, ValueError):
     """A corpus that is missing, empty or too small."""
 
 
-class SourceChanged(CorpusError):
-    """A file of the corpus was rewritten or removed while it was read; nothing was sealed."""
-
-
 class CorruptShard(SpringtideError):
     """A shard with other bytes than were written."""
 

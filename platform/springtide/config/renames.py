@@ -35,7 +35,9 @@ class Retired:
     """Whether it was free, and so never part of a run's identity."""
 
 
-RETIRED_SETTINGS: dict[str, Retired] = {}
+RETIRED_SETTINGS: dict[str, Retired] = {
+    "stream.follow": Retired("", "prepare each batch of new text, then resume with it in stream.mixture"),
+}
 """Dotted name -> what it was."""
 
 RENAMED_SETTINGS: dict[str, str] = {}
@@ -52,6 +54,7 @@ RETIRED_COMMANDS: dict[str, str] = {
     "model evaluate --processes": "one process: leave it out",
     "model export --to gguf": "springtide model export --to hf, then python examples/gguf/to_gguf.py",
     "model export --serve": "the YAML in docs/how-to/serve.md, for Ray Serve LLM",
+    "data prepare --follow": "prepare each batch of new text, then resume with it in stream.mixture",
 }
 """A command, such as ``model serve``, or one with an option, such as ``run watch --page``, or with an option's value, such as
 ``model export --to gguf`` -> what to use instead."""

@@ -12,7 +12,7 @@ from springtide.checkpoint import branch, leases
 from springtide.config import RUN_CONFIG, Config
 from springtide.errors import ConfigError, RunExists, SpringtideError, explain, in_one_line, redacted
 from springtide.run.folder import Run
-from springtide.store import Folder
+from springtide.store import Folder, to_json
 from springtide.store.errors import may_pass
 
 _DECIDED_LATER = {"shards.dataset": "", "train.micro_batch": "auto"}
@@ -64,6 +64,20 @@ def config_or_problem(run: Run) -> tuple[Config | None, str]:
         if may_pass(error):
             raise
         return None, in_one_line(error)
+
+
+def check_taken_up(config: Config, run: Run) -> None:
+    """Raise ConfigError if ``config`` lacks a dataset that the run took up while it was trained, which runs could do until
+    commit 0ba2dd87. Each time left a record in ``followed/``; what counts is the run's config, which names all of them."""
+    if not run.folder.exists("followed/0000.json"):
+        return
+    known = run.config.stream.model_dump(mode="json")
+    lacking = set(known["mixture"].values()) - set(config.stream.mixture.values())
+    if lacking:
+        limit = f"lacks {len(lacking)} of the datasets that {run.id} took up while it was trained"
+        settings = " ".join(f"--stream.{name} '{to_json(known[name])}'" for name in ("mixture", "weights"))
+        remedy = f"resume with --config {run.folder.where(RUN_CONFIG)}, or add {settings}"
+        raise ConfigError(explain("stream.mixture", dict(config.stream.mixture), limit, remedy))
 
 
 def trusted_code(config: Config) -> str:
