@@ -29,7 +29,6 @@ from springtide.parallel.recompute import recomputed
 from springtide.preemption.sources import open_sources
 from springtide.store import Folder
 from springtide.training.optim import learning_rate, optimizer_of
-from springtide.training.step import accumulate
 from springtide.tuning import search
 
 MODEL = ModelConfig(num_layers=1, dim=32, num_heads=2, num_kv_heads=1)
@@ -96,9 +95,3 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
 def test_an_unlisted_value_raises_with_its_name(field: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=f"^{field} = 'another': is (not in the table|computed by nothing)"):
         CASES[field](monkeypatch)
-
-
-def test_the_weights_of_a_step_are_given_by_name() -> None:
-    """The loss's and the z-loss's stood side by side, two floats by position."""
-    with pytest.raises(TypeError, match="positional"):
-        accumulate(build(MODEL, 8), torch.zeros(1, 5), alone(torch.device("cpu")), [slice(0, 1)], 1.0, 0.0)  # type: ignore[call-arg]

@@ -31,5 +31,7 @@ RETIRED_SETTINGS: dict[str, Retired] = {}
 RENAMED_SETTINGS: dict[str, str] = {}
 """Old dotted name -> new dotted name. A run's identity hashes the old one."""
 
-RETIRED_COMMANDS: dict[str, str] = {}
+RETIRED_COMMANDS: dict[str, str] = {
+    "metrics --out": "copy springtide-dashboard.json and springtide-alerts.yml from deploy/monitoring of the repository",
+}
 """A command, such as ``model serve``, or one with an option, such as ``run watch --page`` -> what to use instead."""

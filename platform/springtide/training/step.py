@@ -180,19 +180,8 @@ def train_step(
     """
     # divided by the tokens of a full step, known in advance; the true count corrects it below
     weight = loss_scale / tokens_per_step
-    found, tokens_N = accumulate(
-        model,
-        tokens_NL,
-        world,
-        micro_batches,
-        loss_weight=weight,
-        z_weight=z_weight,
-        padded_rows=padded_rows,
-        compute_first=compute_first,
-        objective=objective,
-        metrics=metrics,
-        columns=columns,
-    )
+    how = z_weight, padded_rows, compute_first, objective, metrics, columns
+    found, tokens_N = accumulate(model, tokens_NL, world, micro_batches, weight, *how)
     gradients, num_tokens = local_gradients(model), tokens_N.sum()
     # an objective adds its weight and its parts, and tells no loss of a row
     loss_sum, *more = found if objective else (found.sum(),)
@@ -236,7 +225,6 @@ def accumulate(
     tokens_NL: Tensor,
     world: World,
     micro_batches: Sequence[slice],
-    *,
     loss_weight: float,
     z_weight: float,
     padded_rows: int = 0,
