@@ -32,6 +32,7 @@ RENAMED_SETTINGS: dict[str, str] = {}
 """Old dotted name -> new dotted name. A run's identity hashes the old one."""
 
 RETIRED_COMMANDS: dict[str, str] = {
+    "doctor --peer": "measure links with nccl-tests (docs/how-to/slow.md), and each machine's clock with chronyc tracking",
     "metrics --out": "copy springtide-dashboard.json and springtide-alerts.yml from deploy/monitoring of the repository",
 }
 """A command, such as ``model serve``, or one with an option, such as ``run watch --page`` -> what to use instead."""
