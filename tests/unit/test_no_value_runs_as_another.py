@@ -82,6 +82,7 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
     "model.base_precision": lambda _: hold(nn.Linear(2, 2), "another"),
     "model.rope_scaling": lambda _: rotary_table(_with(MODEL, rope_scaling="another"), 4),
     "parallel.strategy": lambda _: _laid_out(strategy="another"),
+    "parallel.offload": lambda _: _laid_out(offload="another"),
     "parallel.recompute": lambda _: recomputed(nn.Identity(), "another"),
     "shards.packing": lambda _: _plan(Folder("memory://none"), packing="another"),
     "corpus.deduplicate": lambda _: list(pieces(["one"], "another")),

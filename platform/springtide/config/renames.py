@@ -32,6 +32,10 @@ RENAMED_SETTINGS: dict[str, str] = {}
 """Old dotted name -> new dotted name. A run's identity hashes the old one."""
 
 RETIRED_COMMANDS: dict[str, str] = {
+    "drill --scenario storm": "in the repository's tests/programs: python -m fault_points storm",
+    "drill --scenario points": "in the repository's tests/programs: python -m fault_points cross",
+    "drill --seed": "it was the seed of the storm: in the repository's tests/programs, python -m fault_points storm --seed N",
+    "drill --only": "it chose points: in the repository's tests/programs, python -m fault_points cross --only PARTS",
     "doctor --peer": "measure links with nccl-tests (docs/how-to/slow.md), and each machine's clock with chronyc tracking",
     "metrics --out": "copy springtide-dashboard.json and springtide-alerts.yml from deploy/monitoring of the repository",
 }
