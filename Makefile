@@ -60,11 +60,12 @@ bench: .venv/.ready .venv-peers
 commands: .venv/.ready
 	$(BIN)/python -m pytest --full tests/elastic/test_commands_of_the_pages.py
 
-# each drill in full, and what is told of a run with five faults: an hour; `make test` runs one of them
+# each drill in full, a fault at each fault point, storms, and what is told of a run with five faults: an hour; `make test` runs one drill
 drills: .venv/.ready
-	for scenario in kill copies drain regrow hang all resize points; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
+	for scenario in kill copies drain regrow hang all resize; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
 	for notice in 30 120; do $(BIN)/springtide drill --scenario drain --notice $$notice || exit 1; done
-	for seed in 1 2 3; do $(BIN)/springtide drill --scenario storm --seed $$seed || exit 1; done
+	cd tests/programs && ../../$(BIN)/python -m fault_points cross
+	for seed in 1 2 3; do (cd tests/programs && ../../$(BIN)/python -m fault_points storm --seed $$seed) || exit 1; done
 	cd tests/programs && ../../$(BIN)/python five_faults.py
 
 # a sweep of sixteen trials that loses six nodes and its driver; what `make test` leaves out of its second half: a population

@@ -5,7 +5,7 @@ The map, in the order the data takes:
     config/       settings: frozen models, quantities with units, recipes
     store/        files that are committed or absent: local disk, s3, gs, az, memory; a cache on each node
     events/       events of a run, as values; names and units of its metrics
-    faults/       named places of a run at which a drill injects a fault; nothing happens there otherwise
+    faults/       named places of a run at which a test injects a fault; nothing happens there otherwise
       |
     dist/         communication between ranks: the world, collectives, connections that can be cut
       |

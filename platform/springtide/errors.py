@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Mapping
+from typing import TypeVar
 
+_T = TypeVar("_T")
 _PASSWORD = re.compile(r"(?P<before>://[^\s:/?#@]*:)[^\s/?#]*(?=@)")
 """``://user:password@``; the password may contain an unquoted @. Without the scheme: to look for it takes quadratic time."""
 _TOKEN_AS_USER = re.compile(r"(?P<before>https?://)[^\s:/?#@*]+(?=@)", re.IGNORECASE)
@@ -110,6 +113,21 @@ class CommandFailed(SpringtideError):
 
 class StoppedWaiting(SpringtideError):
     """Training was asked to stop while it waited for capacity; handled like any other requested stop."""
+
+
+def look_up(table: Mapping[str, _T], field: str, value: str) -> _T:
+    """Return the entry of ``table`` for the value of the setting ``field``. Raises ConfigError if the table does not list the
+    value: a value that has no code of its own must never run as another one.
+
+    >>> look_up({"relu": max}, "model.activation", "tanh")
+    Traceback (most recent call last):
+    springtide.errors.ConfigError: model.activation = 'tanh': is not in the table of what is built in; use one of relu
+    """
+    if value not in table:
+        raise ConfigError(
+            explain(field, value, "is not in the table of what is built in", f"use one of {', '.join(table)}")
+        )
+    return table[value]
 
 
 def explain(field: str, value: object, limit: str, remedy: str) -> str:

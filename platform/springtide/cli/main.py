@@ -10,7 +10,7 @@ springtide data prepare | inspect            text to a sealed dataset
            model generate                    text from a checkpoint
            model export | import             a model in and out of the format of transformers
            verify, report                    proof and costs of a run
-           metrics                           what Prometheus finds; a dashboard and alerts
+           metrics                           what Prometheus finds
            queue                             the runs that share a cluster
            doctor                            whether this machine and a store are fit
            plan                              before paying: which nodes, how long, for how much

@@ -55,6 +55,12 @@ RETIRED_COMMANDS: dict[str, str] = {
     "model export --to gguf": "springtide model export --to hf, then python examples/gguf/to_gguf.py",
     "model export --serve": "the YAML in docs/how-to/serve.md, for Ray Serve LLM",
     "data prepare --follow": "prepare each batch of new text, then resume with it in stream.mixture",
+    "drill --scenario storm": "in the repository's tests/programs: python -m fault_points storm",
+    "drill --scenario points": "in the repository's tests/programs: python -m fault_points cross",
+    "drill --seed": "it was the seed of the storm: in the repository's tests/programs, python -m fault_points storm --seed N",
+    "drill --only": "it chose points: in the repository's tests/programs, python -m fault_points cross --only PARTS",
+    "doctor --peer": "measure links with nccl-tests (docs/how-to/slow.md), and each machine's clock with chronyc tracking",
+    "metrics --out": "copy springtide-dashboard.json and springtide-alerts.yml from deploy/monitoring of the repository",
 }
 """A command, such as ``model serve``, or one with an option, such as ``run watch --page``, or with an option's value, such as
 ``model export --to gguf`` -> what to use instead."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import springtide
-from springtide.app.doctor_upload import UploadCheck
+from springtide.app.doctor import UploadCheck
 from springtide.cli.job import check_sent, job
 from springtide.cli.main import main, parser
 from springtide.cli.status import Status

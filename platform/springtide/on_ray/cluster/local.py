@@ -115,14 +115,6 @@ class LocalCluster:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGSTOP)
 
-    def stop(self, node: str) -> None:
-        """Stop all processes of a node (SIGSTOP), as when its host is paused or swaps."""
-        self._signal(node, signal.SIGSTOP)
-
-    def resume(self, node: str) -> None:
-        """Let the processes of a stopped node go on. Ray may have given the node up meanwhile: then they end."""
-        self._signal(node, signal.SIGCONT)
-
     def kill(self, *nodes: str) -> None:
         """Remove nodes and kill all their processes at once, as when their hosts are lost."""
         for node in nodes:
@@ -130,13 +122,6 @@ class LocalCluster:
         for node in nodes:
             self._cluster.remove_node(self._nodes.pop(node), allow_graceful=False)
             self._gpu_of.pop(node, None)
-
-    def node_of(self, pid: int) -> str:
-        """Return the node that a process of this machine is part of; empty if it is none's, as the driver or the head."""
-        roots = {root: name for name in self.nodes for root in self._roots(name)}
-        while pid > 1 and pid not in roots:
-            pid = _parent(pid)
-        return roots.get(pid, "")
 
     def _roots(self, node: str) -> list[int]:
         """Return the pids of the processes that a node began with."""
@@ -176,13 +161,6 @@ def _workers_below(pid: int) -> list[int]:
             if b"RayTrainWorker" in Path(f"/proc/{one}/cmdline").read_bytes():
                 found.append(one)
     return found
-
-
-def _parent(pid: int) -> int:
-    """Return the pid of the parent of a process, 0 if it is gone."""
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
 
 
 def _descendants(pid: int) -> list[int]:

@@ -1,12 +1,13 @@
-"""When the acts of a drill are carried out, and on which node."""
+"""When the acts of a drill and of a storm are carried out, and on which node."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from springtide.app.fault_watch import Reached
-from springtide.app.scenarios import storm
-from springtide.app.stage import Act, Stage
+from fault_points.storm import ActAt, StageAtPoints, storm_of
+from fault_points.watch import Reached
+
+from springtide.app.scenarios import Act, Stage
 
 
 class Cluster:
@@ -32,13 +33,32 @@ class Cluster:
         return "c"
 
 
-def stage_of(*acts: Act) -> tuple[Stage, Cluster]:
+def stage_of(*acts: Act) -> tuple[StageAtPoints, Cluster]:
     cluster = Cluster()
-    return Stage(cluster, acts, "/none/{node}", lambda text: None), cluster
+    return StageAtPoints(cluster, acts, "/none/{node}", lambda text: None), cluster
+
+
+def test_an_act_waits_for_its_step_and_its_workers_and_hits_the_oldest_node(tmp_path: Path) -> None:
+    cluster = Cluster()
+    acts = Act(5, "hang"), Act(5, "drain", workers=2, notice_s=60.0), Act(6, "add"), Act(7, "kill", nodes=2)
+    stage = Stage(cluster, acts, str(tmp_path / "{node}"), lambda text: None)
+    stage.reach(4, 2)
+    assert cluster.did == []
+    stage.reach(5, 1)
+    assert cluster.did == ["hang a"]
+    stage.reach(6, 2)
+    assert (tmp_path / "a").read_text() == "60.0"
+    assert cluster.did == ["hang a", "add c"]
+    stage.reach(7, 3)
+    assert cluster.did == ["hang a", "add c", "kill b", "kill c"], "the node that leaves is not hit again"
+    assert (stage.to_come, stage.over_at) == ([], None), "a node is still to leave"
+    stage.end()
+    stage.reach(8, 1)
+    assert stage.over_at == 8
 
 
 def test_an_act_at_a_point_waits_for_its_point_and_hits_the_node_that_reached_it() -> None:
-    stage, cluster = stage_of(Act(5, "hang"), Act(5, "kill", at="restore-before"), Act(6, "add"))
+    stage, cluster = stage_of(ActAt(5, "hang"), ActAt(5, "kill", at="restore-before"), ActAt(6, "add"))
     stage.pass_point(Reached("restore", "before", 20))  # not yet
     stage.reach(6, 2)
     assert cluster.did == ["hang a"]
@@ -47,15 +67,13 @@ def test_an_act_at_a_point_waits_for_its_point_and_hits_the_node_that_reached_it
     assert cluster.did == ["hang a", "kill b"]
     stage.reach(6, 1)
     assert cluster.did == ["hang a", "kill b", "add c"]
-    assert [(one.step, one.what, one.at) for one in stage.done] == [
-        *((6, "hang", ""), (6, "kill", "restore-before"), (6, "add", "")),
-    ]
+    assert [(one.step, one.what) for one in stage.done] == [(6, "hang"), (6, "kill"), (6, "add")]
 
 
 def test_a_point_of_the_driver_or_of_a_node_that_leaves_hits_another_one(tmp_path: Path) -> None:
-    acts = Act(5, "drain"), Act(5, "hang", at="take-before"), Act(5, "kill", at="claim-after")
+    acts = ActAt(5, "drain"), ActAt(5, "hang", at="take-before"), ActAt(5, "kill", at="claim-after")
     cluster = Cluster()
-    stage = Stage(cluster, acts, str(tmp_path / "{node}"), lambda text: None)
+    stage = StageAtPoints(cluster, acts, str(tmp_path / "{node}"), lambda text: None)
     stage.reach(5, 2)
     stage.pass_point(Reached("take", "before", 1))
     stage.pass_point(Reached("claim", "after", 10))
@@ -65,7 +83,7 @@ def test_a_point_of_the_driver_or_of_a_node_that_leaves_hits_another_one(tmp_pat
 
 
 def test_an_act_at_a_point_that_nothing_reaches_is_carried_out_later() -> None:
-    stage, cluster = stage_of(Act(5, "kill", at="restore-before"))
+    stage, cluster = stage_of(ActAt(5, "kill", at="restore-before"))
     stage.reach(44, 2)
     assert cluster.did == []
     stage.reach(45, 2)
@@ -74,11 +92,12 @@ def test_an_act_at_a_point_that_nothing_reaches_is_carried_out_later() -> None:
 
 def test_faults_of_a_storm_come_while_no_group_trains_and_a_node_is_always_left() -> None:
     for seed in range(1, 13):
-        acts, nodes = storm(seed, 20).acts, 3
+        acts, nodes = storm_of(seed, 20).acts, 3
         for act in acts:
             nodes += {"add": 1, "kill": -1, "drain": -1, "hang": 0}[act.what]
             assert nodes >= 1
+            assert isinstance(act, ActAt)
             assert not (act.at and act.what == "add")
         faults = [act for act in acts if act.what != "add"]
         assert len(faults) == 20
-        assert sum(bool(act.at) for act in faults) >= 3
+        assert sum(isinstance(act, ActAt) and bool(act.at) for act in faults) >= 3

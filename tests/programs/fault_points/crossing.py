@@ -1,4 +1,4 @@
-"""``drill --scenario points``: one fault at each fault point of a run that trains on a local cluster, one after the other.
+"""One fault at each fault point of a run that trains on a local cluster, one after the other.
 
     case         restore-before x kill
       trigger    the group is asked to leave, or two nodes join the last one: the next group forms
@@ -20,9 +20,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from springtide.app.fault_cases import (
+from fault_points.cases import (
     PROMISED,
     Case,
     CaseResult,
@@ -32,7 +31,8 @@ from springtide.app.fault_cases import (
     longest_gap_s,
     steps_lost,
 )
-from springtide.app.fault_watch import Reached, name_of, watch
+from fault_points.cluster import FaultCluster
+from fault_points.watch import Reached, name_of, watch
 from springtide.app.scenarios import Scenario, config_of
 from springtide.config import Config
 from springtide.elastic import Interrupt
@@ -71,13 +71,12 @@ def cross(say: Say, only: str = "", keep: str = "") -> CrossingResult:
         ConfigError: no case has such a name.
     """
     from springtide.app.prepare import prepare
-    from springtide.on_ray.cluster.local import LocalCluster
     from springtide.on_ray.cluster.nodes import leftovers
 
-    cases, root = cases_of(only), keep or tempfile.mkdtemp(prefix="springtide-drill-")
+    cases, root = cases_of(only), keep or tempfile.mkdtemp(prefix="springtide-points-")
     begin_s = time.time()
     try:
-        with _Store(Path(root)) as store, LocalCluster(_NODES) as cluster:
+        with _Store(Path(root)) as store, FaultCluster(_NODES) as cluster:
             config = prepare(_config(root, store))
             director = _Director(config, cluster, store, lambda text: say(f"{time.time() - begin_s:6.1f} s  {text}"))
             with watch(director.hold):
@@ -178,7 +177,7 @@ class _Training:
 class _Director:
     """Plays the cases, in the thread that owns the cluster: its servers end with the thread that started them."""
 
-    def __init__(self, config: Config, cluster: Any, store: _Store, say: Say) -> None:
+    def __init__(self, config: Config, cluster: FaultCluster, store: _Store, say: Say) -> None:
         self._config, self._cluster, self._store, self._say = config, cluster, store, say
         self._news = threading.Condition()
         self._training: _Training | None = None

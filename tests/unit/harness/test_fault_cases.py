@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fault_points.cases import Case, CaseResult, CrossingResult, cases_of, longest_gap_s, steps_lost
+from fault_points.crossing import _Store
 
-from springtide.app.crossing import _Store
-from springtide.app.fault_cases import Case, CaseResult, CrossingResult, cases_of, longest_gap_s, steps_lost
 from springtide.errors import ConfigError
 from springtide.events import Event, Started, StepDone
 from springtide.store import Folder

@@ -1,4 +1,4 @@
-"""The drill's end of the fault points: a server that each process of a run reports to, and waits for, at each point."""
+"""The other end of the fault points: a server that each process of a run reports to, and waits for, at each point."""
 
 from __future__ import annotations
 

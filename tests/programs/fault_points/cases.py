@@ -1,4 +1,4 @@
-"""Which faults at which fault points ``drill --scenario points`` crosses, and the table of what they cost."""
+"""Which faults are crossed with which fault points, and the table of what they cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
-from springtide.app.fault_watch import name_of
+from fault_points.watch import name_of
 from springtide.errors import ConfigError, explain
 from springtide.events import Event, Started, StepDone
 from springtide.faults import POINTS, Point, When
@@ -69,7 +69,7 @@ class CrossingResult:
         return all(one.held for one in self.cases) and self.verified and not self.leftovers
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, as ``springtide drill --json`` prints it."""
+        """Return the result as plain data, as ``--json`` prints it."""
         return {
             "ok": self.ok,
             "cases": len(self.cases),
