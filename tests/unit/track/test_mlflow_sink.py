@@ -85,11 +85,12 @@ def test_restarts_are_one_run_and_steps_never_go_back(config: Config, uri: str, 
     from mlflow import MlflowClient
 
     run = Folder(tmp_path / "run")
-    told = dataclasses.replace(step(1, 5.0), extra={"largest_logit": 9.0, "objective/kl": 0.5})
+    told = dataclasses.replace(step(1, 5.0), extra={"largest_logit": 9.0, "objective/kl": 0.5, "objective/x@y": 0.25})
     compared = dataclasses.replace(evaluated(0), forgetting={"old": 0.25})
     first: list[Event] = [compared, told, *(step(number, 5.0) for number in range(2, 8))]
     send(config, run, uri, [], first)
     assert (history(uri, run, "train/largest_logit"), history(uri, run, "objective/kl")) == ([(1, 9.0)], [(1, 0.5)])
+    assert history(uri, run, "objective/x_y") == [(1, 0.25)]  # of a character that MLflow does not take
     assert history(uri, run, "forgetting/old") == [(0, 0.25)]
     # killed at 7, resumed from 5: 6 and 7 are trained again, and what was sent once is not sent again
     again: list[Event] = [
