@@ -84,7 +84,7 @@ def config_of(folder: str, quick: bool) -> Config:
         "corpus.source": "stdlib",
         "corpus.vocab_size": 4096,
         "corpus.max_files": 500 if CUDA else 40,
-        "corpus.near_duplicates": False,  # which would need scipy
+        "corpus.near_duplicates": False,
         "shards.rows_per_group": 64,
         "shards.heldout_fraction": 0.05 if CUDA else 0.1,
         "stream.global_batch": rows,
