@@ -89,8 +89,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("corpus/hub.py", "generation/harness.py"),
     "lingua": ("corpus/language.py",),
     "jinja2": ("corpus/chat_sandbox.py", "generation/harness.py"),
-    "optuna": ("tuning/search.py",),
-    "sklearn": ("tuning/importance.py",),
+    "optuna": ("tuning/study.py",),
     "torchao": ("parallel/float8.py",),
 }
 """Package -> the files that may import it."""

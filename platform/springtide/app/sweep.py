@@ -284,7 +284,7 @@ class SweepDriver:
     def _write(self, verdict: SweepResult) -> None:
         """Write the result, the page, and the config of the best trial."""
         from springtide.report.sweep_page import render
-        from springtide.tuning.importance import importance
+        from springtide.tuning.study import importance
 
         self.folder.write_result(verdict)
         mattered = importance(self.table, [one for one in verdict.outcomes if one.repeats < 0])

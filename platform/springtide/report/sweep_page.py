@@ -12,8 +12,7 @@ from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
 from springtide.report.axis import label, ticks
 from springtide.report.charts import Bars, Columns, Parallel, Strand, Strands, Ticks, draw, round_values
 from springtide.report.html import Cell, Link, cards, grid, page, switch, table
-from springtide.tuning.importance import fences
-from springtide.tuning.rank import SweepResult
+from springtide.tuning.rank import SweepResult, fences
 from springtide.tuning.space import Point, Sweep
 from springtide.tuning.trial import TrialOutcome
 
