@@ -27,7 +27,7 @@ from springtide.dataset import Progress
 from springtide.events import Event, Sampled, Started, Stopped
 from springtide.events.listeners import Listeners
 from springtide.run.folder import Run
-from springtide.run.origin import write_origin
+from springtide.run.origin import read_origin, write_origin
 from springtide.run.take_up import write_take_up
 from springtide.store import Folder
 from springtide.track.console import Console
@@ -196,7 +196,7 @@ def _train(
         if uri != OFF:
             settings = configs.flatten(configs.redact(config))
             earlier = functools.partial(stream_journal, run.folder)
-            tags, datasets = provenance.tags_of(found, sys.argv, os.getcwd()), provenance.datasets_of(found)
+            tags, datasets = provenance.tags_of(found, read_origin(run.folder)), provenance.datasets_of(found)
             sink = MlflowSink(settings, run.folder, uri, earlier, tags, datasets=datasets)
             listeners.append(stack.enter_context(sink))
         if source := config.track.listener:
