@@ -66,7 +66,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "ray": ("on_ray/",),
     "starlette": ("on_ray/serve/",),
     "fastapi": ("on_ray/serve/",),
-    "mlflow": ("track/mlflow_sink.py",),
+    "mlflow": ("track/mlflow_sink.py", "track/mlflow_client.py"),
     "torch": (
         "dist/",
         "model/",

@@ -19,7 +19,7 @@ from springtide.run.folder import Run
 from springtide.run.task_scores import TaskScore, TaskScores, write_task_scores
 from springtide.store.errors import may_pass
 from springtide.track.journal_reader import JournalReader
-from springtide.track.mlflow_sink import send_scores
+from springtide.track.mlflow_client import send_scores
 
 _LOOK_S = 5.0
 """Time between two looks at a run that trains [s]."""

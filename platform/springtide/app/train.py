@@ -32,7 +32,8 @@ from springtide.run.take_up import write_take_up
 from springtide.store import Folder
 from springtide.track.console import Console
 from springtide.track.journal import Journal, stream_journal
-from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
+from springtide.track.mlflow_client import OFF, default_uri
+from springtide.track.mlflow_sink import MlflowSink
 from springtide.track.own_listener import OwnListener
 
 if TYPE_CHECKING:

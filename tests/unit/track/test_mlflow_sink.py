@@ -25,7 +25,8 @@ from springtide.errors import DamagedFile
 from springtide.events import Evaluated, Event, Rejected, Started, Stopped
 from springtide.store import Folder
 from springtide.track import mlflow_sink
-from springtide.track.mlflow_sink import RUN_FILE, MlflowSink, read_run_note, send_scores, write_run_note
+from springtide.track.mlflow_client import send_scores
+from springtide.track.mlflow_sink import RUN_FILE, MlflowSink, read_run_note, write_run_note
 
 
 @pytest.fixture(scope="module", autouse=True)
