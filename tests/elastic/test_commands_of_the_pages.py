@@ -20,7 +20,7 @@ NOT_RUN = {
     "springtide model serve": "it ends when it is told to: test_serving.py",
     "springtide report runs/RUN --serve": "it ends with Ctrl-C: tests/unit/run/test_page_server.py",
     **dict.fromkeys(
-        (f"springtide run {verb}" for verb in ("save", "resize", "pause", "continue", "note", "stop")),
+        (f"springtide run {verb}" for verb in ("save", "resize", "pause", "continue", "stop")),
         "they steer a run that trains: test_run_control.py",
     ),
     "serve run": "vLLM: tests/unit/interop/test_ray_llm.py checks the file",
@@ -35,7 +35,7 @@ NOT_RUN = {
     ".venv/bin/python -m": "pytest and pip",
 }
 """The beginning of a command -> what it would need, or who runs it."""
-RUN, NOT_RUN_COUNT = 80, 37
+RUN, NOT_RUN_COUNT = 80, 36
 """How many there are of each: whoever adds a command to a page sees here whether it is run."""
 SLOW = (
     "springtide data label",

@@ -5,7 +5,7 @@ springtide data prepare | inspect            text to a sealed dataset
            run inspect | list | compare      what a run's folder holds; many runs; two
            run why | watch                   what limits a run, what it does now
            run save | pause | continue       steer a run that trains
-               resize | stop | note
+               resize | stop
            model evaluate | average          a checkpoint as a model
            model generate | serve            text from a checkpoint, here or over HTTP
            model export | import             a model in and out of the format of transformers

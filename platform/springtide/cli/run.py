@@ -33,7 +33,6 @@ _STEER: dict[Verb, tuple[str, str]] = {
         "  springtide run resize runs/RUN 2\n  springtide run resize runs/RUN 0   # as many as the config allows",
     ),
     "stop": ("Make a run save and end, as Ctrl-C does.", "  springtide run stop runs/RUN"),
-    "note": ("Write a note into a run's journal.", '  springtide run note runs/RUN "moved to the new cluster"'),
 }
 
 
@@ -75,8 +74,6 @@ def _steer_options(verb: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="the run's folder")
     if verb == "resize":
         parser.add_argument("workers", type=int, help="most workers; 0 lifts the limit")
-    elif verb == "note":
-        parser.add_argument("text", help="the note, in quotes")
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for the effect")
     add_json(parser)
 
@@ -86,7 +83,7 @@ def _steer(verb: Verb, options: argparse.Namespace) -> int:
     from springtide.run.folder import open_run
 
     folder = open_run(options.run).folder
-    command = give(folder, verb, getattr(options, "workers", 0), getattr(options, "text", ""))
+    command = give(folder, verb, getattr(options, "workers", 0))
     found = await_result(folder, command, options.wait)
     if options.json:
         print_json({"verb": verb, **found.model_dump(mode="json", exclude={"format"})})

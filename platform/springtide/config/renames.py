@@ -31,5 +31,7 @@ RETIRED_SETTINGS: dict[str, Retired] = {}
 RENAMED_SETTINGS: dict[str, str] = {}
 """Old dotted name -> new dotted name. A run's identity hashes the old one."""
 
-RETIRED_COMMANDS: dict[str, str] = {}
+RETIRED_COMMANDS: dict[str, str] = {
+    "run note": "a file of your own beside the run, or the description of its MLflow run",
+}
 """A command, such as ``model serve``, or one with an option, such as ``run watch --page`` -> what to use instead."""
