@@ -47,8 +47,7 @@ MODULES = (
     *("springtide.config.files", "springtide.config.schema", "springtide.config.recipes", "springtide.errors"),
     *(
         "springtide.run.exchange",
-        "springtide.run.why",
-        "springtide.run.watch",
+        "springtide.run.run_status",
         "springtide.run.fisher",
         "springtide.training.anchor",
         "springtide.objective.distill",
@@ -57,8 +56,6 @@ MODULES = (
         "springtide.app.label",
         "springtide.generation.requests",
         "springtide.interop.ray_llm",
-        "springtide.run.overview",
-        "springtide.run.list_page",
         "springtide.run.page_facts",
         "springtide.track.run_state",
         "springtide.app.doctor_store",

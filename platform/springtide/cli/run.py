@@ -6,7 +6,7 @@ import argparse
 import functools
 from typing import TYPE_CHECKING
 
-from springtide.cli import runs, watch
+from springtide.cli import runs
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json, print_json
 from springtide.errors import printable
@@ -41,7 +41,6 @@ def add(commands: Commands) -> None:
     group = commands.group("run", "Look at a run, and steer it while it trains.")
     group.command("inspect", _inspect, "Show what a run or a checkpoint holds.", _inspect_options, _INSPECT)
     runs.add(group)
-    watch.add(group)
     for verb, (help, example) in _STEER.items():
         group.command(verb, functools.partial(_steer, verb), help, functools.partial(_steer_options, verb), example)
     help = "Prove that a run trained on exactly the samples it should have."

@@ -32,6 +32,9 @@ RENAMED_SETTINGS: dict[str, str] = {}
 """Old dotted name -> new dotted name. A run's identity hashes the old one."""
 
 RETIRED_COMMANDS: dict[str, str] = {
+    "run why": "springtide run status RUN",
+    "run watch": "springtide run status RUN --follow",
     "run note": "a file of your own beside the run, or the description of its MLflow run",
+    "run list --out": "springtide run list ROOT, with --json for a page of your own",
 }
 """A command, such as ``model serve``, or one with an option, such as ``run watch --page`` -> what to use instead."""
