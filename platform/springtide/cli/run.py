@@ -19,8 +19,7 @@ _INSPECT = """  springtide run inspect runs/RUN                # starts and chec
 _VERIFY = """  springtide verify runs/RUN
   springtide verify runs/RUN --json"""
 _REPORT = """  springtide report runs/RUN          # where the time went, and every restart
-  springtide report runs/RUN --json
-  springtide report s3://bucket/runs/RUN --serve   # its page, at an address on this machine, while it trains"""
+  springtide report runs/RUN --json"""
 _STEER: dict[Verb, tuple[str, str]] = {
     "save": ("Make a run write a checkpoint now.", "  springtide run save runs/RUN"),
     "pause": (
@@ -46,7 +45,7 @@ def add(commands: Commands) -> None:
     help = "Prove that a run trained on exactly the samples it should have."
     commands.command("verify", _verify, help, _run_options, _VERIFY)
     help = "Print where the time of a run went, and what restarts cost."
-    commands.command("report", _report, help, _report_options, _REPORT)
+    commands.command("report", _report, help, _run_options, _REPORT)
 
 
 def _inspect_options(parser: argparse.ArgumentParser) -> None:
@@ -58,15 +57,6 @@ def _inspect_options(parser: argparse.ArgumentParser) -> None:
 def _run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="the run's folder")
     add_json(parser)
-
-
-def _report_options(parser: argparse.ArgumentParser) -> None:
-    _run_options(parser)
-    help = "serve the run's page to browsers on this machine until Ctrl-C; it follows the run"
-    parser.add_argument("--serve", action="store_true", help=help)
-    parser.add_argument(
-        "--port", type=int, default=0, metavar="N", help="with --serve: port to listen on; default: a free one"
-    )
 
 
 def _steer_options(verb: str, parser: argparse.ArgumentParser) -> None:
@@ -135,11 +125,6 @@ def _report(options: argparse.Namespace) -> int:
     from springtide.run.folder import open_run
 
     run = open_run(options.run)
-    if options.serve:
-        from springtide.run.page_server import serve
-
-        serve(run, options.port, lambda line: print(printable(line), flush=True))
-        return 0
     book = run.ledger
     if options.json:
         print_json({"run": run.id, **book.as_dict()})

@@ -36,5 +36,7 @@ RETIRED_COMMANDS: dict[str, str] = {
     "run watch": "springtide run status RUN --follow",
     "run note": "a file of your own beside the run, or the description of its MLflow run",
     "run list --out": "springtide run list ROOT, with --json for a page of your own",
+    "report --serve": "reload RUN/report.html, which is written anew while a run trains; or springtide run status RUN --follow",
+    "report --port": "reload RUN/report.html, which is written anew while a run trains; or springtide run status RUN --follow",
 }
 """A command, such as ``model serve``, or one with an option, such as ``run watch --page`` -> what to use instead."""
