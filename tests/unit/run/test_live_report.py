@@ -125,6 +125,7 @@ def test_a_writer_that_does_not_end_is_killed_before_the_last_report(
         until(lambda: last_step(page(Path(run.folder.url))) == 1)
         [writer] = writers(run.folder.url)
         writer.send_signal(signal.SIGSTOP)  # as one that waits for its store
+        until(lambda: writer.status() == psutil.STATUS_STOPPED)
     assert not writer.is_running()
 
 

@@ -102,6 +102,10 @@ def test_a_status_says_what_is_waited_for() -> None:
         (Started(step=2, world_size=2, time_s=2.0, term=1), "the first step of 2 workers"),
         (trained[2], ""),
         (again, "a new worker group, after lost nodes"),
+        (
+            decided("stay", "room for 1 of 2 workers; more nodes may be joining"),
+            "room for 1 of 2 workers; more nodes may",
+        ),
         (decided("stay", "paused by me, and holds no workers"), "paused by me, and holds no workers"),
         (Stopped(step=3, status="stopped", time_s=5.0, term=1), ""),
     ):
