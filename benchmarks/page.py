@@ -1,11 +1,11 @@
 """What a run's page and the commands about a run cost on a long journal: a million steps of two sources, with restarts, saves
 and evaluations.
 
-    read      the journal, from the page cache of the system, by the reader that the page and its server use
+    read      the journal, from the page cache of the system, by the reader that the page uses
     build     the page from what was read: charts, ledger, tables
-    refresh   what the server computes when ten steps are new, and what a browser fetches for them
     size      of the page
-    why, watch --once, list    as `springtide run` does them, with what they read
+    status, list    as `springtide run` does them, with what they read
+    look      one more look of `run status --follow`, at ten new steps
 
 The journal is generated: lines as a run writes them, with other numbers. Each measurement is a fresh process; the best of all
 rounds counts.
@@ -94,7 +94,6 @@ def page(root: str) -> dict[str, Any]:
     """Seconds, processor seconds and bytes of each part."""
     from springtide.report.run_page import render
     from springtide.run.folder import open_run
-    from springtide.run.live_page import LivePage
     from springtide.run.page_facts import facts_of
     from springtide.track.journal_reader import JournalReader
 
@@ -110,48 +109,36 @@ def page(root: str) -> dict[str, Any]:
 
     measured("read_s", reader.read)
     html = measured("build_s", lambda: render(run.id, reader.timeline, facts))
-    live = LivePage(run, lambda: now)
-    now = 0.0
-    have = live.update(0)["version"]
+    return found | {"page_bytes": len(html), "restarts": html.count("restart: ")}
+
+
+def status(root: str) -> dict[str, Any]:
+    """Seconds of ``springtide run status``, and of another look of ``--follow`` when ten steps are new."""
+    from rich.console import Console
+
+    from springtide.cli.runs import _Watcher
+    from springtide.run.folder import open_run
+
+    console, begin = Console(width=120), time.perf_counter()
+    watcher = _Watcher(open_run(f"{root}/long"))
+    watcher.look()
+    watcher.table(watcher.status(), console)
+    found = {"status_s": time.perf_counter() - begin}
     last = sorted((Path(root) / "long" / "journal").glob("*.jsonl"))[-1]
     fields = json.loads(next(line for line in reversed(last.read_text().splitlines()) if '"kind": "step"' in line))
     with last.open("a") as file:
         for _ in range(10):
             fields |= {"step": fields["step"] + 1, "time_s": fields["time_s"] + 0.25}
             file.write(json.dumps(fields) + "\n")
-    now = 2.0
-    update = measured("refresh_s", lambda: live.update(have))
-    return found | {
-        "page_bytes": len(html),
-        "refresh_bytes": len(json.dumps(update)),
-        "restarts": html.count("restart: "),
-    }
-
-
-def why(root: str) -> dict[str, Any]:
-    """Seconds of ``springtide run why``."""
-    from springtide.run.folder import open_run
-
     begin = time.perf_counter()
-    open_run(f"{root}/long").why()
-    return {"why_s": time.perf_counter() - begin}
-
-
-def watch(root: str) -> dict[str, Any]:
-    """Seconds of ``springtide run watch --once``."""
-    from springtide.cli.watch import _Watcher
-    from springtide.run.folder import open_run
-
-    begin = time.perf_counter()
-    watcher = _Watcher(open_run(f"{root}/long"))
     watcher.look()
-    watcher.table()
-    return {"watch_s": time.perf_counter() - begin}
+    watcher.table(watcher.status(), console)
+    return found | {"look_s": time.perf_counter() - begin}
 
 
 def listed(root: str) -> dict[str, Any]:
     """Seconds of ``springtide run list``."""
-    from springtide.run.overview import overview
+    from springtide.run.run_status import overview
 
     begin = time.perf_counter()
     overview(root)
@@ -163,19 +150,18 @@ def main() -> None:
     options = claims.options(__doc__, rounds=3, steps=(1_000_000, 20_000), restarts=(10_000, 200))
     with tempfile.TemporaryDirectory() as root:
         size = written(root, int(options.steps), int(options.restarts))
-        each = (why, watch, listed, page)
+        each = (status, listed, page)
         rounds = [{k: v for one in each for k, v in claims.alone(one, root).items()} for _ in range(options.rounds)]
     best = {name: min(one[name] for one in rounds) for name in rounds[0]}
     detail = {"steps": int(options.steps), "restarts": int(options.restarts), "journal_mib": round(size / 2**20)}
-    cpu = {name: round(best[f"{name}_cpu"], 2) for name in ("read_s", "build_s", "refresh_s")}
+    cpu = {name: round(best[f"{name}_cpu"], 2) for name in ("read_s", "build_s")}
     detail |= {"cpu": cpu, "peak_mib": round(best["peak_mib"])}
     shown = [
         claims.claim("page_build_s", best["build_s"], 3.0, "lower", detail),
         claims.claim("page_read_and_build_s", best["read_s"] + best["build_s"], 3.0, "lower", detail),
         claims.claim("page_mb", best["page_bytes"] / 1e6, 5.0, "lower", detail),
-        claims.claim("page_refresh_s", best["refresh_s"], 1.0, "lower", detail),
-        claims.claim("page_refresh_kb", best["refresh_bytes"] / 1e3, 100.0, "lower", detail),
-        *(claims.claim(f"run_{name}", best[name], 3.0, "lower", detail) for name in ("why_s", "watch_s", "list_s")),
+        *(claims.claim(f"run_{name}", best[name], 3.0, "lower", detail) for name in ("status_s", "list_s")),
+        claims.claim("run_status_look_s", best["look_s"], 1.0, "lower", detail),
     ]
     claims.show(options, shown)
 

@@ -31,7 +31,7 @@ The map, in the order the data takes:
       |
     track/        event listeners: journal, ledger, console, MLflow      report/   charts and pages
       |
-    run/          a run's folder: claim, open, verify, serve its page
+    run/          a run's folder: claim, open, verify, write its report
       |
     on_ray/       the only package that imports Ray: cluster/ data/ train/ tune/
       |

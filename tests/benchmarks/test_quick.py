@@ -14,7 +14,7 @@ from quick import BENCHMARKS, claims, claims_here, traces
 
 from springtide.config.recipes import RECIPES
 
-ON_RAY = {"drilled", "node_reads", "prepare", "recovery", "step_overhead", "sweep"}
+ON_RAY = {"drilled", "kill_gap", "node_reads", "prepare", "recovery", "step_overhead", "sweep"}
 """In tests/elastic/test_benchmarks.py."""
 CLAIMS = {
     "checkpoint": {
@@ -38,8 +38,8 @@ CLAIMS = {
     "layouts": {"layouts_loss_over_tolerance", "bytes_predicted_off"},
     "export": {"export_memory_vs_largest_tensor", "export_vs_copy"},
     "page": {
-        *("page_build_s", "page_read_and_build_s", "page_mb", "page_refresh_s", "page_refresh_kb"),
-        *("run_why_s", "run_watch_s", "run_list_s"),
+        *("page_build_s", "page_read_and_build_s", "page_mb"),
+        *("run_status_s", "run_status_look_s", "run_list_s"),
     },
     "plan": {"plan_memory_off", "plan_time_off", "plan_time_off_processor"},
     "small_devices": {"lora_0_5b_peak_gib", "lora_1_5b_peak_gib", "qlora_4b_peak_gib"},

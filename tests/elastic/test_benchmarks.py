@@ -30,6 +30,11 @@ def test_a_node_is_lost_and_a_step_is_measured_without_all_that() -> None:
 
 
 @pytest.mark.full
+def test_a_kill_is_noticed_while_the_report_is_written() -> None:
+    assert claims("kill_gap").keys() == {"kill_noticed_s", "kill_noticed_later_s"}
+
+
+@pytest.mark.full
 def test_what_nodes_fetch_is_counted_and_a_drained_node_reads_elsewhere() -> None:
     assert claims("node_reads").keys() == {"row_groups_fetched", "row_groups_vs_spread"}
 

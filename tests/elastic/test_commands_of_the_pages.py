@@ -17,9 +17,8 @@ NOT_RUN = {
     "springtide drill": "clusters of its own: `make drills`",
     "springtide sweep": "minutes of trials: `make sweeps`",
     "springtide train --config runs/first/best.yaml": "of a sweep",
-    "springtide report runs/RUN --serve": "it ends with Ctrl-C: tests/unit/run/test_page_server.py",
     **dict.fromkeys(
-        (f"springtide run {verb}" for verb in ("save", "resize", "pause", "continue", "note", "stop")),
+        (f"springtide run {verb}" for verb in ("save", "resize", "pause", "continue", "stop")),
         "they steer a run that trains: test_run_control.py",
     ),
     "transformers serve": "tests/unit/interop/test_served_export.py runs it",

@@ -118,7 +118,6 @@ def test_a_run_is_saved_resized_paused_and_stopped_from_outside(tiny: Config, ra
             assert board.actors() == {"mailbox": 1, "worker": 2, "snapshots": 1}
             assert all(Path(log).exists() for log in board.logs().values())
             results["save"] = run.save(WAIT_S)
-            results["note"] = run.note("halfway", WAIT_S)
             with pytest.raises(CommandFailed, match=r"3 workers: elastic.min_workers is 1 and max_workers 2"):
                 run.resize(3, WAIT_S)
             results["resize"] = run.resize(1, WAIT_S)
@@ -159,7 +158,7 @@ def test_a_run_is_saved_resized_paused_and_stopped_from_outside(tiny: Config, ra
     assert all(one.done for one in results.values())
     assert results["save"].text == f"step-{results['save'].step:010d} is committed"
     assert f"step-{results['save'].step:010d}" in run.checkpoints
-    steps = [results[name].step for name in ("save", "note", "resize", "lifted", "pause", "again", "continue", "stop")]
+    steps = [results[name].step for name in ("save", "resize", "lifted", "pause", "again", "continue", "stop")]
     assert steps == sorted(steps)
     sizes = [one.world_size for one in run.starts]
     assert sizes[:1] + sizes[-2:] == [2, 2, 2]
@@ -167,7 +166,6 @@ def test_a_run_is_saved_resized_paused_and_stopped_from_outside(tiny: Config, ra
     told = [one for one in run.events if isinstance(one, Commanded)]
     assert [one.verb for one in told] == [
         "save",
-        "note",
         "resize",
         "resize",
         "resize",

@@ -1,7 +1,7 @@
 """Pictures of what a user sees, for the docs: ``make screenshots``. Needs Chromium on the path or in $CHROMIUM; three minutes.
 
 Trains a run of two workers on a private cluster; when one of them has been killed and the other trains on, takes pictures of
-the pages of Ray's dashboard, of the run's live page and of MLflow.
+the pages of Ray's dashboard, of the run's report and of MLflow.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,7 +29,6 @@ from springtide.events import Event, StepDone
 from springtide.on_ray.cluster.local import kill_worker
 from springtide.on_ray.cluster.session import cluster
 from springtide.run.folder import open_run
-from springtide.run.page_server import PageServer
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 KILL_AT, SHOW_AT, STEPS = 40, 90, 100_000
@@ -60,20 +60,15 @@ def dashboard(tab: browser.Tab, address: str) -> None:
     shoot(tab, "ray-actors", width=1400)
 
 
-def live(tab: browser.Tab, folder: str) -> None:
-    """The run's page, while the run trains."""
-    server = PageServer(open_run(folder), 0)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        for name, width, dark in (("desktop", 1000, False), ("phone", 390, True)):
-            tab.open(server.url, width=width)
-            assert tab.becomes("document.querySelector('#charts svg')")
-            shoot(tab, f"live-{name}", 1100 if width > 500 else 844, width, dark)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+def report(tab: browser.Tab, folder: str) -> None:
+    """The run's report, while the run trains."""
+    path = Path(folder, "report.html")
+    while not path.exists() or "<h2>Restarts</h2>" not in path.read_text():
+        time.sleep(1)  # until it is written anew
+    for name, width, dark in (("desktop", 1000, False), ("phone", 390, True)):
+        tab.open(f"file://{path}", width=width)
+        assert tab.becomes("document.querySelector('#charts svg')")
+        shoot(tab, f"report-{name}", 1100 if width > 500 else 844, width, dark)
 
 
 @contextlib.contextmanager
@@ -128,7 +123,7 @@ def main() -> None:
             ready.wait()
             try:
                 with browser.tab(program, Path(name) / "profile") as tab:
-                    live(tab, f"{root}/shown")
+                    report(tab, f"{root}/shown")
                     tracked(tab, uri, f"{root}/shown")
                     dashboard(tab, address)
             except BaseException as error:

@@ -237,7 +237,7 @@ class Controls:
             if one is None:
                 continue
             with self._changed:
-                refusal, text = self._refusal(one), one.text or (str(one.workers) if one.verb == "resize" else "")
+                refusal, text = self._refusal(one), str(one.workers) if one.verb == "resize" else ""
                 step = self._step
                 if refusal:
                     self._finish(one, refusal, done=False)
@@ -278,9 +278,7 @@ class Controls:
             self._set(limit)
         with self._changed:
             now = f"{self._workers_now} workers train"
-            if one.verb == "note":
-                self._settle("note", "written")
-            elif one.verb == "continue":
+            if one.verb == "continue":
                 self._rests = False
                 self._settle("continue", "training continues as soon as there are workers")
                 self._settle("pause", "somebody let it continue", done=False)

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import os
 import secrets
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -26,6 +25,7 @@ from springtide.dataset import Progress
 from springtide.events import Event, Sampled, Started, Stopped
 from springtide.events.listeners import Listeners
 from springtide.run.folder import Run
+from springtide.run.live_report import live_report
 from springtide.run.origin import read_origin, write_origin
 from springtide.store import Folder
 from springtide.track.console import Console
@@ -170,7 +170,7 @@ def _train(
         if found.dashboard:
             console.say(f"run {run.id}; Ray dashboard: http://{found.dashboard}{dashboard_hint()}")
         if reports:
-            console.say(f"its page, live: springtide report {shlex.quote(run.folder.url)} --serve")
+            console.say(f"its page, written anew while it trains: {run.report}")
         listeners: list[Callable[[Event], None]] = [journal, console, *hears]
         if uri != OFF:
             settings = configs.flatten(configs.redact(config))
@@ -197,7 +197,8 @@ def _train(
 
         try:
             labels, since_s = {"run": run.id}, begun_s(run) if config.elastic.deadline.is_set else 0.0
-            train_on_ray(config, run.folder, journal.term, labels, lease.owner, on_event, workers, since_s)
+            with live_report(run.folder, console.say) if reports else contextlib.nullcontext():
+                train_on_ray(config, run.folder, journal.term, labels, lease.owner, on_event, workers, since_s)
         except BaseException as error:
             if not tell_all.finished:  # later errors do not change how the run ended
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"

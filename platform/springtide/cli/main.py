@@ -2,10 +2,10 @@
 
 springtide data prepare | inspect            text to a sealed dataset
            train, sweep                      a run; many runs
+           run status                        how a run stands, what limits it and what to try
            run inspect | list | compare      what a run's folder holds; many runs; two
-           run why | watch                   what limits a run, what it does now
            run save | pause | continue       steer a run that trains
-               resize | stop | note
+               resize | stop
            model evaluate | average          a checkpoint as a model
            model generate                    text from a checkpoint
            model export | import             a model in and out of the format of transformers

@@ -6,7 +6,7 @@ import argparse
 import functools
 from typing import TYPE_CHECKING
 
-from springtide.cli import runs, watch
+from springtide.cli import runs
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json, print_json
 from springtide.errors import printable
@@ -19,8 +19,7 @@ _INSPECT = """  springtide run inspect runs/RUN                # starts and chec
 _VERIFY = """  springtide verify runs/RUN
   springtide verify runs/RUN --json"""
 _REPORT = """  springtide report runs/RUN          # where the time went, and every restart
-  springtide report runs/RUN --json
-  springtide report s3://bucket/runs/RUN --serve   # its page, at an address on this machine, while it trains"""
+  springtide report runs/RUN --json"""
 _STEER: dict[Verb, tuple[str, str]] = {
     "save": ("Make a run write a checkpoint now.", "  springtide run save runs/RUN"),
     "pause": (
@@ -33,7 +32,6 @@ _STEER: dict[Verb, tuple[str, str]] = {
         "  springtide run resize runs/RUN 2\n  springtide run resize runs/RUN 0   # as many as the config allows",
     ),
     "stop": ("Make a run save and end, as Ctrl-C does.", "  springtide run stop runs/RUN"),
-    "note": ("Write a note into a run's journal.", '  springtide run note runs/RUN "moved to the new cluster"'),
 }
 
 
@@ -42,13 +40,12 @@ def add(commands: Commands) -> None:
     group = commands.group("run", "Look at a run, and steer it while it trains.")
     group.command("inspect", _inspect, "Show what a run or a checkpoint holds.", _inspect_options, _INSPECT)
     runs.add(group)
-    watch.add(group)
     for verb, (help, example) in _STEER.items():
         group.command(verb, functools.partial(_steer, verb), help, functools.partial(_steer_options, verb), example)
     help = "Prove that a run trained on exactly the samples it should have."
     commands.command("verify", _verify, help, _run_options, _VERIFY)
     help = "Print where the time of a run went, and what restarts cost."
-    commands.command("report", _report, help, _report_options, _REPORT)
+    commands.command("report", _report, help, _run_options, _REPORT)
 
 
 def _inspect_options(parser: argparse.ArgumentParser) -> None:
@@ -62,21 +59,10 @@ def _run_options(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def _report_options(parser: argparse.ArgumentParser) -> None:
-    _run_options(parser)
-    help = "serve the run's page to browsers on this machine until Ctrl-C; it follows the run"
-    parser.add_argument("--serve", action="store_true", help=help)
-    parser.add_argument(
-        "--port", type=int, default=0, metavar="N", help="with --serve: port to listen on; default: a free one"
-    )
-
-
 def _steer_options(verb: str, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="the run's folder")
     if verb == "resize":
         parser.add_argument("workers", type=int, help="most workers; 0 lifts the limit")
-    elif verb == "note":
-        parser.add_argument("text", help="the note, in quotes")
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="how long to wait for the effect")
     add_json(parser)
 
@@ -86,7 +72,7 @@ def _steer(verb: Verb, options: argparse.Namespace) -> int:
     from springtide.run.folder import open_run
 
     folder = open_run(options.run).folder
-    command = give(folder, verb, getattr(options, "workers", 0), getattr(options, "text", ""))
+    command = give(folder, verb, getattr(options, "workers", 0))
     found = await_result(folder, command, options.wait)
     if options.json:
         print_json({"verb": verb, **found.model_dump(mode="json", exclude={"format"})})
@@ -140,11 +126,6 @@ def _report(options: argparse.Namespace) -> int:
     from springtide.track.ledger import Prices, ledger
 
     run = open_run(options.run)
-    if options.serve:
-        from springtide.run.page_server import serve
-
-        serve(run, options.port, lambda line: print(printable(line), flush=True))
-        return 0
     timeline = run.timeline
     book = ledger(timeline.condensed(), Prices.set_in(run.config.track))
     if options.json:

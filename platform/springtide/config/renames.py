@@ -61,6 +61,12 @@ RETIRED_COMMANDS: dict[str, str] = {
     "drill --only": "it chose points: in the repository's tests/programs, python -m fault_points cross --only PARTS",
     "doctor --peer": "measure links with nccl-tests (docs/how-to/slow.md), and each machine's clock with chronyc tracking",
     "metrics --out": "copy springtide-dashboard.json and springtide-alerts.yml from deploy/monitoring of the repository",
+    "run why": "springtide run status RUN",
+    "run watch": "springtide run status RUN --follow",
+    "run note": "a file of your own beside the run, or the description of its MLflow run",
+    "run list --out": "springtide run list ROOT, with --json for a page of your own",
+    "report --serve": "reload RUN/report.html, which is written anew while a run trains; or springtide run status RUN --follow",
+    "report --port": "reload RUN/report.html, which is written anew while a run trains; or springtide run status RUN --follow",
 }
 """A command, such as ``model serve``, or one with an option, such as ``run watch --page``, or with an option's value, such as
 ``model export --to gguf`` -> what to use instead."""

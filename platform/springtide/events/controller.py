@@ -56,7 +56,7 @@ class Commanded(Event):
     caller: str
     """User and host, as the caller says."""
     text: str = ""
-    """The note, the number of workers, or why it is refused."""
+    """The number of workers, or why it is refused; in older journals a user's note, too."""
     refused: bool = False
 
     def describe(self) -> str:

@@ -67,20 +67,17 @@ def _cell(cell: Cell) -> str:
     return f'<a href="./{html.escape(quote(cell.path))}">{html.escape(cell.text)}</a>'
 
 
-def page(title: str, sections: Iterable[str], script: str = "", connects: bool = False) -> str:
+def page(title: str, sections: Iterable[str], script: str = "") -> str:
     """Return the whole page.
 
     Args:
         title: of the page.
         sections: HTML.
         script: the only script that a browser runs in it; ASCII.
-        connects: whether the script may ask the page's own server.
     """
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     if script:
         policy += f"; script-src 'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-    if connects:
-        policy += "; connect-src 'self'"
     meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     meta += f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     run = f"<script>{script}</script>" if script else ""

@@ -34,7 +34,7 @@ def loss_chart(timeline: Timeline) -> Chart:
 
 def source_chart(timeline: Timeline) -> Chart:
     """Return the smoothed training loss of the sources with most tokens, against the step."""
-    lines = [Series(name, smooth(points)) for name, points in _source_losses(timeline, 0)]
+    lines = [Series(name, smooth(points)) for name, points in _source_losses(timeline)]
     return Chart("Training loss by source", "step", STEP_METRICS["loss"].unit, lines)
 
 
@@ -109,49 +109,39 @@ def pictures(timeline: Timeline) -> list[Chart]:
     return [chart(timeline) for chart in shown]
 
 
-def curves(timeline: Timeline, begin: float = 0.0) -> dict[str, Any]:
-    """Return the charts as plain data for the page's script, thinned; all over the same axis of steps.
-
-    Args:
-        begin: return only points from this step's bucket on.
-    """
+def curves(timeline: Timeline) -> dict[str, Any]:
+    """Return the charts as plain data for the page's script, thinned; all over the same axis of steps."""
     steps = timeline.steps
-    bucket = _bucket(steps)
-    begin = begin // bucket * bucket
-    late = steps.take(slice(int(np.searchsorted(steps["step"], begin)), None))
-    x = late["step"]
+    x, bucket = steps["step"], _bucket(steps)
 
     def of(name: str, values: np.ndarray, style: str = "line") -> dict[str, Any]:
         return _flat(name, style, thin(x, values, bucket))
 
-    held_out = [point for point in _held_out(timeline) if point[0] >= begin]
-    loss = [_flat("training", "mean", mean(x, late["loss"], bucket)), of("each step", late["loss"], "faint")]
-    charts = [("loss", "Loss", STEP_METRICS["loss"].unit, False, [*loss, _flat("held-out", "points", held_out)])]
-    if sources := _source_losses(timeline, begin):
+    loss = [_flat("training", "mean", mean(x, steps["loss"], bucket)), of("each step", steps["loss"], "faint")]
+    loss.append(_flat("held-out", "points", _held_out(timeline)))
+    charts = [("loss", "Loss", STEP_METRICS["loss"].unit, False, loss)]
+    if sources := _source_losses(timeline):
         lines = [_flat(name, "mean", points) for name, points in sources]
         charts.append(("sources", "Training loss by source", STEP_METRICS["loss"].unit, False, lines))
     if forgotten := _forgotten(timeline):
-        lines = [_flat(name, "line", [one for one in points if one[0] >= begin]) for name, points in forgotten]
+        lines = [_flat(name, "line", points) for name, points in forgotten]
         charts.append(("forgetting", "Forgetting", "nats/token since step 0", False, lines))
     charts += [
-        ("throughput", "Throughput", "tokens/s", True, [of("tokens/s", late["tokens_per_s"])]),
-        ("workers", "World size", "workers", True, [of("workers", late["world_size"], "step")]),
-        ("norm", "Gradient norm", "before clipping", True, [of("gradient norm", late["grad_norm"])]),
-        ("rate", "Learning rate", "", True, [of("learning rate", late["learning_rate"])]),
-        ("wait", "Waiting for data", "part of the step", True, [of("slowest rank", _wait(late))]),
+        ("throughput", "Throughput", "tokens/s", True, [of("tokens/s", steps["tokens_per_s"])]),
+        ("workers", "World size", "workers", True, [of("workers", steps["world_size"], "step")]),
+        ("norm", "Gradient norm", "before clipping", True, [of("gradient norm", steps["grad_norm"])]),
+        ("rate", "Learning rate", "", True, [of("learning rate", steps["learning_rate"])]),
+        ("wait", "Waiting for data", "part of the step", True, [of("slowest rank", _wait(steps))]),
     ]
     if energy := _energy(timeline):
-        first = int(np.searchsorted(steps["step"], begin))
-        lines = [_flat(name, "line", mean(axis[first:], joules[first:], bucket)) for name, axis, joules in energy]
+        lines = [_flat(name, "line", mean(axis, joules, bucket)) for name, axis, joules in energy]
         charts.append(("energy", "Energy", "J, since the run began", True, lines))
     names = ("id", "title", "unit", "zero", "series")
     begun_s = timeline.spans()[0]
     return {
-        "from": begin,
-        "bucket": bucket,
         "last": steps["step"][-1].item() if len(steps) else 0,
         "charts": [dict(zip(names, chart, strict=True)) for chart in charts],
-        "minutes": _flat("minutes", "line", mean(x, (late["time_s"] - begun_s) / 60, bucket)),
+        "minutes": _flat("minutes", "line", mean(x, (steps["time_s"] - begun_s) / 60, bucket)),
         "marks": _marks(timeline.events, bucket),
     }
 
@@ -185,11 +175,10 @@ def _held_out(timeline: Timeline) -> Points:
     return some([one for one in found if np.isfinite(one[1])], _POINTS)
 
 
-def _source_losses(timeline: Timeline, begin: float) -> list[tuple[str, Points]]:
-    steps = timeline.steps
-    rows, bucket = slice(int(np.searchsorted(steps["step"], begin)), None), _bucket(steps)
+def _source_losses(timeline: Timeline) -> list[tuple[str, Points]]:
+    steps, bucket = timeline.steps, _bucket(timeline.steps)
     names = [name for name in list(source_tokens(steps))[:_SOURCES_DRAWN] if f"loss/{name}" in steps.extra]
-    return [(name, mean(steps["step"][rows], steps.extra[f"loss/{name}"][rows], bucket)) for name in names]
+    return [(name, mean(steps["step"], steps.extra[f"loss/{name}"], bucket)) for name in names]
 
 
 def _forgotten(timeline: Timeline) -> list[tuple[str, Points]]:

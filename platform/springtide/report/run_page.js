@@ -1,10 +1,9 @@
 "use strict";
-// Draws the charts of a run from the data in the page, and asks the server for what is new while the run trains.
+// Draws the charts of a run from the data in the page.
 (() => {
   const NS = "http://www.w3.org/2000/svg", LEFT = 56, RIGHT = 10, TOP = 6, BOTTOM = 20, HEIGHT = 170;
   const COLORS = ["#2563eb", "#93b4f5", "#dc6803", "#0f9d76"];
-  const POLL_MS = 3000, RETRY_MS = 15000;
-  let data, host, note, drawn = [], cursor = null, failed = 0;
+  let data, host, note, drawn = [], cursor = null;
   const shows = { log: false, time: false };
 
   const element = (tag, attributes = {}, text = "") => {
@@ -152,41 +151,6 @@
     point();
   };
 
-  // points from `update.from` on replace those that were there
-  const merge = update => {
-    const known = new Map(data.charts.flatMap(chart => chart.series.map(one => [chart.id + "/" + one.name, one])));
-    const joined = (old, one) => {
-      const end = old ? old.x.findIndex(x => x >= update.from) : 0, kept = end < 0 ? old.x.length : end;
-      return old ? { ...one, x: [...old.x.slice(0, kept), ...one.x], y: [...old.y.slice(0, kept), ...one.y] } : one;
-    };
-    for (const chart of update.charts) {
-      chart.series = chart.series.map(one => joined(known.get(chart.id + "/" + one.name), one));
-    }
-    data = { ...data, ...update, minutes: joined(data.minutes, update.minutes) };
-  };
-
-  const tell = text => { document.getElementById("status").textContent = text; };
-
-  const poll = async () => {
-    let wait = POLL_MS;
-    try {
-      const answer = await fetch(`data?have=${data.version}&bucket=${data.bucket}`, { cache: "no-store" });
-      const update = await answer.json();
-      if (!answer.ok) throw new Error(update.problem);
-      failed = 0;
-      for (const [id, html] of Object.entries(update.parts || {})) document.getElementById(id).innerHTML = html;
-      if (update.charts) merge(update); else Object.assign(data, update);
-      if (update.charts) draw();
-      wait = Math.max(POLL_MS, 1000 * (update.wait_s || 0));
-    } catch (error) {
-      failed += 1;
-      wait = RETRY_MS;
-      tell(`No answer (${error.message}); asking again. If the server has ended, start it again.`);
-    }
-    if (!failed) tell(data.over ? "The run is over: this is its last state." : "Live: what is new comes every few seconds.");
-    if (!data.over) setTimeout(poll, wait);
-  };
-
   document.addEventListener("DOMContentLoaded", () => {
     data = JSON.parse(document.getElementById("data").textContent);
     host = document.getElementById("charts");
@@ -205,6 +169,5 @@
     new ResizeObserver(() => {
       if (drawn.length && Math.max(240, host.clientWidth) !== drawn[0].picture.viewBox.baseVal.width) draw();
     }).observe(host);
-    if (data.live) poll();
   });
 })();

@@ -1,4 +1,4 @@
-"""The report of a run: one self-contained HTML page, live or not, and a picture for a README."""
+"""The report of a run: one self-contained HTML page, and a picture for a README."""
 
 from __future__ import annotations
 
@@ -44,28 +44,24 @@ class RunFacts(NamedTuple):
     prices: Prices = Prices()
 
 
-def render(run_id: str, timeline: Timeline, facts: RunFacts = RunFacts(), version: int | None = None) -> str:  # noqa: B008
+def render(run_id: str, timeline: Timeline, facts: RunFacts = RunFacts()) -> str:  # noqa: B008
     """Return the page.
 
     Args:
         run_id: the heading.
         timeline: what happened.
         facts: what is not in the journal.
-        version: of the data, for a page that asks its server for newer data; None: a file.
     """
-    live = version is not None
-    data = {**curves(timeline), "live": live, "version": version or 0, "over": is_over(timeline)}
     shown = "".join(f"<figure>{draw([chart])}</figure>" for chart in pictures(timeline))
     found = parts(timeline, facts)
     sections = [
-        '<p id="status"></p>',
         *(f'<section id="{name}">{found.pop(name)}</section>' for name in ("about", "figures")),
         f'<div id="charts" class="charts">{shown}</div>',
         *(f'<section id="{name}">{section}</section>' for name, section in found.items()),
-        data_block(json.dumps(data, allow_nan=False)),
+        data_block(json.dumps(curves(timeline), allow_nan=False)),
     ]
     script = Path(__file__).with_suffix(".js").read_text()
-    return page(run_id, sections, script, connects=live)
+    return page(run_id, sections, script)
 
 
 def parts(timeline: Timeline, facts: RunFacts) -> dict[str, str]:
@@ -84,11 +80,6 @@ def parts(timeline: Timeline, facts: RunFacts) -> dict[str, str]:
         "links": table("Links", facts.links.items()) if facts.links else "",
         "config": config if facts.config_yaml else "",
     }
-
-
-def is_over(timeline: Timeline) -> bool:
-    """Return whether the run has ended since its last start."""
-    return run_state(timeline.events).is_over
 
 
 def charts(timeline: Timeline) -> str:
@@ -112,7 +103,7 @@ def figures(timeline: Timeline) -> list[tuple[str, str, str]]:
     found = []
     if len(steps):
         found.append(("steps", f"{steps['step'][-1]:,.0f}", f"{steps['tokens'][-1]:,.0f} tokens"))
-        name = "final loss" if is_over(timeline) else "loss"
+        name = "final loss" if run_state(events).is_over else "loss"
         found.append((name, f"{steps['loss'][-1]:.3f}", STEP_METRICS["loss"].unit))
     if len(evaluations) > 1:
         before, after = evaluations[0].heldout_bits_per_byte, evaluations[-1].heldout_bits_per_byte
@@ -318,4 +309,5 @@ def _clock(time_s: float) -> str:
 def _when(timeline: Timeline) -> str:
     if not timeline.events and not len(timeline.tries):
         return "Nothing happened yet"
-    return time.strftime("Begun %Y-%m-%d %H:%M UTC", time.gmtime(timeline.spans()[0]))
+    begin, end = map(time.gmtime, timeline.spans())
+    return time.strftime("Begun %Y-%m-%d %H:%M UTC", begin) + time.strftime(", last event %Y-%m-%d %H:%M:%S UTC", end)

@@ -20,10 +20,10 @@ from typing import Annotated, Literal, NamedTuple, get_args
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from springtide.checkpoint import leases
-from springtide.errors import CommandFailed, ConfigError, DamagedFile, damaged, explain, redacted
+from springtide.errors import CommandFailed, ConfigError, DamagedFile, damaged, explain
 from springtide.store import Folder, to_json
 
-Verb = Literal["save", "pause", "continue", "resize", "stop", "note"]
+Verb = Literal["save", "pause", "continue", "resize", "stop"]
 VERBS: tuple[Verb, ...] = get_args(Verb)
 _FOLDER = "control"
 _NAME = re.compile(r"([0-9]{4,9})(\.done)?\.json")
@@ -34,8 +34,6 @@ _MOST = 10**9
 """Numbers of commands that a file's name can have."""
 _LOOK_S, _LOOK_AT_STORE_S = 0.2, 2.0
 """Time between looks for a result, in a local folder and at an object store [s]."""
-_NOTE = 2000
-"""Most characters of a note."""
 
 
 class Command(BaseModel):
@@ -48,8 +46,8 @@ class Command(BaseModel):
     verb: Verb
     workers: int = Field(default=0, ge=0, le=10**6)
     """Most workers, of ``resize``; 0: as many as the config allows."""
-    text: str = Field(default="", max_length=_NOTE)
-    """The note, of ``note``."""
+    text: str = Field(default="", max_length=2000, exclude=True)
+    """Empty, and written by earlier versions only."""
     caller: str = Field(max_length=200)
     """User and host, as the caller says."""
     time_s: float = Field(ge=0, le=1e11, allow_inf_nan=False)
@@ -170,7 +168,7 @@ def standing(run: Folder) -> Standing:
     return Standing(limit, paused, unanswered, _following(numbers, answered))
 
 
-def give(run: Folder, verb: Verb, workers: int = 0, text: str = "") -> Command:
+def give(run: Folder, verb: Verb, workers: int = 0) -> Command:
     """Give a run a command, and return it as it was written.
 
     Raises:
@@ -183,15 +181,11 @@ def give(run: Folder, verb: Verb, workers: int = 0, text: str = "") -> Command:
         raise ConfigError(
             explain("workers", workers, "is not a number of workers", "at least 1, or 0 to lift the limit")
         )
-    if len(text) > _NOTE or (verb == "note" and not text.strip()):
-        raise ConfigError(explain("note", f"{len(text)} characters", f"must have 1 to {_NOTE}", "shorten it"))
     if (over := leases.why_over(run)) is not None:
         raise CommandFailed(f"{run.url}: nobody can {verb} it: {over}")
     first = _following(*_numbers(run))
     for number in range(first, min(first + _TRIES, _MOST)):
-        one = Command(
-            number=number, verb=verb, workers=workers, text=redacted(text), caller=_caller(), time_s=time.time()
-        )
+        one = Command(number=number, verb=verb, workers=workers, caller=_caller(), time_s=time.time())
         try:
             (run / _FOLDER).create(_file(number), to_json(one.model_dump(mode="json")).encode())
             return one
@@ -296,21 +290,8 @@ class RunControl:
         """
         return self._ask("stop", wait_s)
 
-    def note(self, text: str, wait_s: float = 60.0) -> CommandResult:
-        """Write a note into the run's journal, at the step it is at.
-
-        Args:
-            text: at most 2000 characters.
-            wait_s: how long to wait for it [s].
-
-        Examples:
-            >>> st.open_run("runs/live").note("the new cluster").done  # doctest: +SKIP
-            True
-        """
-        return self._ask("note", wait_s, text=text)
-
-    def _ask(self, verb: Verb, wait_s: float, workers: int = 0, text: str = "") -> CommandResult:
-        return await_result(self.folder, give(self.folder, verb, workers, text), wait_s)
+    def _ask(self, verb: Verb, wait_s: float, workers: int = 0) -> CommandResult:
+        return await_result(self.folder, give(self.folder, verb, workers), wait_s)
 
 
 def _numbers(run: Folder) -> tuple[list[int], set[int]]:

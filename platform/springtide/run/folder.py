@@ -6,7 +6,7 @@
                 compiled/      compiled code of its nodes, sealed
                 control/       commands to it, and their results
                 mlflow.json    the one MLflow run; origin.json: command and commit of the newest start
-                report.html    written when training ends
+                report.html    written while the run trains, and when it ends
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from springtide.generation import Answer
-    from springtide.run.finding import Diagnosis
+    from springtide.run.diagnosis import Diagnosis
     from springtide.run.verify import Verification
 
 REPORT = "report.html"
@@ -298,19 +298,18 @@ class Run(RunControl):
         return average(self, to, last, ema)
 
     def why(self) -> Diagnosis:
-        """Return what limits the run, from its journal.
-
-        Returns:
-            Findings, the most costly first, each with its share of the worker-time, its numbers and a remedy.
+        """Return where the run's time went and what limits it: findings with numbers and remedies, the most costly first.
 
         Examples:
             >>> found = st.open_run("runs/mine").why()
             >>> found.step, found.findings[0].share > 0, found.not_measured[0][:13]
             (8, True, 'communication')
         """
-        from springtide.run.why import why
+        from springtide.run.diagnosis import DiagnosisBuilder
 
-        return why(self.timeline)
+        builder = DiagnosisBuilder()
+        builder.take(self.timeline)
+        return builder.diagnosis()
 
     def verify(self) -> Verification:
         """Check that the run trained on exactly the samples of its order.

@@ -23,12 +23,11 @@ _TRIAL = re.compile(r"(.+)/trials/trial-(\d{4,9})(?:-\d+)?")
 _log = logging.getLogger(__name__)
 
 
-def facts_of(run: Run, is_file: bool = True) -> RunFacts:
+def facts_of(run: Run) -> RunFacts:
     """Return them, read from the run's folder.
 
     Args:
         run: the run.
-        is_file: whether the page lies in the run's folder, so that it can lead to others there.
 
     Raises:
         ConfigError: the config is damaged.
@@ -43,7 +42,7 @@ def facts_of(run: Run, is_file: bool = True) -> RunFacts:
     origin, trial = Origin(), list[tuple[str, Cell]]()
     try:
         origin = read_origin(run.folder)
-        trial = _trial(run.folder, is_file)
+        trial = _trial(run.folder)
     except DamagedFile as error:  # the rest of the page is right
         _log.warning("%s; the report lacks what it says", error)
     url = redacted(run.folder.url)
@@ -63,13 +62,13 @@ def facts_of(run: Run, is_file: bool = True) -> RunFacts:
     )
 
 
-def _trial(run: Folder, is_file: bool) -> list[tuple[str, Cell]]:
+def _trial(run: Folder) -> list[tuple[str, Cell]]:
     """Return the sweep that the run is a trial of, and who ended the trial; empty if it is none."""
     match = _TRIAL.fullmatch(run.url.rstrip("/"))
     if match is None or not (root := Folder(match[1])).exists(PLAN):
         return []
     sweep = SweepFolder(root)
-    rows: list[tuple[str, Cell]] = [("trial of", Link(sweep.name, f"../../{PAGE}") if is_file else sweep.name)]
+    rows: list[tuple[str, Cell]] = [("trial of", Link(sweep.name, f"../../{PAGE}"))]
     if end := sweep.end_of(int(match[2])):
         rows.append(("ended", f"{end.status}: {end.reason}" if end.reason else end.status))
     return rows

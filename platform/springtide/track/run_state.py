@@ -1,4 +1,4 @@
-"""The state of a run in words, derived from its events. Handles, lists, pages and ``springtide run watch`` all use it."""
+"""The state of a run in words, derived from its events. Handles, lists, pages and ``springtide run status`` all use it."""
 
 from __future__ import annotations
 

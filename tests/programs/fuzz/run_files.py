@@ -250,8 +250,8 @@ class Controls(Target):
     def make(self) -> None:
         run = Folder(self.root)
         leases.claim(run, "me", trains=False)
-        for number, (verb, workers) in enumerate((("resize", 3), ("pause", 0), ("note", 0))):
-            control.give(run, verb, workers, "text")  # type: ignore[arg-type]
+        for number, (verb, workers) in enumerate((("resize", 3), ("pause", 0), ("save", 0))):
+            control.give(run, verb, workers)  # type: ignore[arg-type]
             control.write_result(run, control.CommandResult(number=number, done=True, step=number, text="done"))
 
     def kinds(self) -> Mapping[str, str]:

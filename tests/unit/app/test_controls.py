@@ -59,7 +59,7 @@ class Driver:
     def give(self, verb: Verb, workers: int = 0) -> int:
         """Give a command, and wait until the driver has taken it."""
         before = len(self.workers.posted)
-        number = give(self.run.folder, verb, workers, "text").number
+        number = give(self.run.folder, verb, workers).number
         until(lambda: len(self.workers.posted) > before)
         return number
 
@@ -166,9 +166,9 @@ def test_files_that_are_no_commands_and_gaps_make_nobody_deaf(driver: Driver) ->
     (folder / "0000.json").mkdir(parents=True)
     (folder / "0001.json").symlink_to("nowhere")
     (folder / "00009.json").write_text("{}")
-    (folder / "0002.json").write_text('{"number": 999999999, "verb": "note"}')
+    (folder / "0002.json").write_text('{"number": 999999999, "verb": "save"}')
     (folder / "0006.done.json").write_text("{}")
-    number = driver.give("note")
+    number = driver.give("continue")
     assert number == 7
     assert driver.result(number).done
     Controls(driver.run.config, driver.run, Workers())  # a later driver starts
@@ -180,7 +180,7 @@ def test_a_later_driver_reads_what_was_left_of_the_limits_only(tmp_path: Path, m
     with driver.controls.carried_out():
         driver.tell(Started(step=0, world_size=2), step(1))
         for _ in range(3):
-            driver.give("note")
+            driver.give("continue")
         driver.give("resize", 2)
         pending = driver.give("pause")
     assert driver.result(pending).text == "the run ended before"
@@ -194,7 +194,7 @@ def test_a_later_driver_reads_what_was_left_of_the_limits_only(tmp_path: Path, m
 def test_commands_of_before_hold_or_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "_LOOK_S", 0.02)
     driver = Driver(tmp_path)  # its thread does not run yet
-    numbers = [give(driver.run.folder, verb, 0, "text").number for verb in ("pause", "save")]
+    numbers = [give(driver.run.folder, verb).number for verb in ("pause", "save")]
     later = Controls(driver.run.config, driver.run, driver.workers)
     assert "was paused by" in later.remarks[0]
     with later.carried_out():

@@ -268,7 +268,7 @@ def test_what_the_output_cannot_encode_ends_no_command(tmp_path: Path, monkeypat
     for encoding in ("latin-1", "ascii"):
         for words in (
             ["run", "list", str(tmp_path)],
-            ["run", "watch", "--once", run.folder.url],
+            ["run", "status", run.folder.url],
             ["report", run.folder.url],
         ):
             out = io.TextIOWrapper(io.BytesIO(), encoding)

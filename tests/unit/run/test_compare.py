@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from springtide.cli.main import main
 from springtide.events import Decided, Evaluated, Event, Started, Stopped
 from springtide.run.compare import compare_runs
 from springtide.run.folder import Run
-from springtide.run.overview import overview
+from springtide.run.run_status import overview
 from springtide.store import Folder
 from springtide.track.journal import Journal
 
@@ -114,28 +113,6 @@ def test_all_runs_below_a_root_are_listed_the_newest_first_and_damaged_ones_too(
     }
     assert rows["broken"].state.startswith("cannot be read")
     assert (rows["done"].where, rows["new"].where) == ("2 workers", "")
-
-
-def test_the_list_as_a_page_leads_to_the_page_of_each_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done = [*TRAINED, Stopped(step=40, status="finished")]
-    written(tmp_path / "runs", "done", done, **{"track.price": 3600.0}).folder.write("report.html", "")
-    written(tmp_path / "runs", "live", TRAINED[:11])
-    for out, href in (("runs/index.html", "./done/report.html"), ("page.html", "./runs/done/report.html")):
-        assert main(["run", "list", str(tmp_path / "runs"), "--out", str(tmp_path / out)]) == 0
-        assert "2 runs" in capsys.readouterr().out
-        page = (tmp_path / out).read_text()
-        body = ET.fromstring(page.split("</head>")[1].removesuffix("</html>\n"))
-        [link] = body.iter("a")
-        assert (link.text, link.get("href")) == ("done", href)
-        rows = [["".join(cell.itertext()) for cell in row] for row in body.iter("tr")]
-        assert {row[0]: row[1:5] for row in rows[1:]} == {
-            "done": ["finished", "40/60", "0.0250", "2 workers"],
-            "live": ["running or killed", "10/60", "0.1000", "2 workers"],
-        }
-        assert "1 finished, 1 running or killed" in page
-    for out in (f"{tmp_path}/", str(tmp_path / "runs")):
-        assert main(["run", "list", str(tmp_path / "runs"), "--out", out]) == 2
-        assert f"--out = {out!r}: cannot be written" in capsys.readouterr().err
 
 
 def test_a_list_reads_each_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

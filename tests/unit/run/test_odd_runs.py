@@ -21,9 +21,7 @@ from springtide.report.run_charts import curves
 from springtide.report.run_page import RunFacts, parts
 from springtide.run.compare import compare_runs
 from springtide.run.folder import Run
-from springtide.run.overview import overview
-from springtide.run.watch import WatchedRun
-from springtide.run.why import why
+from springtide.run.run_status import StatusBuilder, overview
 from springtide.store import Folder
 from springtide.track.journal import Journal
 from springtide.track.ledger import Prices, ledger
@@ -82,13 +80,13 @@ def test_every_reader_bears_it(made: Callable[[], list[Event]], last_step: int) 
     book = ledger(timeline.condensed(), Prices(1.0))
     assert min(book.spent.values()) >= 0.0
     finite([book.spent, book.total_dollars])
-    watched = WatchedRun(10, Prices(1.0))
+    builder = StatusBuilder(10, Prices(1.0))
     for part in (events[:-1], events[-1:]):
-        watched.take(timeline_of(part))
-    picture = watched.picture(9000.0)
-    assert (picture.step, picture.is_over) == (last_step, False)
-    finite([picture.left_s, picture.checkpoint_age_s, picture.losses, picture.dollars])
-    finite([one.share for one in why(timeline).findings])
+        builder.take(timeline_of(part))
+    status = builder.status(9000.0)
+    assert (status.step, status.is_over) == (last_step, False)
+    finite([status.left_s, status.checkpoint_age_s, status.losses, status.dollars, status.steps_lost])
+    finite([status.diagnosis.spent, [one.share for one in status.diagnosis.findings]])
     finite(curves(timeline))
     assert sum(map(len, parts(timeline, RunFacts()).values())) < 300_000, "tables show the newest rows"
     finite([value for event in timeline.events[-100:] for _, _, value in observed(event)])
@@ -114,7 +112,7 @@ def test_every_command_bears_it(
     assert (row.state, row.step, row.workers > 0) == ("running or killed", last_step, True)
     assert 0.0 <= row.goodput <= 1.0
     run.write_report()
-    for command in (["list", str(tmp_path)], *([name, run.folder.url] for name in ("why", "watch", "inspect"))):
+    for command in (["list", str(tmp_path)], *([name, run.folder.url] for name in ("status", "inspect"))):
         assert main(["run", *command, "--json"]) == 0
         assert "NaN" not in capsys.readouterr().out
     assert compare_runs(run, run).common_steps == last_step
@@ -132,8 +130,8 @@ def test_a_folder_that_is_half_there_is_a_run_that_has_not_started(
         run.folder.write("journal/0001-0000.jsonl", content)
     assert run.status == "not started"
     assert [(row.id, row.state, row.where) for row in overview(str(tmp_path))] == [("half", "not started", "")]
-    for command in (["why"], ["watch", "--once"], ["inspect"]):
-        assert main(["run", command[0], run.folder.url, *command[1:]]) == 0
+    for name in ("status", "inspect"):
+        assert main(["run", name, run.folder.url]) == 0
     assert main(["run", "compare", run.folder.url, run.folder.url]) == 0
     capsys.readouterr()
     for command in ("save", "stop", "pause"):

@@ -1,8 +1,7 @@
-"""The page of a run in a real browser: from the file, and from the server while the run trains."""
+"""The page of a run in a real browser."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from journal_events import step
 from springtide import config as configs
 from springtide.events import Evaluated, Sampled, SaveFailed, Started, Stopped
 from springtide.run.folder import Run
-from springtide.run.page_server import PageServer
 from springtide.store import Folder
 from springtide.track.journal import Journal
 
@@ -96,27 +94,19 @@ def test_without_scripts_the_charts_are_there(tab: browser.Tab, run: Run) -> Non
     assert size["width"] <= 390
 
 
-def test_new_steps_come_without_a_reload_until_the_run_is_over(tab: browser.Tab, run: Run) -> None:
-    with PageServer(run) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            tab.errors.clear()
-            tab.open(server.url, 390)
-            assert tab.value("document.getElementById('about').textContent").startswith("Nothing happened yet")
-            tab.value("window.isSame = true")
-            write(run, 1, 100)
-            assert tab.becomes("document.getElementById('note').textContent === 'last step 100'")
-            write(run, 51, 2500, ends=True)  # steps are trained again, and points are thinned from here on
-            assert tab.becomes("document.getElementById('status').textContent.startsWith('The run is over')")
-            assert tab.value("document.getElementById('note').textContent") == "last step 2,500"
-            assert "finished" in tab.value("document.getElementById('about').textContent")
-            assert "onerror" in tab.value("document.getElementById('samples').textContent")
-            assert tab.value("document.images.length") == 0
-            assert tab.value("window.isSame")
-            assert tab.value(ROOM)
-            assert tab.errors == []
-            assert all(one.startswith(server.url) for one in tab.requests), tab.requests
-        finally:
-            server.shutdown()
-            thread.join()
+def test_a_reload_shows_what_the_run_has_done_since(tab: browser.Tab, run: Run) -> None:
+    write(run, 1, 100)
+    run.write_report()
+    tab.errors.clear()
+    tab.open(f"file://{run.report}", 390)
+    assert tab.value("document.getElementById('note').textContent") == "last step 100"
+    assert "running or killed" in tab.value("document.getElementById('about').textContent")
+    write(run, 51, 2500, ends=True)  # steps are trained again, and points are thinned from here on
+    run.write_report()
+    tab.open(f"file://{run.report}", 390)
+    assert tab.value("document.getElementById('note').textContent") == "last step 2,500"
+    assert "finished" in tab.value("document.getElementById('about').textContent")
+    assert "onerror" in tab.value("document.getElementById('samples').textContent")
+    assert tab.value("document.images.length") == 0
+    assert tab.value(ROOM)
+    assert tab.errors == []

@@ -22,7 +22,7 @@ from springtide.errors import ConfigError
 from springtide.events import Evaluated, Started
 from springtide.run.find import find_run
 from springtide.run.folder import Run
-from springtide.run.overview import overview
+from springtide.run.run_status import overview
 from springtide.run.start_from import lineage
 from springtide.store import Folder
 from springtide.track.journal import Journal

@@ -15,7 +15,7 @@ from springtide.config import RUN_CONFIG, Config, dump
 from springtide.events import Evaluated, Event, Failed, Left, RolledBack, Saved, Started, StepDone, event, record
 from springtide.run.compare import compare_runs
 from springtide.run.folder import open_run
-from springtide.run.overview import overview
+from springtide.run.run_status import overview
 from springtide.store import Folder
 from springtide.track.journal import Journal
 from springtide.track.ledger import Ledger, ledger

@@ -1,4 +1,4 @@
-"""What a run does, in words: one teller for lists, pages, handles and ``run watch``."""
+"""What a run does, in words: one teller for lists, pages, handles and ``run status``."""
 
 from __future__ import annotations
 

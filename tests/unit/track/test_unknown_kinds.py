@@ -16,7 +16,7 @@ from springtide.config import Config
 from springtide.events import EVENTS, Event, Saved, Spiked, Started, Stopped, event, record
 from springtide.events.record import UnknownKind
 from springtide.run.folder import Run
-from springtide.run.overview import overview
+from springtide.run.run_status import overview
 from springtide.store import Folder
 from springtide.track.journal import Journal, read_journal
 from springtide.track.journal_reader import JournalReader

@@ -27,10 +27,8 @@ from springtide.events import (
     Straggling,
     Waited,
 )
-from springtide.run.finding import REMEDIES, Diagnosis
+from springtide.run.diagnosis import REMEDIES, Diagnosis, DiagnosisBuilder
 from springtide.run.folder import Run
-from springtide.run.why import DiagnosisBuilder
-from springtide.run.why import why as why_of
 from springtide.store import Folder
 from springtide.track.journal import Journal
 from springtide.track.timeline import timeline_of
@@ -40,7 +38,9 @@ REPOSITORY = Path(__file__).parents[3]
 
 def why(events: list[Event]) -> Diagnosis:
     """What limits a run with these events."""
-    return why_of(timeline_of(events))
+    builder = DiagnosisBuilder()
+    builder.take(timeline_of(events))
+    return builder.diagnosis()
 
 
 def steps(first: int, last: int, at_s: float, **changes: object) -> list[Event]:
@@ -196,26 +196,33 @@ def test_a_run_without_steps_tells_what_it_waits_for() -> None:
     assert "room for 1 of 4" in one.text
 
 
-def test_the_command_prints_findings_as_text_and_json(tiny: Config, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_findings_as_text_and_json(
+    tiny: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
     run = Run(Folder(tiny.run.root) / "mine")
     run.write_config(tiny)
-    assert main(["run", "why", run.folder.url]) == 0
-    assert "nothing is known yet" in capsys.readouterr().out
     slow = Failed(step=0, cause="\x1b[31mred", reason="", again=True, time_s=150.0, term=1)
     with Journal(run.folder) as journal:
         for event in [*BEGIN, *CASES["data"][0], slow, started(0, 190.0), *steps(1, 2, 190.0)]:
             journal(event)
-    assert main(["run", "why", run.folder.url]) == 0
+    assert main(["run", "status", run.folder.url]) == 0
     said = capsys.readouterr().out
-    assert "1. restarts, " in said
-    assert "2. data, " in said
-    assert "try: feed.reads_in_flight" in said
+    lines = [line.rstrip().split(None, 1) for line in said.splitlines()]
+    shown = {line[0]: line[1] for line in lines}
+    assert shown["1."].startswith("restarts, ")
+    assert shown["2."].startswith("data, ")
+    assert ["try", REMEDIES["data"]] in lines
+    assert shown["restarts"].startswith("1, 100 steps trained again; the last: 2 -> 2 workers, 40.0 s without a step; ")
+    assert shown["time"].startswith("resize 44.0%, productive ")
     assert "\x1b" not in said
-    assert main(["run", "why", run.folder.url, "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["run"], shown["findings"][1]["name"]) == ("mine", "data")
-    assert shown["findings"][1]["share"] == pytest.approx(run.why().findings[1].share)
-    assert main(["run", "why", str(tiny.run.root)]) == 2
+    assert main(["run", "status", run.folder.url, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["run"], found["findings"][1]["name"]) == ("mine", "data")
+    assert found["findings"][1]["share"] == pytest.approx(run.why().findings[1].share)
+    assert sum(found["spent"].values()) == pytest.approx(1.0)
+    assert list(found["spent"].values()) == sorted(found["spent"].values(), reverse=True)
+    assert found["last_restart"]["steps_lost"] == 100
 
 
 def test_a_long_run_keeps_a_bounded_number_of_events() -> None:

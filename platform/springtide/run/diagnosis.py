@@ -1,15 +1,16 @@
-"""What limits a run, in words and numbers, from its journal: findings, the most costly first, each with a remedy.
+"""Find what limits a run from its journal: findings with numbers and a remedy, the most costly first.
 
 The shares are of the worker-time that the run held (``track/ledger.py``). They may overlap: a slow rank lowers MFU, too. Pure.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from springtide.events import (
     Decided,
@@ -27,7 +28,6 @@ from springtide.events import (
     Straggling,
     Waited,
 )
-from springtide.run.finding import REMEDIES, Diagnosis, Finding
 from springtide.track.ledger import Ledger, LedgerBuilder, Prices
 from springtide.track.timeline import Timeline
 
@@ -63,6 +63,67 @@ _MOST_NAMED = 5
 """Ranks and causes that are named one by one."""
 _SHOWN = 120
 """Characters of a cause that are shown."""
+
+REMEDIES = {
+    "data": "feed.reads_in_flight and feed.read_bytes, feed.cache, a nearer store (docs/how-to/slow.md)",
+    "communication": "a larger train.micro_batch, parallel.strategy = zero2 or parallel.shard_workers, a faster network",
+    "idle device": "a larger train.micro_batch, parallel.compile, free CPU cores for each worker",
+    "compute": "parallel.compile, parallel.precision = bf16, a larger train.micro_batch; train.profile = 5 shows the kernels",
+    "memory": "a smaller train.micro_batch, parallel.recompute, parallel.strategy = zero3, more workers",
+    "restarts": "a cause of each is in `springtide report`; checkpoint.every_steps = auto, docs/how-to/spot.md",
+    "start-up": "nothing if the run is short; the longest phase is named here, and a longer run has the same start",
+    "straggler": "take the node out of the cluster, or look at its temperature, its power limit and its other programs",
+    "saves": "checkpoint.every_steps = auto, checkpoint.when_busy = skip, checkpoint.stage in memory, a faster store",
+    "failed saves": "the reason is in the journal; `springtide doctor --store URL` tries the store",
+    "capacity": "a smaller elastic.min_workers, more zones or kinds of nodes (docs/how-to/spot.md)",
+    "skipped updates": "a smaller optim.peak_lr, a longer optim.warmup, a look at the data of these steps",
+    "evaluation": "a larger train.eval_every, a smaller train.eval_tokens, train.eval_async",
+    "pauses": "wider limits in train.only_when",
+    "device": "nothing is wrong: faster devices, more workers, or a smaller model",
+}
+"""Name of a finding -> what to try."""
+
+
+class Finding(NamedTuple):
+    """One thing that limits a run."""
+
+    name: str
+    """A key of ``REMEDIES``."""
+    share: float
+    """At most this share of the run's worker-time would be won without it, from 0 to 1; for ``device``, of new steps."""
+    text: str
+    """What was found."""
+    evidence: dict[str, float | int | str]
+    """The numbers behind it; units are in their names."""
+    remedy: str
+    """Settings and pages that help."""
+
+    def describe(self) -> str:
+        """Return the finding as one line for people."""
+        share = f", {self.share:.1%} of the time" if self.share > 0 else ""
+        return f"{self.name}{share}: {self.text}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """What limits a run."""
+
+    step: int
+    """The step last trained; 0 before the first."""
+    held: float
+    """Time held so far [worker-seconds]."""
+    goodput: float
+    """Productive time / time held, from 0 to 1."""
+    spent: dict[str, float]
+    """Kind of time, as in ``Ledger.spent`` -> its share of the time held, the largest first; without those of no time."""
+    findings: list[Finding]
+    """The most costly first. Only ``device`` if nothing is wrong; empty before the first step if nothing is known yet."""
+    not_measured: list[str]
+    """What the journal cannot tell, and the setting that measures it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the diagnosis as plain data, as ``springtide run status --json`` prints it."""
+        return {**dataclasses.asdict(self), "findings": [one._asdict() for one in self.findings]}
 
 
 class DiagnosisBuilder:
@@ -143,21 +204,16 @@ class DiagnosisBuilder:
         book = self.book.ledger()
         step = self.last.step if self.last else 0
         if not book.held > 0:
-            return Diagnosis(step, 0.0, 0.0, self._before_steps(), [])
-        found = [
-            *self._data(book),
-            *self._profiled(book),
-            *self._compute(book),
-            *self._restarts(book),
-            *self._stragglers(book),
-            *self._saves(book),
-            *self._skipped(book),
-            *self._shares(book),
-        ]
+            return Diagnosis(step, 0.0, 0.0, {}, self._before_steps(), [])
+        measures = [self._data, self._profiled, self._compute, self._restarts, self._stragglers]
+        measures += [self._saves, self._skipped, self._shares]
+        found = [finding for measure in measures for finding in measure(book)]
         found.sort(key=lambda one: (-one.share, one.name))
         if not any(one.share > 0 for one in found) and self.last:
             found.append(self._device(book))
-        return Diagnosis(step, book.held, book.goodput, found, self._not_measured())
+        kinds = sorted(book.spent.items(), key=lambda item: -item[1])
+        shares = {kind: seconds / book.held for kind, seconds in kinds if seconds > 0}
+        return Diagnosis(step, book.held, book.goodput, shares, found, self._not_measured())
 
     def _before_steps(self) -> list[Finding]:
         if not self._out_of_room:
@@ -171,11 +227,7 @@ class DiagnosisBuilder:
         now = waits / times if times else 0.0
         if share < _DATA and now < _DATA:
             return []
-        evidence: dict[str, float | int | str] = {
-            "data_wait_s": waits,
-            "step_time_s": times,
-            "share_of_recent_step": now,
-        }
+        evidence = {"data_wait_s": waits, "step_time_s": times, "share_of_recent_step": now}
         text = f"the median step waits {waits:.3g} s of {times:.3g} s for its batch (last {len(self.recent)} steps)"
         each = self._waited.data_waits_s if self._waited else []
         if len(each) > 1 and all(map(math.isfinite, each)):
@@ -215,9 +267,8 @@ class DiagnosisBuilder:
             f"MFU is {mfu:.1%} while it computes, waits for data excluded; large dense models reach {_REACHED_MFU:.0%}, a "
             f"small one does not fill a device (peak: {source[:_SHOWN] or 'source unknown'})"
         )
-        return [
-            _finding("compute", share, text, {"mfu": mfu, "reached_mfu": _REACHED_MFU, "peak_source": source[:_SHOWN]})
-        ]
+        evidence = {"mfu": mfu, "reached_mfu": _REACHED_MFU, "peak_source": source[:_SHOWN]}
+        return [_finding("compute", share, text, evidence)]
 
     def _mfu(self) -> float:
         """Return the median MFU of the recent steps without their waits for data; NaN if the peak is not known."""
@@ -241,12 +292,8 @@ class DiagnosisBuilder:
                 f"{len(book.restarts)} restarts cost {lost:.0f} worker-seconds, {again} steps trained again; most time went "
                 f"to {cause!r}, about {gap_s} s without a step"
             )
-            evidence: dict[str, float | int | str] = {
-                "restarts": len(book.restarts),
-                "steps_lost": again,
-                "cause": cause,
-            }
-            evidence |= {"cause_s": gap_s, "recomputed_worker_s": book.spent["recomputed"]}
+            evidence = {"restarts": len(book.restarts), "steps_lost": again, "cause": cause, "cause_s": gap_s}
+            evidence["recomputed_worker_s"] = book.spent["recomputed"]
             found.append(_finding("restarts", lost / book.held, text, evidence))
         if times := self._failures["out of memory"]:
             share = sum(one.gap_s * one.workers_after for one in book.restarts if one.cause.startswith("out of memory"))
@@ -336,22 +383,6 @@ class DiagnosisBuilder:
     def _node_of(self, rank: int) -> str:
         nodes = self.started.nodes if self.started else []
         return f" on node {nodes[rank][:8]}" if rank < len(nodes) else ""
-
-
-def why(timeline: Timeline) -> Diagnosis:
-    """Return what limits a run.
-
-    Args:
-        timeline: all events of the run.
-
-    Examples:
-        >>> from springtide.run.why import why
-        >>> why(st.open_run("runs/mine").timeline).step
-        8
-    """
-    builder = DiagnosisBuilder()
-    builder.take(timeline)
-    return builder.diagnosis()
 
 
 def _finding(name: str, share: float, text: str, evidence: dict[str, Any]) -> Finding:

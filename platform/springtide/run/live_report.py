@@ -1,0 +1,128 @@
+"""Write a run's ``report.html`` anew while the run trains, in a process of its own. A reload in a browser shows the live run.
+
+    driver: live_report                     python -m springtide.run.live_report URL
+      starts the process  ---------------->   sleeps, reads what is new in the journal, writes the page, sleeps ...
+      closes the pipe, or dies  ---------->   finishes a write that has begun, and ends
+      waits for its end, then writes the last report
+
+The process has the lowest priority, does not import torch and does not share a GIL with the driver, which has to act on a
+killed worker within a second. It waits long after a page that took long, so it takes half a percent of a core at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from springtide.store import Folder
+
+PROGRAM = ("-m", "springtide.run.live_report")
+"""What Python runs as the process."""
+EVERY_S = 30.0
+"""Shortest pause before a page, also before the first [s]."""
+TIMES = 200
+"""Shortest pause before a page, as a multiple of the time that the page before took."""
+_END_S = 5.0
+"""Longest time that a write may go on after the end of the block, or of the driver [s]."""
+
+
+@contextlib.contextmanager
+def live_report(run: Folder, say: Callable[[str], None]) -> Iterator[None]:
+    """Have the report of ``run`` written anew, again and again, while the block runs. When the block is left, the process
+    has ended: the caller's next write is the last one.
+
+    The block never fails because of the process. ``say`` receives one line about its first failure, from a thread.
+
+    Args:
+        run: the run's folder.
+        say: prints a line.
+    """
+    # as in checkpoint/writer_process.py: this process's sys.path, which may not come from its environment, and nothing before
+    command = ["env", f"PYTHONPATH={os.pathsep.join(sys.path)}", sys.executable, "-P", *PROGRAM, run.url]
+    try:
+        # in its own session: Ctrl-C at the terminal is for the driver
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    except OSError as error:
+        say(f"report.html is written only when the run ends: {error}")
+        yield
+        return
+    assert process.stdin is not None
+    assert process.stdout is not None
+    lines, is_over = process.stdout, threading.Event()
+
+    def listen() -> None:
+        problem = lines.readline().decode(errors="replace").strip()
+        if not is_over.is_set():
+            problem = problem or f"its process ended with status {process.wait()}"
+            say(f"report.html cannot be written while the run trains: {problem}")
+
+    listener = threading.Thread(target=listen, name="springtide-live-report", daemon=True)
+    listener.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        process.stdin.close()
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S + 1.0)
+        finally:  # a store that does not answer, or another Ctrl-C: it must not write after the caller
+            process.kill()
+            process.wait()
+            listener.join()
+            lines.close()
+
+
+def main(url: str) -> None:
+    """Write the report of the run at ``url`` until standard input ends. Prints the first failure, and tries again."""
+    os.nice(19)
+    with contextlib.suppress(OSError):  # a machine short of memory ends this process first
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    logging.disable()  # one line about a failure is enough
+    writing = threading.Lock()
+    threading.Thread(target=_end_with_input, args=(writing,), daemon=True).start()
+    time.sleep(EVERY_S)  # a short run is over before the imports
+
+    from springtide.report.run_page import render
+    from springtide.run.folder import REPORT, Run
+    from springtide.run.page_facts import facts_of
+    from springtide.store import Folder
+    from springtide.track.journal_reader import JournalReader
+
+    run = Run(Folder(url))
+    reader, is_new, has_failed = JournalReader(run.folder), False, False
+    while True:
+        begun_s = time.monotonic()
+        try:
+            is_new = reader.read() or is_new
+            if is_new:
+                text = render(run.id, reader.timeline, facts_of(run))
+                with writing:
+                    run.folder.write(REPORT, text)
+                is_new = False
+        except Exception as error:
+            if not has_failed:
+                print(f"{type(error).__name__}: {error}", flush=True)
+            has_failed = True
+        time.sleep(max(EVERY_S, TIMES * (time.monotonic() - begun_s)))
+
+
+def _end_with_input(writing: threading.Lock) -> None:
+    """Block until standard input ends; then end this process, between two writes if the one under way ends soon."""
+    while os.read(0, 1):
+        pass
+    writing.acquire(timeout=_END_S)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,265 @@
+"""Say how runs stand: one run from its events, as a value that grows with them, and a row for every run below a root."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import math
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+from springtide.config import RUN_CONFIG
+from springtide.errors import in_one_line
+from springtide.events import Decided, Evaluated, Event, Failed, Left, Ready, Saved, Started, StepDone, Stopped, Waited
+from springtide.run.diagnosis import Diagnosis, DiagnosisBuilder
+from springtide.run.folder import Run
+from springtide.store import Folder
+from springtide.track.ledger import Prices, Restart, ledger
+from springtide.track.run_state import UNKNOWN, RunState, run_state
+from springtide.track.timeline import Timeline
+
+_POINTS = 64
+"""Points of the loss curve: when there are twice as many, each two become one."""
+_SIZES, _MESSAGES = 6, 8
+_SILENT_S = 60.0
+"""A run is silent after this time without an event, and at least ``_SILENT_STEPS`` steps' time."""
+_SILENT_STEPS = 5
+_AT_ONCE = 16
+"""Runs that are read at the same time: the store's answers are waited for together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunStatus:
+    """How a run stands at a moment."""
+
+    state: str
+    """``not started``, ``starting``, ``training``, ``paused``, ``waiting``, ``finished``, ``stopped`` or ``failed``."""
+    is_over: bool
+    """Whether its driver has said that training ended, or has ended without a word."""
+    waits_for: str
+    """What has to happen before the next step, as far as the journal says; empty while steps come."""
+    step: int
+    num_steps: int
+    loss: float | None
+    """Training loss of the last step [nats/token]."""
+    losses: list[float]
+    """The loss over the whole run, at most 128 means over equally many steps [nats/token]."""
+    heldout_loss: float | None
+    """Held-out loss of the last evaluation [nats/token]."""
+    heldout_step: int
+    """The step of that evaluation; 0 without one."""
+    tokens_per_s: float
+    mfu: float
+    """MFU of the last step; above 1 if the device's peak is not known."""
+    left_s: float
+    """Time until the last step at the present speed [s]; 0 if unknown."""
+    workers: int
+    """Workers of the group that trains; 0 without one."""
+    sizes: list[tuple[int, int]]
+    """The last changes of the number of workers: (step, workers)."""
+    restarts: int
+    """Changes from one worker group to the next."""
+    steps_lost: int
+    """Steps that restarts made void."""
+    last_restart: Restart | None
+    checkpoint: str
+    """Name of the newest checkpoint; empty before the first."""
+    checkpoint_age_s: float
+    dollars: float
+    diagnosis: Diagnosis
+    """Where the time went, what limits the run, and what to do."""
+    messages: list[str]
+    """The last events but steps, oldest first."""
+    seen_s: float
+    """When the last event was, seconds since 1970; 0 without one."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the status as plain data, as ``springtide run status --json`` prints it."""
+        found = dataclasses.asdict(self)
+        del found["diagnosis"]
+        return {**found, **self.diagnosis.as_dict()}
+
+
+class StatusBuilder:
+    """Takes the journal of a run part by part. Keeps a bounded number of its events."""
+
+    def __init__(self, num_steps: int, prices: Prices | None = None) -> None:
+        self._num_steps = num_steps
+        self._diagnosis = DiagnosisBuilder(prices)
+        self._losses: list[float] = []
+        self._per_point, self._sum, self._summed = 1, 0.0, 0
+        self._sizes: deque[tuple[int, int]] = deque(maxlen=_SIZES)
+        self._messages: deque[str] = deque(maxlen=_MESSAGES)
+        self._saved: Saved | None = None
+        self._evaluated: Evaluated | None = None
+        self._state, self._seen_s = RunState(), 0.0
+        self._has_group, self._waits_for = False, ""
+
+    def take(self, timeline: Timeline) -> list[str]:
+        """Take a part of the journal. Returns its events as lines for people, but those that are not told, such as steps."""
+        for loss in timeline.tries["loss"].tolist():
+            self._add_loss(loss)
+        return [line for event in self._diagnosis.take(timeline) if (line := self._add(event))]
+
+    def _add(self, event: Event) -> str:
+        self._seen_s = max(self._seen_s, event.time_s)
+        self._state.add(event)
+        match event:
+            case Started():
+                self._has_group, self._waits_for = True, f"the first step of {event.where}"
+                if not self._sizes or self._sizes[-1][1] != event.world_size:
+                    self._sizes.append((event.step, event.world_size))
+            case Decided(decision="stay"):
+                if not (self._has_group and self._state.trains):  # else it says why the group stays as it is
+                    self._waits_for = event.reason.removeprefix("waiting for ")
+            case Decided():
+                self._waits_for = event.describe()
+            case Failed() | Left():
+                cause = f", after {event.cause}" if isinstance(event, Failed) else ""
+                self._has_group, self._waits_for = False, f"a new worker group{cause}"
+            case Saved():
+                self._saved = event
+            case Evaluated():
+                self._evaluated = event
+            case StepDone() | Stopped():
+                self._waits_for = ""
+        if isinstance(event, StepDone | Waited | Ready):
+            return ""
+        clock = time.strftime("%H:%M:%S", time.gmtime(event.time_s))
+        self._messages.append(f"{clock}  {event.describe()}")
+        return self._messages[-1]
+
+    def status(self, now_s: float) -> RunStatus:
+        """Return how the run stands at ``now_s``, seconds since 1970."""
+        last, book, state = self._diagnosis.last, self._diagnosis.book.ledger(), self._state
+        times = sorted(one.step_time_s for one in self._diagnosis.recent if math.isfinite(one.step_time_s))
+        step_s = times[len(times) // 2] if times else 0.0
+        step = last.step if last else 0
+        waits_for = [self._waits_for] if self._waits_for else []
+        silent_s = now_s - self._seen_s if self._seen_s and state.trains else 0.0
+        if silent_s > max(_SILENT_S, _SILENT_STEPS * step_s):
+            waits_for.append(f"no event for {span(silent_s)}: it saves or evaluates, hangs, or was killed")
+        return RunStatus(
+            state=state.word,
+            is_over=state.is_over,
+            waits_for="; ".join(waits_for),
+            step=step,
+            num_steps=self._num_steps,
+            loss=last.loss if last else None,
+            losses=[*self._losses, *([self._sum / self._summed] if self._summed else [])],
+            heldout_loss=self._evaluated.heldout_loss if self._evaluated else None,
+            heldout_step=self._evaluated.step if self._evaluated else 0,
+            tokens_per_s=last.tokens_per_s if last else 0.0,
+            mfu=last.mfu if last else 0.0,
+            left_s=max(0, self._num_steps - step) * step_s if state.trains else 0.0,
+            workers=self._sizes[-1][1] if state.trains and self._sizes else 0,
+            sizes=list(self._sizes),
+            restarts=len(book.restarts),
+            steps_lost=sum(max(0, one.steps_lost) for one in book.restarts),
+            last_restart=book.restarts[-1] if book.restarts else None,
+            checkpoint=self._saved.name if self._saved else "",
+            checkpoint_age_s=max(0.0, now_s - self._saved.time_s) if self._saved else 0.0,
+            dollars=book.total_dollars,
+            diagnosis=self._diagnosis.diagnosis(),
+            messages=list(self._messages),
+            seen_s=self._seen_s,
+        )
+
+    def _add_loss(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            return
+        self._sum, self._summed = self._sum + loss, self._summed + 1
+        if self._summed < self._per_point:
+            return
+        self._losses.append(self._sum / self._summed)
+        self._sum, self._summed = 0.0, 0
+        if len(self._losses) >= 2 * _POINTS:
+            pairs = zip(self._losses[::2], self._losses[1::2], strict=True)
+            self._losses, self._per_point = [(one + other) / 2 for one, other in pairs], 2 * self._per_point
+
+
+def span(seconds: float) -> str:
+    """Return a duration for people, in its largest unit that is at least 1.
+
+    Examples:
+        >>> from springtide.run.run_status import span
+        >>> span(7.4), span(90.0), span(7200.0), span(200_000.0)
+        ('7 s', '2 min', '2.0 h', '2.3 d')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 86_400 else f"{seconds / 86_400:.1f} d"
+
+
+class RunRow(NamedTuple):
+    """A run in short."""
+
+    id: str
+    state: str
+    """As ``Run.status``, or why it cannot be read."""
+    step: int
+    num_steps: int
+    loss: float | None
+    """Training loss of the last step [nats/token]."""
+    workers: int
+    goodput: float
+    dollars: float
+    energy_kwh: float
+    """Energy that its workers counted [kWh]; 0 if they did not."""
+    seen_s: float
+    """When its last event was, seconds since 1970; 0 without one."""
+    where: str = ""
+    """Workers, nodes and market types of its last worker group; empty before the first."""
+
+
+def overview(root: str) -> list[RunRow]:
+    """Return a row for each run directly below ``root``, the newest event first. A run that cannot be read has a row, too.
+
+    Lists ``root`` once, and each folder in it once; a run costs one more listing, its config and its journal's files. Sixteen
+    runs are read at a time. One listing of everything would page through the files of all checkpoints.
+
+    Args:
+        root: folder or URL, as ``run.root``.
+
+    Examples:
+        >>> [(row.id, row.state, row.step) for row in overview("runs") if row.id == "mine"]
+        [('mine', 'finished', 8)]
+    """
+    folder = Folder(root)
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as threads:
+        rows = threads.map(lambda name: _row(folder / name), folder.names())
+        return sorted((row for row in rows if row is not None), key=lambda row: (-row.seen_s, row.id))
+
+
+def _row(folder: Folder) -> RunRow | None:
+    run = Run(folder)
+    try:
+        return _read(run) if RUN_CONFIG in folder.names() else None
+    except Exception as error:  # whatever is wrong with one run, the others are listed
+        return RunRow(run.id, f"cannot be read: {in_one_line(error)}", 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _read(run: Run) -> RunRow:
+    config, timeline = run.config, run.timeline
+    told = timeline.condensed()
+    book = ledger(told, Prices.set_in(config.track))
+    tries = timeline.tries  # in the order of writing, whatever clocks say
+    last = {name: tries[name][-1].item() for name in ("step", "loss", "world_size")} if len(tries) else {}
+    state = run_state(timeline.events).known
+    starts = [event for event in timeline.events if isinstance(event, Started)]
+    return RunRow(
+        id=run.id,
+        state=state,
+        step=int(last.get("step", 0)),
+        num_steps=config.num_steps,
+        loss=last.get("loss"),
+        workers=int(last.get("world_size", 0)) if state == UNKNOWN else 0,
+        goodput=round(book.goodput, 6),
+        dollars=round(book.total_dollars, 6),
+        energy_kwh=round(book.total_kwh, 9),
+        seen_s=max((event.time_s for event in told), default=0.0),
+        where=starts[-1].where if starts else "",
+    )
