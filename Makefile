@@ -7,7 +7,7 @@ DEMO_ROOT ?= runs
 # modules are compiled once, not in each of the hundreds of processes of a run of the tests
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test long flaky soak lint bench commands drills sweeps slurm screenshots gpu gpu-wheels clean
+.PHONY: demo test long flaky soak lint bench commands drills sweeps slurm screenshots gpu gpus gpu-wheels clean
 
 demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
@@ -54,18 +54,18 @@ bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/recovery.py
 	$(BIN)/python benchmarks/goodput.py --traces "$(TRACES)"
 	$(BIN)/python benchmarks/drilled.py --traces "$(TRACES)"
-	$(BIN)/python benchmarks/serving.py
 	$(BIN)/python benchmarks/sweep.py --traces "$(TRACES)"
 
 # the commands of README and docs, every run trained to its end; `make test` trains one of them and resolves the others
 commands: .venv/.ready
 	$(BIN)/python -m pytest --full tests/elastic/test_commands_of_the_pages.py
 
-# each drill in full, and what is told of a run with five faults: an hour; `make test` runs one of them
+# each drill in full, a fault at each fault point, storms, and what is told of a run with five faults: an hour; `make test` runs one drill
 drills: .venv/.ready
-	for scenario in kill copies drain regrow hang all resize points; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
+	for scenario in kill copies drain regrow hang all resize; do $(BIN)/springtide drill --scenario $$scenario || exit 1; done
 	for notice in 30 120; do $(BIN)/springtide drill --scenario drain --notice $$notice || exit 1; done
-	for seed in 1 2 3; do $(BIN)/springtide drill --scenario storm --seed $$seed || exit 1; done
+	cd tests/programs && ../../$(BIN)/python -m fault_points cross
+	for seed in 1 2 3; do (cd tests/programs && ../../$(BIN)/python -m fault_points storm --seed $$seed) || exit 1; done
 	cd tests/programs && ../../$(BIN)/python five_faults.py
 
 # a sweep of sixteen trials that loses six nodes and its driver; what `make test` leaves out of its second half: a population
@@ -84,12 +84,18 @@ slurm: .venv/.ready
 screenshots: .venv/.ready
 	cd tests/programs && ../../$(BIN)/python screenshots.py
 
-# what one GPU says, in 25 minutes; without Ray: benchmarks/gpu/README.md. GPU="--quick" runs it anywhere
+# one GPU, in stages of at most 150 seconds, without Ray: benchmarks/gpu/README.md. A later call goes on where this one stopped.
+# GPU="--quick" runs every stage on tiny shapes anywhere
 GPU_PYTHON ?= $(if $(wildcard .venv/.ready),$(BIN)/python,$(PYTHON))
+GPU_SECONDS ?= 570
 
 gpu:
 	$(GPU_PYTHON) benchmarks/gpu/wheels.py --install
-	$(GPU_PYTHON) benchmarks/gpu --json $(GPU)
+	$(GPU_PYTHON) benchmarks/gpu --json --seconds $(GPU_SECONDS) $(GPU)
+
+# two to eight GPUs of one machine: one page to paste into an issue
+gpus: .venv/.ready
+	$(BIN)/python benchmarks/gpu/several.py $(GPUS)
 
 # what a machine with torch and no network needs for it
 gpu-wheels:

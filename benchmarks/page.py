@@ -1,8 +1,7 @@
 """What a run's page and the commands about a run cost on a long journal: a million steps of two sources, with restarts, saves
 and evaluations.
 
-    read      the journal with its files of columns, from the page cache of the system, by the reader that the page uses
-    lines     the same without columns, as of a run whose drivers were all killed
+    read      the journal, from the page cache of the system, by the reader that the page uses
     build     the page from what was read: charts, ledger, tables
     size      of the page
     status, list    as `springtide run` does them, with what they read
@@ -80,7 +79,6 @@ def written(root: str, steps: int, restarts: int) -> int:
     from springtide import config as configs
     from springtide.run.folder import Run
     from springtide.store import Folder
-    from springtide.track.journal import _write_columns
 
     run = Run(Folder(root) / "long")
     run.write_config(configs.recipe("tiny").override({"run.id": "long", "run.root": root}))
@@ -88,9 +86,7 @@ def written(root: str, steps: int, restarts: int) -> int:
     folder.mkdir()
     for number, begin in enumerate(range(0, len(found), SEGMENT_LINES)):
         data = b"\n".join(found[begin : begin + SEGMENT_LINES]) + b"\n"
-        name = f"0001-{number:04d}.jsonl"
-        (folder / name).write_bytes(data)
-        _write_columns(Folder(folder), name, data)
+        (folder / f"0001-{number:04d}.jsonl").write_bytes(data)
     return sum(path.stat().st_size for path in folder.glob("*.jsonl"))
 
 
@@ -114,18 +110,6 @@ def page(root: str) -> dict[str, Any]:
     measured("read_s", reader.read)
     html = measured("build_s", lambda: render(run.id, reader.timeline, facts))
     return found | {"page_bytes": len(html), "restarts": html.count("restart: ")}
-
-
-def by_lines(root: str) -> dict[str, Any]:
-    """Seconds of reading a journal that has no columns."""
-    from springtide.run.folder import open_run
-    from springtide.track import journal_reader
-
-    journal_reader.decode = lambda data: None  # as if every file of them were damaged
-    reader = journal_reader.JournalReader(open_run(f"{root}/long").folder)
-    begin = time.perf_counter()
-    reader.read()
-    return {"lines_s": time.perf_counter() - begin}
 
 
 def status(root: str) -> dict[str, Any]:
@@ -166,12 +150,12 @@ def main() -> None:
     options = claims.options(__doc__, rounds=3, steps=(1_000_000, 20_000), restarts=(10_000, 200))
     with tempfile.TemporaryDirectory() as root:
         size = written(root, int(options.steps), int(options.restarts))
-        each = (status, listed, by_lines, page)
+        each = (status, listed, page)
         rounds = [{k: v for one in each for k, v in claims.alone(one, root).items()} for _ in range(options.rounds)]
     best = {name: min(one[name] for one in rounds) for name in rounds[0]}
     detail = {"steps": int(options.steps), "restarts": int(options.restarts), "journal_mib": round(size / 2**20)}
     cpu = {name: round(best[f"{name}_cpu"], 2) for name in ("read_s", "build_s")}
-    detail |= {"lines_s": round(best["lines_s"], 2), "cpu": cpu, "peak_mib": round(best["peak_mib"])}
+    detail |= {"cpu": cpu, "peak_mib": round(best["peak_mib"])}
     shown = [
         claims.claim("page_build_s", best["build_s"], 3.0, "lower", detail),
         claims.claim("page_read_and_build_s", best["read_s"] + best["build_s"], 3.0, "lower", detail),

@@ -2,7 +2,7 @@
 
     ray job submit --entrypoint-num-cpus 4 --working-dir . -- python jobs/evaluate.py s3://bucket/runs/mine --json
 
-Takes the arguments of ``springtide model evaluate``. With ``--tasks A,B --follow`` it evaluates a run while it trains.
+Takes the arguments of ``springtide model evaluate``.
 """
 
 import sys

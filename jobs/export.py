@@ -1,4 +1,4 @@
-"""Export a checkpoint for transformers, llama.cpp or PEFT as a Ray job. On a cluster with springtide in its image:
+"""Export a checkpoint for transformers or PEFT as a Ray job. On a cluster with springtide in its image:
 
     ray job submit --working-dir . -- python jobs/export.py s3://bucket/runs/mine --to hf --out s3://bucket/exports/mine
 

@@ -1,24 +1,24 @@
-"""What the stages share: the machine in facts, the book of a stage's cells, clocks, the matrix product of the minute, energy,
-and a process group of one with a model in it.
+"""What the stages share: the book of a stage's cells, checks that a cell can run here, clocks, and the step of a model.
 
-A cell is one measurement with a name ``group/which``; its values are a flat dict whose names end with their units. The book is
-one JSON file a stage, written again after every cell, so that a stage that is killed loses only the cell it was at.
+A cell is one measurement with a name; its values are a dict whose names end with their units, or one such dict for each variant
+that it compares. The book is a section of one JSON file, written after every cell, so that a stage that is killed loses only
+the cell it was at.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import datetime
+import functools
 import gc
-import hashlib
 import json
 import os
 import platform
 import statistics
-import subprocess
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from springtide.config import Config, code_fingerprint
+from springtide.app.device_memory import usable_bytes
+from springtide.config import Config
 from springtide.dist import World, backend, world
-from springtide.model import skeleton
+from springtide.model import flops_per_token, skeleton
 from springtide.parallel import parallelize
+from springtide.training import train_step
+from springtide.training.memory_estimate import predicted_bytes
+from springtide.training.nvml import gpu_of
 from springtide.training.optim import may_fuse, optimizer_of
+from springtide.training.parameter_groups import freeze
+from springtide.training.peak_flops import peak_flops
 
 CUDA = torch.cuda.is_available()
 KIND = "cuda" if CUDA else "cpu"
@@ -39,7 +45,12 @@ NO_GPU = "" if CUDA else "needs a GPU"
 """Why a cell that only a GPU can measure is skipped; empty where there is one."""
 GIGA = 1e9
 TRIES = 2
-"""Processes that a cell may take with it."""
+"""How often a cell that ends its process is begun."""
+CLIP = 1.0
+LEAST_CLOCK = 0.5
+"""Of the highest clock, under load; below it the clocks are held down."""
+BEGIN, END = 1, 0
+"""Ids that begin and end a document of ``rows_of_documents``."""
 
 
 class NotHere(Exception):
@@ -47,76 +58,66 @@ class NotHere(Exception):
 
 
 def facts() -> dict[str, Any]:
-    """The machine and its software."""
+    """Return the machine and its software."""
     found: dict[str, Any] = {
         "python": platform.python_version(),
-        "torch": torch.__version__,
         "cores": os.cpu_count(),
         "host_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
     }
     if not CUDA:
-        return found | {"device": "cpu"}
+        return found
     here = torch.cuda.get_device_properties(DEVICE)
     return found | {
-        "device": here.name,
         "capability": f"{here.major}.{here.minor}",
         "device_bytes": torch.cuda.mem_get_info()[1],
-        "multiprocessors": here.multi_processor_count,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else "none",
     }
 
 
-def identity() -> dict[str, str]:
-    """What a finished stage must agree with to be left out: this code, this torch, this device."""
-    here = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        here.update(path.read_bytes())
-    device = torch.cuda.get_device_name(DEVICE) if CUDA else "cpu"
-    benchmark = here.hexdigest()[:16]
-    return {"code": code_fingerprint(), "benchmark": benchmark, "torch": torch.__version__, "device": device}
-
-
 class Book:
-    """The cells of one stage, in ``folder/STAGE.json``. Cells of the same identity that are measured already are kept."""
+    """The cells of one stage, in one file with those of the others. Measured cells of the same identity are kept."""
 
-    def __init__(self, stage: str, folder: Path, quick: bool, seconds: float, force: bool = False) -> None:
-        """``seconds``: after which no further cell is begun."""
-        self.quick, self._end = quick, time.monotonic() + seconds
-        self._path = folder / f"{stage}.json"
-        self._told: dict[str, Any] = {"stage": stage, "quick": quick, "finished": False, "identity": identity()}
-        self._told |= {"facts": facts(), "seconds": 0.0, "cells": {}, "claims": [], "running": ""}
-        before = json.loads(self._path.read_text()) if self._path.exists() and not force else {}
-        if all(before.get(key) == self._told[key] for key in ("identity", "quick")):
-            self._told["cells"], self._told["seconds"] = before["cells"], before["seconds"]
-            self.finished, self._told["claims"] = before["finished"], before["claims"]
+    def __init__(self, stage: str, key: str, file: Path, quick: bool, seconds: float, force: bool = False) -> None:
+        """``key``: of the stage's code; ``seconds``: after which no further cell is begun."""
+        self.stage, self.quick, self._file = stage, quick, file
+        self._end = time.monotonic() + seconds
+        identity = {"key": key, "torch": torch.__version__, "device": device_name(), "quick": quick}
+        self._found: dict[str, Any] = {"date": datetime.date.today().isoformat(), **identity, "finished": False}
+        self._found |= {"facts": facts(), "seconds": 0.0, "cells": {}, "claims": [], "running": ""}
+        before = {} if force else self._read().get(stage, {})
+        if all(before.get(name) == value for name, value in identity.items()):
+            self._found["cells"], self._found["seconds"] = before["cells"], before["seconds"]
             if name := before["running"]:
-                ended = self._told["cells"].get(name, {}).get("ended", 0) + 1
+                ended = before["cells"].get(name, {}).get("ended", 0) + 1
                 why = "the process ended, or was ended for its time, in this cell"
-                self._told["cells"][name] = {"status": "failed", "why": why, "ended": ended}
-        else:
-            self.finished = False
-        self._began = time.monotonic() - self._told["seconds"]
+                self._found["cells"][name] = {"status": "failed", "why": why, "ended": ended}
+        self._began = time.monotonic() - self._found["seconds"]
 
-    @property
-    def left_s(self) -> float:
-        """Until no further cell is begun."""
-        return self._end - time.monotonic()
+    def cell(
+        self, name: str, measure: Callable[[], dict[str, Any]], missing: str = "", is_timed: bool = True
+    ) -> dict[str, Any] | None:
+        """Return the values of cell ``name``: those in the book, or what ``measure`` returns. Return None where it is skipped,
+        failed, or left out because the time is spent; the book has the reason.
 
-    def cell(self, name: str, measure: Callable[[], dict[str, Any]], missing: str = "") -> dict[str, Any] | None:
-        """The values of cell ``name``: those in the book, or what ``measure`` returns. None, and the book says why, where it is
-        skipped because of what is ``missing`` here, failed, or is left out because the time is spent."""
-        known = self._told["cells"].get(name, {})
-        if known.get("status") in ("measured", "skipped"):
-            return known.get("values")
-        if known.get("ended", 0) >= TRIES:  # it would take those after it along again
+        Args:
+            name: of the cell.
+            measure: called if the cell was not measured before.
+            missing: what this machine lacks for it; empty for nothing.
+            is_timed: whether clocks that are held down spoil it.
+        """
+        known = self._found["cells"].get(name, {})
+        if known.get("status") == "measured":
+            values: dict[str, Any] = known["values"]
+            return values
+        if known.get("ended", 0) >= TRIES:  # it would end the process once more, and take the later cells with it
             return None
-        if missing:
+        if missing := missing or (clocks_held_down() if is_timed else ""):
             return self._write(name, {"status": "skipped", "why": missing})
-        if self.left_s <= 0:
+        if self._end <= time.monotonic():
             return self._write(name, {"status": "left out", "why": "the stage's time is spent"})
-        self._told["running"] = name
+        self._found["running"] = name
         self._save()
         begin = time.monotonic()
         try:
@@ -126,35 +127,89 @@ class Book:
         except Exception as error:
             found = {"status": "failed", "why": f"{type(error).__name__}: {error}"[:1500]}
             found["trace"] = traceback.format_exc()[-3000:]
-        self._told["running"] = ""
+        self._found["running"] = ""
         tidy()
         return self._write(name, found | {"cell_s": round(time.monotonic() - begin, 2)})
 
+    def end(self, claims: list[dict[str, Any]]) -> int:
+        """Write the claims; return the exit status, 1 where a cell failed or time was short."""
+        states = {cell["status"] for cell in self._found["cells"].values()}
+        self._found["claims"], self._found["finished"] = claims, states <= {"measured", "skipped"}
+        self._save()
+        return 0 if self._found["finished"] else 1
+
     def _write(self, name: str, found: dict[str, Any]) -> dict[str, Any] | None:
-        self._told["cells"][name] = found
-        told = found.get("values") or found.get("why")
-        print(f"{self._told['stage']}: {name}: {found['status']}: {json.dumps(told)}", flush=True)
+        self._found["cells"][name] = found
+        shown = found.get("values") or found.get("why")
+        print(f"{self.stage}: {name}: {found['status']}: {json.dumps(shown)}", flush=True)
         self._save()
         values: dict[str, Any] | None = found.get("values")
         return values
 
-    def values(self) -> dict[str, dict[str, Any]]:
-        """Of all cells that were measured."""
-        cells = self._told["cells"]
-        return {name: cell["values"] for name, cell in cells.items() if cell["status"] == "measured"}
-
-    def end(self, claims: list[dict[str, Any]]) -> int:
-        """Write the claims; returns the exit status, 1 where a cell failed or time was short."""
-        states = {cell["status"] for cell in self._told["cells"].values()}
-        self._told["claims"], self._told["finished"] = claims, states <= {"measured", "skipped"}
-        self._save()
-        return 0 if self._told["finished"] else 1
+    def _read(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._file.read_text()) if self._file.exists() else {}
+        return found
 
     def _save(self) -> None:
-        self._told["seconds"] = round(time.monotonic() - self._began, 1)
-        beside = self._path.with_suffix(".new")
-        beside.write_text(json.dumps(self._told, indent=1))
-        beside.replace(self._path)
+        self._found["seconds"] = round(time.monotonic() - self._began, 1)
+        beside = self._file.with_suffix(".new")
+        beside.write_text(json.dumps(self._read() | {self.stage: self._found}, indent=1) + "\n")
+        beside.replace(self._file)
+
+
+@functools.cache
+def device_name() -> str:
+    """Return the GPU's name, or ``cpu``."""
+    return torch.cuda.get_device_name(DEVICE) if CUDA else "cpu"
+
+
+@functools.cache
+def clocks_held_down() -> str:
+    """Return why this GPU's times would be worth nothing; empty if they are good, or NVML cannot be asked."""
+    gpu = gpu_of(DEVICE)
+    if gpu is None:
+        return ""
+    import pynvml
+
+    matrix = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16)
+    for _ in range(100):  # 0.15 s of work in the queue: the clock is read while the device computes
+        matrix @ matrix
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(DEVICE).uuid}")
+        highest = float(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM))
+    except pynvml.NVMLError:
+        highest = 0.0
+    found = held_down(gpu.figures(0).clock_mhz, highest, gpu.remarks())
+    sync()
+    return found
+
+
+def held_down(clock_mhz: float | None, highest_mhz: float, remarks: Sequence[str]) -> str:
+    """Return why times would be worth nothing, of what NVML reports under load; empty if they are good.
+
+    Args:
+        clock_mhz: the clock now; None if unknown.
+        highest_mhz: the highest clock of the card; 0 if unknown.
+        remarks: what costs speed, as sentences.
+    """
+    if lowered := [one for one in remarks if "clocks" in one]:
+        return lowered[0]
+    if clock_mhz and highest_mhz and clock_mhz < LEAST_CLOCK * highest_mhz:
+        return (
+            f"its clock is held at {clock_mhz:.0f} of {highest_mhz:.0f} MHz under load (nvidia-smi --reset-gpu-clocks)"
+        )
+    return ""
+
+
+def check_memory(config: Config, vocab_size: int, rows: int, length: int) -> dict[str, float]:
+    """Return the predicted peak of a step [GB]. Raises NotHere if this device has less. The process must not be in a process
+    group."""
+    settings = {"elastic.gpus_per_worker": int(CUDA), "elastic.max_workers": 1, "stream.global_batch": rows}
+    config = config.override(settings | {"train.micro_batch": rows, "shards.sequence_length": length})
+    needed = predicted_bytes(config, vocab_size, None, 1)
+    if CUDA and needed > (usable := usable_bytes(config, torch.cuda.mem_get_info()[1])):
+        raise NotHere(f"takes about {needed / GIGA:.0f} GB, and {usable / GIGA:.0f} GB of this device can be used")
+    return {"predicted_gb": figure(needed / GIGA)}
 
 
 def tidy() -> None:
@@ -172,118 +227,128 @@ def sync() -> None:
 
 
 def peak_gb() -> float:
-    """Most that tensors held on the device since the last ``tidy`` [GB]; 0 on a CPU."""
+    """Return the most that tensors held on the device since the last ``tidy`` [GB]; 0 on a CPU."""
     return round(torch.cuda.max_memory_allocated() / GIGA, 2) if CUDA else 0.0
 
 
 def figure(value: float) -> float:
-    """To five digits, however small."""
+    """Return ``value`` to five digits, however small."""
     return float(f"{value:.5g}")
 
 
-def seconds_of(function: Callable[[], Any]) -> float:
-    """Of one call, the device's work in it included."""
+def gemm_tflops(seconds: float = 0.2) -> float:
+    """Measure bf16 matrix products of this minute, on random numbers: 8192^3 on a GPU, 256^3 on a CPU [TFLOP/s]."""
+    size = 8192 if CUDA else 256
+    a, b = (torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty_like(a)
+    return figure(2 * size**3 / seconds_of_one(lambda: torch.matmul(a, b, out=out), seconds) / 1e12)
+
+
+def seconds_of_one(function: Callable[[], Any], seconds: float) -> float:
+    """Return the time of one call, of as many as take about so many seconds, waited for together after three that warm up."""
+    for _ in range(3):
+        function()
     sync()
     begin = time.perf_counter()
     function()
     sync()
-    return time.perf_counter() - begin
-
-
-def median_ms(function: Callable[[], Any], seconds: float = 0.5, least: int = 5) -> float:
-    """Median of calls for about so many seconds, after two that warm up; by the device's own clock where it has one [ms]."""
-    for _ in range(2):
+    times = max(3, round(seconds / max(1e-6, time.perf_counter() - begin)))
+    begin = time.perf_counter()
+    for _ in range(times):
         function()
-    took, begin = [], time.perf_counter()
-    while len(took) < least or time.perf_counter() - begin < seconds:
-        if CUDA:
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            first.record()
-            function()
-            last.record()
-            last.synchronize()
-            took.append(first.elapsed_time(last))
-        else:
-            took.append(seconds_of(function) * 1e3)
-    return figure(statistics.median(took))
+    sync()
+    return (time.perf_counter() - begin) / times
 
 
-def gemm_tflops(seconds: float = 0.4) -> float:
-    """bf16 matrix products of this minute, on random numbers: 8192^3 on a GPU, 256^3 on a CPU [TFLOP/s]."""
-    size = 8192 if CUDA else 256
-    a, b = (torch.randn(size, size, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
-    out = torch.empty_like(a)
-    return figure(2 * size**3 / median_ms(lambda: torch.matmul(a, b, out=out), seconds) / 1e9)
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """One way to train a model, for a comparison."""
+
+    config: Config
+    eos_id: int | None = None
+    """Keeps the documents of a row apart if it is the id that ends one."""
+    change: Callable[[nn.Module], None] = lambda model: None
+    """Called with the model when it is laid out."""
 
 
-class Energy:
-    """What the device has used since it was made [J]."""
+def alternate(
+    variants: Mapping[str, Variant],
+    rows: Tensor,
+    vocab_size: int,
+    rounds: int = 2,
+    seconds: float = 3.0,
+    predicts: bool = True,
+) -> dict[str, Any]:
+    """Train each variant in turn, ``rounds`` times; who goes first changes. Raises NotHere if one does not fit the device.
 
-    def __init__(self) -> None:
-        self.source = "unknown: no GPU"
-        self._sampled, self._process = 0.0, None
-        self._counter: Callable[[], float] | None = None
-        if CUDA and not self._from_nvml():
-            self._from_nvidia_smi()
+    Args:
+        variants: name -> the variant.
+        rows: token ids of a step, int64 (rows, length + 1), on the device.
+        vocab_size: of the ids.
+        rounds: number of rounds.
+        seconds: of steps in each [s].
+        predicts: whether to predict the peak of memory before; moments in int8 take half a minute for that.
 
-    def joules(self) -> float | None:
-        """None where nobody counts them."""
-        if self._counter is not None:
-            return self._counter()
-        return self._sampled if self._process is not None else None
-
-    def close(self) -> None:
-        """Stop asking."""
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait()
-
-    def _from_nvml(self) -> bool:
-        try:
-            import pynvml
-
-            pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByUUID(_uuid())
-            pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-        except Exception as error:  # not installed, not allowed, not counted on this card
-            self.source = f"unknown: NVML: {error}"
-            return False
-        self._counter = lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
-        self.source = "NVML energy counter"
-        return True
-
-    def _from_nvidia_smi(self) -> None:
-        command = [
-            "nvidia-smi",
-            "-i",
-            _uuid(),
-            "--query-gpu=power.draw",
-            "--format=csv,noheader,nounits",
-            "-lms",
-            "200",
-        ]
-        try:
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        except OSError as error:
-            self.source += f"; nvidia-smi: {error}"
-            return
-        self.source = "nvidia-smi power.draw, sampled five times a second"
-        threading.Thread(target=self._sample, daemon=True).start()
-
-    def _sample(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        before = time.monotonic()
-        for line in self._process.stdout:
-            now = time.monotonic()
-            with contextlib.suppress(ValueError):  # "[N/A]"
-                self._sampled += float(line) * (now - before)
-            before = now
+    Returns:
+        Variant -> tokens/s, the share of the bf16 peak (MFU), the peak of memory, and its parts.
+    """
+    rates: dict[str, list[float]] = {name: [] for name in variants}
+    found: dict[str, Any] = {}
+    for name, variant in variants.items():
+        found[name] = check_memory(variant.config, vocab_size, len(rows), rows.shape[1] - 1) if predicts else {}
+    for number in range(rounds):
+        for name in list(variants)[:: -1 if number % 2 else 1]:
+            gemm = gemm_tflops()
+            tidy()
+            try:
+                first_s, step_s = _train(variants[name], rows, vocab_size, seconds)
+            except torch.OutOfMemoryError as error:
+                raise NotHere(f"{name} does not fit: {str(error)[:200]}") from None
+            tokens = rows[:, 1:].numel()
+            rates[name].append(tokens / step_s)
+            found[name].setdefault("first_step_s", round(first_s, 2))
+            found[name] |= {"peak_gb": peak_gb(), "gemm_tflops": gemm}
+            tidy()
+    peak, source = peak_flops(DEVICE)
+    for name, variant in variants.items():
+        flops = flops_per_token(skeleton(variant.config.model, vocab_size, None), rows.shape[1] - 1)
+        rate = statistics.median(rates[name])
+        found[name] = {
+            "tokens_per_s": round(rate, 1),
+            "mfu": figure(flops * rate / peak),
+            "mfu_of_gemm": figure(flops * rate / found[name]["gemm_tflops"] / 1e12),
+            "step_s": figure(rows[:, 1:].numel() / rate),
+            "spread": figure(max(rates[name]) / min(rates[name])),
+            **found[name],
+        }
+    return found | {"rows": len(rows), "length": rows.shape[1] - 1, "rounds": rounds, "peak_source": source}
 
 
-def _uuid() -> str:
-    found = str(getattr(torch.cuda.get_device_properties(DEVICE), "uuid", ""))
-    return found if found.startswith("GPU-") or not found else f"GPU-{found}"
+def _train(variant: Variant, rows: Tensor, vocab_size: int, seconds: float) -> tuple[float, float]:
+    """Return the seconds of the first step and of a later one."""
+    with training(variant, vocab_size) as step:
+        begin = time.perf_counter()
+        step(rows)
+        sync()
+        first_s = time.perf_counter() - begin
+        return first_s, seconds_of_one(lambda: step(rows), seconds)
+
+
+@contextlib.contextmanager
+def training(variant: Variant, vocab_size: int) -> Iterator[Callable[[Tensor], float]]:
+    """Yield springtide's step in a process group of one: it trains on rows, and returns the loss [nats]."""
+    if variant.config.parallel.compile:
+        torch.compiler.reset()  # else shapes of earlier cells count against the limit on compiling one function
+    with group_of_one() as here:
+        model, optimizer = laid_out(variant.config, here, vocab_size, variant.eos_id)
+        variant.change(model)
+
+        def step(rows: Tensor) -> float:
+            whole, tokens = [slice(0, len(rows))], rows[:, 1:].numel()
+            how: dict[str, Any] = {"micro_batches": whole, "tokens_per_step": tokens, "clip_norm": CLIP}
+            return train_step(model, optimizer, rows, 0, here, **how).loss
+
+        yield step
 
 
 @contextlib.contextmanager
@@ -296,27 +361,40 @@ def group_of_one() -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def laid_out(config: Config, here: World, vocab_size: int) -> tuple[nn.Module, torch.optim.AdamW]:
-    """The model as a run lays it out, with weights drawn on the device, and its optimizer."""
-    model = parallelize(skeleton(config.model, vocab_size, None), config.parallel, here)
+def laid_out(
+    config: Config, here: World, vocab_size: int, eos_id: int | None = None
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Return the model as a run lays it out, with weights drawn on the device, and its optimizer."""
+    made = skeleton(config.model, vocab_size, eos_id, None if eos_id is None else BEGIN)
+    freeze(made, config.optim)
+    model = parallelize(made, config.parallel, here)
     draw(model)
     return model, optimizer_of(model, config.optim, may_fuse(config.parallel, here.device))
 
 
 @torch.no_grad()
 def draw(model: nn.Module, seed: int = 0) -> None:
-    """Weights as large as a run's first ones, the same for every layout of a model. A run draws its own on one core, 10 s a
-    1e9."""
-    generator = torch.Generator(DEVICE).manual_seed(seed)
+    """Draw weights as large as a run's first ones, the same for every layout of a model. A run draws its own on one core, 10 s
+    for 1e9 weights."""
+    generators: dict[torch.device, torch.Generator] = {}
     for parameter in model.parameters():
         here = parameter.to_local() if hasattr(parameter, "to_local") else parameter
         if here.dim() < 2:
             here.fill_(1.0)
-        else:
-            here.normal_(0.0, 0.02, generator=generator)
+        elif here.is_floating_point():
+            made = generators.get(here.device) or torch.Generator(here.device).manual_seed(seed)
+            here.normal_(0.0, 0.02, generator=generators.setdefault(here.device, made))
 
 
 def random_rows(rows: int, length: int, vocab_size: int, seed: int = 0) -> Tensor:
-    """Token ids, int64 (rows, length + 1), on the device."""
+    """Return token ids, int64 (rows, length + 1), on the device; none of them is BEGIN or END."""
     generator = torch.Generator(DEVICE).manual_seed(seed)
-    return torch.randint(vocab_size, (rows, length + 1), device=DEVICE, generator=generator)
+    return torch.randint(max(BEGIN, END) + 1, vocab_size, (rows, length + 1), device=DEVICE, generator=generator)
+
+
+def rows_of_documents(rows: int, length: int, vocab_size: int, documents: int) -> Tensor:
+    """Return ``random_rows`` in which each row holds ``documents`` documents of one length."""
+    found, each = random_rows(rows, length, vocab_size), length // documents
+    found[:, :-1:each] = BEGIN
+    found[:, each - 1 :: each] = END
+    return found

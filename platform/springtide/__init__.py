@@ -5,7 +5,7 @@ The map, in the order the data takes:
     config/       settings: frozen models, quantities with units, recipes
     store/        files that are committed or absent: local disk, s3, gs, az, memory; a cache on each node
     events/       events of a run, as values; names and units of its metrics
-    faults/       named places of a run at which a drill injects a fault; nothing happens there otherwise
+    faults/       named places of a run at which a test injects a fault; nothing happens there otherwise
       |
     dist/         communication between ranks: the world, collectives, connections that can be cut
       |
@@ -33,9 +33,9 @@ The map, in the order the data takes:
       |
     run/          a run's folder: claim, open, verify, write its report
       |
-    on_ray/       the only package that imports Ray: cluster/ data/ train/ tune/ serve/
+    on_ray/       the only package that imports Ray: cluster/ data/ train/ tune/
       |
-    app/          train, sweep, drill, simulate, estimate, plan, serve: composes the packages  cli/   the same for the shell
+    app/          train, sweep, drill, simulate, estimate, plan: composes the packages  cli/   the same for the shell
 
 ``import springtide`` is light: torch and Ray are imported when training starts.
 """

@@ -17,7 +17,10 @@ from __future__ import annotations
 
 import re
 import reprlib
+from collections.abc import Mapping
+from typing import TypeVar
 
+_T = TypeVar("_T")
 _PASSWORD = re.compile(r"(?P<before>://[^\s:/?#@]*:)[^\s/?#]*(?=@)")
 """``://user:password@``; the password may contain an unquoted @. Without the scheme: to look for it takes quadratic time."""
 _TOKEN_AS_USER = re.compile(r"(?P<before>https?://)[^\s:/?#@*]+(?=@)", re.IGNORECASE)
@@ -36,6 +39,8 @@ _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 20
 _SHORT.maxlevel = 4
 _MOST_SHOWN = 2000
 """Characters of a value that are shown: aliases in YAML make short files long."""
+_LINE = 300
+"""Characters of an error that a list shows."""
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
@@ -50,10 +55,6 @@ class ConfigError(SpringtideError, ValueError):
 
 class CorpusError(SpringtideError, ValueError):
     """A corpus that is missing, empty or too small."""
-
-
-class SourceChanged(CorpusError):
-    """A file of the corpus was rewritten or removed while it was read; nothing was sealed."""
 
 
 class CorruptShard(SpringtideError):
@@ -114,6 +115,21 @@ class StoppedWaiting(SpringtideError):
     """Training was asked to stop while it waited for capacity; handled like any other requested stop."""
 
 
+def look_up(table: Mapping[str, _T], field: str, value: str) -> _T:
+    """Return the entry of ``table`` for the value of the setting ``field``. Raises ConfigError if the table does not list the
+    value: a value that has no code of its own must never run as another one.
+
+    >>> look_up({"relu": max}, "model.activation", "tanh")
+    Traceback (most recent call last):
+    springtide.errors.ConfigError: model.activation = 'tanh': is not in the table of what is built in; use one of relu
+    """
+    if value not in table:
+        raise ConfigError(
+            explain(field, value, "is not in the table of what is built in", f"use one of {', '.join(table)}")
+        )
+    return table[value]
+
+
 def explain(field: str, value: object, limit: str, remedy: str) -> str:
     """Return an error message of the form ``field = value: limit; remedy``, redacted.
 
@@ -134,6 +150,16 @@ def damaged(file: str, what: str) -> DamagedFile:
     DamagedFile('runs/a/leases/0001.json: its owner is None; restore the file from a copy, or remove it')
     """
     return DamagedFile(redacted(f"{file}: {_cut(what)}; restore the file from a copy, or remove it"))
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return what an error says, redacted, in one line of at most 300 characters.
+
+    >>> in_one_line(ConfigError("a = 1: is wrong; use 2\\n  b = 1: is wrong; use 2"))
+    'a = 1: is wrong; use 2 b = 1: is wrong; use 2'
+    """
+    text = redacted(" ".join(str(error).split()) or type(error).__name__)
+    return text if len(text) <= _LINE else f"{text[:_LINE]} ..."
 
 
 def redacted(text: str) -> str:

@@ -64,8 +64,6 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "ray": ("on_ray/",),
-    "starlette": ("on_ray/serve/",),
-    "fastapi": ("on_ray/serve/",),
     "mlflow": ("track/mlflow_sink.py", "track/mlflow_run.py", "track/mlflow_results.py"),
     "torch": (
         "dist/",
@@ -82,13 +80,14 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "transformers": ("interop/",),
     "safetensors": ("interop/",),
     "lm_eval": ("generation/harness.py",),
+    "evaluate": ("generation/harness.py",),
     "fsspec": ("store/",),
     "obstore": ("store/s3.py",),
     "rich": ("track/console.py", "cli/"),
     "pandas": ("track/journal.py", "run/folder.py"),
-    "huggingface_hub": ("corpus/hub.py", "generation/harness.py"),
+    "huggingface_hub": ("corpus/hub.py",),
     "lingua": ("corpus/language.py",),
-    "jinja2": ("corpus/chat_sandbox.py", "generation/harness.py"),
+    "jinja2": ("corpus/chat_sandbox.py",),
     "optuna": ("tuning/search.py",),
     "sklearn": ("tuning/importance.py",),
     "torchao": ("parallel/float8.py",),
@@ -96,7 +95,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 """Package -> the files that may import it."""
 
 EDGES = (
-    *("app/train.py", "app/doctor.py", "app/tasks.py", "training/__main__.py"),
+    *("app/train.py", "app/doctor.py", "training/__main__.py"),
     *("on_ray/cluster/session.py", "on_ray/cluster/connect.py"),
 )
 """Where the environment is read, once a process."""

@@ -36,6 +36,8 @@ OLD_NAMES = r"\b(vaults?|the house|rooms? of|attempts/|separate_documents|eval_b
 NOT_HERE = (
     "ray job submit",
     "serve run",
+    "transformers serve",
+    "vllm serve",
     "ray get-auth-token",
     "duckdb",
     "torchrun",

@@ -25,11 +25,6 @@ def test_what_a_step_and_what_preparing_costs_is_measured() -> None:
     assert ("prepare_vs_datatrove" in found) != ("left out" in found["prepare_vs_tokenizer"]["detail"])
 
 
-@pytest.mark.usefixtures("on_the_cluster")
-def test_what_a_batch_is_worth_is_measured() -> None:
-    assert claims("serving").keys() == {"batched_vs_single"}
-
-
 def test_a_node_is_lost_and_a_step_is_measured_without_all_that() -> None:
     assert claims("recovery").keys() >= {"steady_state_cost", "kill_steps_lost"}
 

@@ -1,4 +1,4 @@
-"""A second node is lost while a group forms: a case of the drill at the fault points, which also shows that a run passes them
+"""A second node is lost while a group forms: a fault at a fault point, which also shows that a run passes them
 all."""
 
 from __future__ import annotations
@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from fault_points.watch import name_of
 
-from springtide.app.fault_watch import name_of
 from springtide.faults import POINTS
 
 
@@ -17,9 +18,9 @@ from springtide.faults import POINTS
 @pytest.mark.slow
 @pytest.mark.full  # `make drills` has all cases
 def test_a_second_loss_while_a_group_forms_costs_seconds() -> None:
-    options = ["--scenario", "points", "--only", "rendezvous-before-kill", "--json"]
-    command = [sys.executable, "-m", "springtide.cli.main", "drill", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    command = [sys.executable, "-m", "fault_points", "cross", "--only", "rendezvous-before-kill", "--json"]
+    programs = Path(__file__).parents[1] / "programs"
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False, cwd=programs)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-5000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert (found["ok"], found["cases"], found["held"], found["leftovers"]) == (True, 1, 1, {})

@@ -14,7 +14,7 @@ from springtide import config as configs
 from springtide.checkpoint.tensors import named_tensors, raw
 from springtide.checkpoint.weights_only import write_weights
 from springtide.dataset import open_dataset
-from springtide.model import build
+from springtide.model import whole
 from springtide.run.folder import Run, open_run
 from springtide.store import Folder
 
@@ -37,7 +37,7 @@ def chat_run(root: Path, step: int = 7, **changes: Any) -> Run:
     given |= {f"model__{name}": value for name, value in MODEL.items()} | {"track__mlflow_uri": "off", **changes}
     config = prepare(small(root / "made", source, **given))
     manifest, _ = open_dataset(config.shards.dataset)
-    model = build(config.model, manifest.vocab_size, manifest.eos_id, manifest.bos_id)
+    model = whole(config.model, manifest.vocab_size, manifest.eos_id, manifest.bos_id)
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():

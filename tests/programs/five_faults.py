@@ -18,8 +18,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from springtide.app.prepare import prepare
-from springtide.app.scenarios import Scenario, config_of
-from springtide.app.stage import Act, Stage
+from springtide.app.scenarios import Act, Scenario, Stage, config_of
 from springtide.app.train import train
 from springtide.events import Decided, Event, Failed, Left, Started, StepDone, Stopped
 from springtide.on_ray.cluster.local import LocalCluster, kill_worker

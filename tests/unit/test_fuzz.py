@@ -38,7 +38,6 @@ def test_a_changed_file_is_taken_for_what_it_is_or_refused_by_name() -> None:
         "notice",
         "import",
         "tasks",
-        "index",
     )
     assert [one for one in targets if f"  {one}: " not in done.stdout] == []
 

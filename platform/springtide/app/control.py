@@ -61,8 +61,6 @@ class Controls:
         """Take up the limits that commands before have set. ``step``: the last one that was trained."""
         before = standing(run.folder)
         self._config, self._run, self._workers = config, run, workers
-        self.stops = False
-        """Whether a command asked the run to stop."""
         self._next, self._unanswered = before.following, before.unanswered
         self._changed = threading.Condition()
         fits = not before.workers or not self._why_not(before.workers)
@@ -269,7 +267,6 @@ class Controls:
             case "save":
                 self._workers.ask(Interrupt.SAVE)
             case "stop":
-                self.stops = True
                 self._workers.ask(Interrupt.STOP)
             case "pause" if not limit.paused_by:
                 limit = limit._replace(paused_by=one.caller)

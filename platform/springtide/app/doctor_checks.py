@@ -1,25 +1,23 @@
-"""The checks of ``springtide doctor`` that concern this machine, a function each."""
+"""What a check of ``springtide doctor`` finds, and the checks that concern this machine, a function each."""
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
 import stat
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
 
-from springtide.app.doctor import Check, Status
-from springtide.app.doctor_gpus import driver_of, torch_check
 from springtide.store.free_memory import free_bytes
 
+Status = Literal["ok", "warn", "fail"]
 _GIB = 2**30
 _NAMED = ("torch", "ray", "mlflow", "pyarrow", "obstore", "pydantic")
 """Packages whose versions are shown; all requirements are checked."""
@@ -35,8 +33,6 @@ _FULL = 0.95
 """Share of a disk above which Ray spills no more."""
 _LEAST_MEMORY = 2 * _GIB
 """A driver, Ray's processes and one worker take about this much."""
-_GLOO_BYTES_PER_S = 100 * 2**20
-"""Slower, the gradient of a model of 100M parameters (fp32) takes more than four seconds per step."""
 _BITE = {
     "CUDA_LAUNCH_BLOCKING": ("1", "unset it: each kernel waits for the one before"),
     "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "unset it: each tensor is allocated by the driver"),
@@ -45,6 +41,25 @@ _BITE = {
     "CUDA_VISIBLE_DEVICES": ("", "unset it: it is empty, so no GPU is seen"),
 }
 """Variable -> the value that bites, and the remedy."""
+
+
+class Check(NamedTuple):
+    """What one check found."""
+
+    name: str
+    status: Status
+    figure: str
+    """What was found, with its unit."""
+    limit: str = ""
+    """What is needed; empty where nothing is."""
+    remedy: str = ""
+    """What to do; empty if all is well."""
+
+    def describe(self) -> str:
+        """Return the check as lines for people."""
+        limit = f" (needed: {self.limit})" if self.limit else ""
+        remedy = f"\n{'':6}try: {self.remedy}" if self.remedy else ""
+        return f"{self.status:4}  {self.name}: {self.figure}{limit}{remedy}"
 
 
 def versions() -> list[Check]:
@@ -201,38 +216,3 @@ def ray_access(environment: Mapping[str, str]) -> list[Check]:
     if file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         return [Check("Ray", "warn", f"others may read {file}", "mode 600", f"chmod 600 {file}")]
     return [Check("Ray", "ok", f"RAY_AUTH_MODE is token, and there is one in {file}")]
-
-
-def torch_and_gloo(environment: Mapping[str, str], timeout_s: float = 80.0) -> list[Check]:
-    """Measure an all-reduce between two processes of this machine, and compare torch's devices with the driver's.
-
-    Args:
-        environment: of both processes.
-        timeout_s: after which they are ended [s].
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "springtide.dist.link_speed", f"{folder}/meet"]
-        local = {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": {**environment, **local}}
-        ranks = [subprocess.Popen([*command, str(rank)], **options) for rank in (0, 1)]  # type: ignore[call-overload]
-        try:
-            said, errors = ranks[0].communicate(timeout=timeout_s)
-        finally:
-            for one in ranks:
-                one.kill()
-                one.communicate()
-    if ranks[0].returncode:
-        last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        return [
-            Check("gloo", "fail", f"two local processes cannot talk: {last[0][:200]}", "", "look at firewall and torch")
-        ]
-    facts = json.loads(said)
-    speed = facts["bytes_per_s"]
-    slow = speed < _GLOO_BYTES_PER_S
-    limit, remedy = f"{_GLOO_BYTES_PER_S / 2**20:g} MiB/s", "free CPU cores; on GPUs NCCL is used" if slow else ""
-    found = [
-        Check(
-            "gloo", "warn" if slow else "ok", f"{speed / 2**20:.0f} MiB/s summed by two local processes", limit, remedy
-        )
-    ]
-    return [*found, torch_check(facts, driver_of(environment))]

@@ -1,16 +1,20 @@
-"""The checks of ``springtide doctor`` that concern GPUs: their driver, themselves, torch's build, and what networks need."""
+"""The checks of ``springtide doctor`` that concern GPUs: their driver, themselves, torch's build, and what networks need; and
+whether gloo works between two processes."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from springtide.app.doctor import Check
+from springtide.app.doctor_checks import Check
 from springtide.store.host_limits import lacks_locked_memory, lacks_shared_memory, locked_memory, rdma_devices
 
 _FIELDS = (
@@ -26,6 +30,8 @@ _LOST = ("is lost", "fallen off the bus", "Unable to determine the device handle
 _LOST_REMEDY = "look for Xid 79 in the kernel's log (dmesg), and reboot the host; if it comes back, replace the GPU"
 _NVIDIA, _DISPLAYS = "0x10de", ("0x0300", "0x0302")
 """PCI vendor, and the classes of its devices that compute: VGA and 3D controllers."""
+_GLOO_BYTES_PER_S = 100 * 2**20
+"""Slower, the gradient of a model of 100M parameters (fp32) takes more than four seconds per step."""
 
 
 def gpus(environment: Mapping[str, str], sys: str = "/sys", dev: str = "/dev") -> list[Check]:
@@ -164,11 +170,46 @@ def driver_of(environment: Mapping[str, str]) -> str:
     return "" if done.returncode else done.stdout.strip().partition("\n")[0].strip()
 
 
+def torch_and_gloo(environment: Mapping[str, str], timeout_s: float = 80.0) -> list[Check]:
+    """Measure an all-reduce between two processes of this machine, and compare torch's devices with the driver's.
+
+    Args:
+        environment: of both processes.
+        timeout_s: after which they are ended [s].
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "springtide.dist.gloo_speed", f"{folder}/meet"]
+        local = {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": {**environment, **local}}
+        ranks = [subprocess.Popen([*command, str(rank)], **options) for rank in (0, 1)]  # type: ignore[call-overload]
+        try:
+            said, errors = ranks[0].communicate(timeout=timeout_s)
+        finally:
+            for one in ranks:
+                one.kill()
+                one.communicate()
+    if ranks[0].returncode:
+        last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        return [
+            Check("gloo", "fail", f"two local processes cannot talk: {last[0][:200]}", "", "look at firewall and torch")
+        ]
+    facts = json.loads(said)
+    speed = facts["bytes_per_s"]
+    slow = speed < _GLOO_BYTES_PER_S
+    limit, remedy = f"{_GLOO_BYTES_PER_S / 2**20:g} MiB/s", "free CPU cores; on GPUs NCCL is used" if slow else ""
+    found = [
+        Check(
+            "gloo", "warn" if slow else "ok", f"{speed / 2**20:.0f} MiB/s summed by two local processes", limit, remedy
+        )
+    ]
+    return [*found, torch_check(facts, driver_of(environment))]
+
+
 def torch_check(facts: Mapping[str, Any], driver: str) -> Check:
     """Return the check of torch's build: whether it sees the driver's devices and has code for them.
 
     Args:
-        facts: what ``springtide.dist.link_speed`` prints.
+        facts: what ``springtide.dist.gloo_speed`` prints.
         driver: version of the driver; empty without one.
     """
     cuda, seen = str(facts["cuda"]), int(facts["num_gpus"])

@@ -11,10 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from springtide.app.fault_watch import watch
 from springtide.app.promises import Kept, kept_of
-from springtide.app.scenarios import SCENARIOS, Scenario, config_of, with_notice
-from springtide.app.stage import NOTICE_S, ActDone, Stage
+from springtide.app.scenarios import NOTICE_S, SCENARIOS, ActDone, Scenario, Stage, config_of, with_notice
 from springtide.config import Config
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs, simulate
@@ -108,7 +106,6 @@ goodput          {self.ledger.goodput:.1%}{predicted}"""
 def drill(
     name: str,
     say: Say,
-    seed: int = 0,
     faults: int = 20,
     trace: str = "",
     keep: str = "",
@@ -119,8 +116,7 @@ def drill(
     Args:
         name: scenario, one of ``SCENARIOS``.
         say: receives each event as a line of text, as it happens.
-        seed: of the storm.
-        faults: number of faults of the storm, or of changes of the trace.
+        faults: number of changes of the trace.
         trace: path of a record of spot capacity, for the scenario ``trace``.
         keep: folder in which the two runs stay; if empty, they are removed.
         notice_s: time between the notice and the loss, for the scenario ``drain`` [s].
@@ -140,19 +136,31 @@ def drill(
         raise ConfigError(explain("scenario", name, "is not known", f"one of {', '.join(SCENARIOS)}"))
     if notice_s != NOTICE_S and name != "drain":
         raise ConfigError(explain("--notice", notice_s, f"is given for the scenario {name}", "it is for drain only"))
-    scenario = with_notice(notice_s) if name == "drain" else SCENARIOS[name](seed, faults, trace)
+    scenario = with_notice(notice_s) if name == "drain" else SCENARIOS[name](faults, trace)
+    from springtide.on_ray.cluster.local import LocalCluster
+
     root = keep or tempfile.mkdtemp(prefix="springtide-drill-")
     try:
-        return _drill(scenario, config_of(scenario, root), say)
+        return carry_out(scenario, config_of(scenario, root), say, LocalCluster, Stage)
     finally:
         if not keep:
             shutil.rmtree(root, ignore_errors=True)
 
 
-def _drill(scenario: Scenario, config: Config, say: Say) -> DrillResult:
+def carry_out(
+    scenario: Scenario, config: Config, say: Say, cluster_of: Callable[[int], Any], stage_of: Callable[..., Stage]
+) -> DrillResult:
+    """Train the run of a scenario and its twin.
+
+    Args:
+        scenario: what happens.
+        config: of both runs, as ``config_of`` returns it.
+        say: receives each event as a line of text, as it happens.
+        cluster_of: makes the cluster of a number of nodes, such as ``LocalCluster``.
+        stage_of: makes what carries out the acts, such as ``Stage``.
+    """
     from springtide.app.prepare import prepare
     from springtide.app.train import train
-    from springtide.on_ray.cluster.local import LocalCluster
     from springtide.on_ray.cluster.nodes import leftovers
 
     config = prepare(config)
@@ -178,14 +186,13 @@ def _drill(scenario: Scenario, config: Config, say: Say) -> DrillResult:
             elif event.kind in ("started", "decided", "left", "failed", "ready", "stopped"):
                 progress(event.describe())
 
-        with watch(stage.pass_point):
-            return train(drilled, listen=listen)
+        return train(drilled, listen=listen)
 
     acts = ", ".join(str(act) for act in scenario.acts)
     long = "until that is over" if scenario.steps_after else f"{scenario.steps} steps"
     say(f"{scenario.about}; {long} on {scenario.workers} nodes, twice: undisturbed, and the drill")
-    with LocalCluster(scenario.workers) as cluster:
-        stage = Stage(cluster, scenario.acts, config.elastic.notice_file, progress)
+    with cluster_of(scenario.workers) as cluster:
+        stage = stage_of(cluster, scenario.acts, config.elastic.notice_file, progress)
         if scenario.steps_after:
             progress(f"the drill: {acts}")
             run = train_drilled(stage)

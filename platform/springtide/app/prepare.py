@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+from typing import Any
 
 import numpy as np
 
+from springtide import config as configs
 from springtide.config import Config
+from springtide.config.fields import is_free
 from springtide.dataset import Progress, in_process, make_dataset, open_dataset, rows_text, silent, units_to_make
-from springtide.errors import ConfigError, explain
+from springtide.dataset.make import dataset_folder
+from springtide.errors import ConfigError, SpringtideError, explain, in_one_line, redacted
 from springtide.report import dataset_page
-from springtide.shards import HELDOUT, TRAIN, SplitReader
+from springtide.shards import HELDOUT, MANIFEST, TRAIN, SplitReader
 from springtide.store import Folder
 
 _LARGE_UNITS = 8
 _CARD_ROWS = 3
+_DATA = ("corpus.", "shards.")
 CARD = "card.html"
 
 
@@ -68,6 +73,52 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
     if mixture:
         return config.override({"stream.mixture": {name: known or url for name, known in mixture.items()}})
     return config.override({"shards.dataset": url})
+
+
+def as_begun(config: Config, before: Config) -> tuple[Config, list[str]]:
+    """Fill in the sealed datasets that a run began with, so that a resume reads these, whatever its corpus looks like now.
+
+    Args:
+        config: settings that the user gives now. Where they name a dataset, or another corpus, nothing is filled in.
+        before: the run's settings, with its datasets.
+
+    Returns:
+        The config, and remarks for the user on a corpus that has changed since. A dataset that is gone is not filled in: it is
+        prepared again.
+    """
+    mixture, known = config.stream.mixture, before.stream.mixture
+    if config.shards.dataset or _of_datasets(config) != _of_datasets(before):
+        return config, []
+    changes: dict[str, Any] = {}
+    if mixture:
+        changes["stream.mixture"] = {name: url or known.get(name, "") for name, url in mixture.items()}
+    elif known:
+        changes["stream.mixture"] = known
+        changes["stream.weights"] = config.stream.weights or before.stream.weights
+    else:
+        changes["shards.dataset"] = before.shards.dataset
+    filled = config.override(changes)
+    new = {*filled.stream.mixture.values(), filled.shards.dataset} - {*mixture.values(), ""}
+    if filled == config or not all(Folder(url).exists(MANIFEST) for url in new):
+        return config, []
+    return filled, _remarks_on_corpus(config, new)
+
+
+def _of_datasets(config: Config) -> str:
+    """Return, as text, what decides the datasets that are prepared from a corpus, but the corpus's files."""
+    settings = configs.flatten(config)
+    return redacted(repr([(name, settings[name]) for name in settings if name.startswith(_DATA) and not is_free(name)]))
+
+
+def _remarks_on_corpus(config: Config, datasets: set[str]) -> list[str]:
+    """Return what to say of a corpus that does not make one of the ``datasets`` now."""
+    theirs = ", ".join(sorted(datasets))
+    try:
+        if dataset_folder(config.corpus, config.shards).name in {Folder(url).name for url in datasets}:
+            return []
+    except (SpringtideError, OSError) as error:
+        return [f"corpus.source cannot be read now ({in_one_line(error)}): the run reads its own dataset, {theirs}"]
+    return [f"corpus.source makes another dataset now: the run reads its own, {theirs}"]
 
 
 def write_card(url: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from springtide.app.stage import ActDone
+from springtide.app.scenarios import ActDone
 from springtide.elastic.forecast import RunHistory
 from springtide.elastic.stalled import found_by_s
 from springtide.events import Decided, Event, Failed, Left, Started, StepDone

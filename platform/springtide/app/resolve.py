@@ -24,7 +24,7 @@ from springtide.app.estimate import (
     gigabytes,
     least_workers,
 )
-from springtide.app.prepare import prepare
+from springtide.app.prepare import as_begun, prepare
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import step_of
 from springtide.checkpoint.fresh_start import check_fresh_start
@@ -35,10 +35,9 @@ from springtide.config.objective import L2SP
 from springtide.config.steps import StepsDone
 from springtide.dataset import Progress
 from springtide.errors import CheckpointError, ConfigError, explain
-from springtide.run.find import find_run
+from springtide.run.find import check_taken_up, find_run
 from springtide.run.folder import Run
 from springtide.run.start_from import remarks_on
-from springtide.run.take_up import TakeUp, followed
 from springtide.store import Folder
 from springtide.stream import Data, open_data
 
@@ -63,8 +62,6 @@ class ResolvedRun:
     """Whether nothing is left to train; the rest is then undecided."""
     dashboard: str = ""
     """Host and port of the dashboard of the cluster that is connected; empty without one."""
-    take_up: TakeUp | None = None
-    """Record of the datasets that it takes up now; written when it starts."""
 
     @functools.cached_property
     def data(self) -> Data:
@@ -82,7 +79,9 @@ def resolve(
 ) -> ResolvedRun:
     """Decide what ``train`` with the same arguments would train, and train nothing.
 
-    Prepares the data if needed, and asks the cluster that ``RAY_ADDRESS`` names, or this machine, for its memory.
+    Prepares the data if needed. A run that resumes reads the sealed datasets that it began with, whatever its corpus looks like
+    now, unless the config names others or the run restarts from scratch. Asks the cluster that ``RAY_ADDRESS`` names, or this
+    machine, for its memory.
 
     Args:
         config: settings of the run.
@@ -149,7 +148,11 @@ def resolved(
         raise ConfigError(explain("--from-scratch", True, "restarts an existing run", "add --resume, or omit it"))
     config, run = find_run(absolute(config), resume, accept_changes)
     check_deadline(config, run)
-    config, take_up = followed(config, run)
+    of_corpus: list[str] = []
+    if resume and not from_scratch and run.folder.exists(configs.RUN_CONFIG):
+        config, of_corpus = as_begun(config, run.config)
+    if not from_scratch:
+        check_taken_up(config, run)
     if resume and not from_scratch and run.has_nothing_left(config):
         remedy = "to train further, raise train.total and add --accept-changes"
         remark = f"run {run.id} finished at step {run.last_step}: nothing to do; {remedy}"
@@ -163,8 +166,7 @@ def resolved(
     if not config.model.source:
         make(config.model, data.vocab_size)  # refuses a vocabulary that has no room for the ids
     start, remarks = _start(config, run, data, accept_changes, from_scratch)
-    if take_up:
-        remarks.append(f"from step {take_up.from_step} on it reads {', '.join(take_up.datasets.values())}, too")
+    remarks += of_corpus
     remarks += [*unmeasured, *data.leaks, *data.repeats(config.num_steps)]
     if (even := estimate_evenness(config)).evenness.worst < 1:
         remarks.append(even.describe())
@@ -174,9 +176,7 @@ def resolved(
         if run.folder.exists(configs.RUN_CONFIG):
             changed = configs.difference(run.config, config)
             remarks += [f"resumed with {name}: {before!r} -> {after!r}" for name, (before, after) in changed.items()]
-        yield ResolvedRun(
-            run, config, start, (*remarks, *fitting), from_scratch, accept_changes, False, address, take_up
-        )
+        yield ResolvedRun(run, config, start, (*remarks, *fitting), from_scratch, accept_changes, False, address)
 
 
 def _start(config: Config, run: Run, data: Data, accept_changes: bool, from_scratch: bool) -> tuple[str, list[str]]:
@@ -256,8 +256,6 @@ def absolute(config: Config) -> Config:
         changes["objective.labels"] = Folder(config.objective.labels).url
     if config.objective.anchor not in ("", L2SP):
         changes["objective.anchor"] = Folder(config.objective.anchor).url
-    if config.stream.follow:
-        changes["stream.follow"] = Folder(config.stream.follow).url
     if config.shards.dataset:
         changes["shards.dataset"] = Folder(config.shards.dataset).url
     return config.override(changes)

@@ -1,33 +1,65 @@
-"""The scenarios of a drill: what happens to the nodes, when, and the run that it happens to."""
+"""The scenarios of a drill: what happens to the nodes, when, the run that it happens to, and what carries it out."""
 
 from __future__ import annotations
 
 import dataclasses
-import random
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any
 
 from springtide import config as configs
-from springtide.app.fault_watch import name_of
 from springtide.app.simulate import read_trace
-from springtide.app.stage import NOTICE_S, Act
 from springtide.config import Config
+from springtide.elastic.copies import place
 from springtide.elastic.traces import smaller
 from springtide.errors import ConfigError, explain
-from springtide.faults import POINTS, When
 
+NOTICE_S = 12.0
+"""Time between a notice and the loss, unless a scenario says another [s]: a tenth of what clouds give."""
 _TRACE_NODES = 4
 _STEPS_BETWEEN = 100
 """Average number of steps between two changes of a trace."""
-_OF_A_RESTART = tuple(
-    name_of(point, when) for point in POINTS if point not in ("replicate", "commit") for when in get_args(When)
-)
-"""Names of the fault points that are passed when a group ends or forms."""
-_IN_RESTART = 0.8
-"""Share of the faults after a kill or a hang that come in the restart."""
 _SHORTEST_NOTICE_S, _LONGEST_NOTICE_S = 8.0, 600.0
 _ENDLESS = 100_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Act:
+    """A change of the cluster, and when it happens."""
+
+    step: int
+    what: str
+    """``kill``, ``drain``, ``hang`` or ``add``; ``kill-copies`` kills a node and those with copies of its snapshots at once."""
+    nodes: int = 1
+    workers: int = 0
+    """Wait until this number of workers trains; 0 for any number."""
+    notice_s: float = NOTICE_S
+    """Time between the notice and the loss, for ``drain`` [s]."""
+
+    def __str__(self) -> str:
+        many = f"{self.nodes} nodes" if self.nodes > 1 else "a node"
+        verb = {"kill": "is killed", "drain": "is announced to leave", "hang": "hangs", "add": "joins"}
+        verb["kill-copies"] = "is killed together with its copies"
+        text = f"{many} {verb[self.what]} at step {self.step}"
+        return text.replace("s is", "s are").replace("s joins", "s join") if self.nodes > 1 else text
+
+
+@dataclasses.dataclass(frozen=True)
+class ActDone:
+    """A change of the cluster, as it was carried out on one node."""
+
+    step: int
+    """The step that was done last, counted from 1."""
+    what: str
+    """As of ``Act``; ``gone`` when a node leaves that was announced to."""
+    node: str
+    """The first 8 characters of its id."""
+    time_s: float
+    """Seconds since 1970."""
+    notice_s: float = 0.0
+    """Time between the notice and the loss, for ``drain`` [s]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,23 +83,6 @@ class Scenario:
         return max(self.workers, self.most)
 
 
-def storm(seed: int, faults: int) -> Scenario:
-    """Return random faults, with joins between them; the cluster never loses its last node. Most faults that follow a kill or a
-    hang come at a fault point of the restart which that causes: while no group trains."""
-    chance = random.Random(seed)
-    nodes, acts, step, left = 3, list[Act](), 20, faults
-    while left:
-        kinds = ["hang", "kill", "drain"] if nodes > 1 else ["hang"]
-        what = "add" if nodes == 1 or (nodes < 3 and chance.random() < 0.5) else chance.choice(kinds)
-        left -= what != "add"
-        nodes += {"add": 1, "kill": -1, "drain": -1, "hang": 0}[what]
-        in_restart = what != "add" and acts and acts[-1].what in ("kill", "hang") and chance.random() < _IN_RESTART
-        at = chance.choice(_OF_A_RESTART) if in_restart else ""
-        acts.append(Act(acts[-1].step if at else step, what, at=at))
-        step += chance.randrange(1, 30)
-    return Scenario(3, tuple(acts), step + 40, f"{faults} faults at random, seed {seed}")
-
-
 def with_notice(notice_s: float) -> Scenario:
     """Return a notice of ``notice_s``, and the loss. Raises ConfigError if that is too short or too long."""
     if not _SHORTEST_NOTICE_S <= notice_s <= _LONGEST_NOTICE_S:
@@ -77,7 +92,7 @@ def with_notice(notice_s: float) -> Scenario:
     return Scenario(3, (Act(40, "drain", workers=3, notice_s=notice_s),), _ENDLESS, about, steps_after=40)
 
 
-def traced(_: int, changes: int, trace: str) -> Scenario:
+def traced(changes: int, trace: str) -> Scenario:
     """Return the first ``changes`` of a record of spot capacity, scaled to a few nodes and a short run. Raises ConfigError if
     the record has no change."""
     numbers = smaller(read_trace(trace), _TRACE_NODES)[: changes + 1]
@@ -116,7 +131,6 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "all": lambda *_: Scenario(
         3, (Act(15, "drain"), Act(60, "kill"), Act(80, "add")), 320, "one leaves with a notice, one without, one joins"
     ),
-    "storm": lambda seed, faults, _: storm(seed, faults),
     "trace": traced,
 }
 
@@ -151,3 +165,68 @@ def config_of(scenario: Scenario, root: str) -> Config:
         "track.progress": False,
     }
     return base.override(changes)
+
+
+class Stage:
+    """Carries out a scenario's acts, at their steps; training continues meanwhile."""
+
+    def __init__(self, cluster: Any, acts: tuple[Act, ...], notice_file: str, say: Callable[[str], None]) -> None:
+        self._cluster, self.to_come, self._say = cluster, list(acts), say
+        self._notice_file = notice_file
+        self._doomed: dict[str, threading.Timer] = {}
+        self._step = 0
+        self.over_at: int | None = None
+        """The step after which all had happened, announced losses too; None before."""
+        self.done: list[ActDone] = []
+
+    def reach(self, step: int, workers: int) -> None:
+        """Carry out the acts that are due when ``workers`` workers have finished ``step``."""
+        self._step = step
+        while self.to_come and self._is_due(self.to_come[0], step, workers):
+            act = self.to_come.pop(0)
+            for _ in range(act.nodes):
+                self._do(act)
+        if self.over_at is None and not self.to_come and not any(one.is_alive() for one in self._doomed.values()):
+            self.over_at = step
+
+    def end(self) -> None:
+        """Cancel announced losses: training is over."""
+        for timer in self._doomed.values():
+            timer.cancel()
+            timer.join()
+
+    def _is_due(self, act: Act, step: int, workers: int) -> bool:
+        return act.step <= step and act.workers in (0, workers)
+
+    def _do(self, act: Act, here: str = "") -> None:
+        """Carry out an act, on the node ``here``, or on the oldest one that stays."""
+        node = self._cluster.add() if act.what == "add" else here or self._staying()[0]
+        if act.what == "kill-copies":
+            lost = [node, *place(self._staying(), {}, 1)[node]]
+            for one in lost:
+                self._note(act, one)
+            self._cluster.kill(*lost)
+            return
+        self._note(act, node)
+        if act.what == "kill":
+            self._cluster.kill(node)
+        elif act.what == "hang":
+            self._cluster.halt(node)
+        elif act.what == "drain":
+            Path(self._notice_file.replace("{node}", node)).write_text(f"{act.notice_s}")
+            self._doomed[node] = threading.Timer(act.notice_s, self._go, (node,))
+            self._doomed[node].start()
+
+    def _staying(self) -> list[str]:
+        return [node for node in self._cluster.nodes if node not in self._doomed]
+
+    def _go(self, node: str) -> None:
+        self._cluster.kill(node)
+        self._note(Act(self._step, "gone"), node)
+
+    def _note(self, act: Act, node: str) -> None:
+        notice_s = act.notice_s if act.what == "drain" else 0.0
+        self.done.append(ActDone(self._step, act.what, node[:8], time.time(), notice_s))
+        words = {"kill": "is killed", "drain": f"will leave in {notice_s:.0f} s", "add": "joins", "gone": "is gone"}
+        words |= {"hang": "has its worker stopped", "kill-copies": "is killed, one of those with a part of the state"}
+        self._say(f"step {self._step}: node {node[:8]} {words[act.what]}")

@@ -99,7 +99,7 @@ def sweep(
         >>> sorted(found.best.point)  # doctest: +SKIP
         ['optim.peak_lr', 'optim.weight_decay']
     """
-    from springtide.app.prepare import prepare
+    from springtide.app.prepare import as_begun, prepare
     from springtide.app.resolve import absolute
     from springtide.app.train import mlflow_uri
     from springtide.on_ray.cluster.session import check_resources, cluster, worker_speed
@@ -121,6 +121,9 @@ def sweep(
         members = _members(folder, table, asked, search, scheduler) if scheduler in POPULATIONS else []
         folder.write_plan(plan)
         if not any(one.field.startswith(("corpus.", "shards.")) for one in table.space):
+            base, remarks = as_begun(base, SweepReader(folder, table, Prices.set_in(base.track)).begun() or base)
+            for remark in remarks:
+                say(remark)
             base = prepare(base)
         uri = mlflow_uri(base)
         sink = SweepSink(configs.flatten(configs.redact(base)), folder.root, uri) if uri != OFF else None

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from springtide import config as configs
 from springtide.config import Config
 from springtide.config.fields import fields, mark
+from springtide.config.renames import ADDED_SETTINGS, current, lost, newest_name
 from springtide.errors import ConfigError, RunExists, explain
 from springtide.store import to_json
 from springtide.tuning import Budget, Sweep, SweepFolder
@@ -47,9 +48,9 @@ def started_with(folder: SweepFolder, plan: dict[str, Any], resume: bool | Liter
     """Return the plan that counts: of an earlier start if there was one, else ``plan``.
 
     Raises RunExists if there was an earlier start but not ``resume``; ConfigError if ``resume`` is True but there was none, or
-    if it had another space, search, seed, or base.
+    if it had another space, search, seed, or base, or a retired setting without which its trials train something else.
     """
-    earlier = folder.plan()
+    earlier = _under_new_names(folder.plan())
     if earlier is not None and not resume:
         raise RunExists(f"the sweep {folder.url} exists; continue it with --resume, or choose another --name")
     if resume is True and earlier is None:
@@ -78,8 +79,30 @@ def check_finalists(folder: SweepFolder, budget: Budget) -> None:
             raise ConfigError(explain(f"BUDGET.{name}", now, limit, "use that, or start a sweep with another --name"))
 
 
+def _under_new_names(plan: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the plan of an earlier start under the names that settings have now, without retired ones. Raises ConfigError for
+    one that changed the training."""
+    base, space = (plan or {}).get("base"), (plan or {}).get("space")
+    if plan is not None and isinstance(base, dict):
+        sections: dict[str, dict[str, Any]] = {}
+        for name, value in base.items():
+            section, _, field = name.partition(".")
+            sections.setdefault(section, {})[field] = value
+        if problems := lost(sections):
+            raise ConfigError("\n".join(problems))
+        named = {
+            f"{section}.{field}": value for section, of in current(sections).items() for field, value in of.items()
+        }
+        plan = {**plan, "base": named}
+    if plan is not None and isinstance(space, list):
+        ranges = [{**one, "field": newest_name(str(one.get("field")))} for one in space if isinstance(one, dict)]
+        plan = {**plan, "space": ranges}
+    return plan
+
+
 def _changed(before: object, now: Mapping[str, Any]) -> str:
-    """Return, as text, which settings of the base differ. A sweep from before they were recorded has none."""
-    known = before if isinstance(before, Mapping) else {}
+    """Return, as text, which settings of the base differ. A sweep from before they were recorded has none. One that was added
+    since was at the value that changes nothing."""
+    known = {**ADDED_SETTINGS, **before} if isinstance(before, Mapping) else {}
     differ = [name for name in now if name in known and known[name] != now[name]]
     return "; ".join(f"{name} was {known[name]!r}, is {now[name]!r}" for name in differ)

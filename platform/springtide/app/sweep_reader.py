@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from springtide import config as configs
 from springtide.checkpoint.branch import first_step
 from springtide.checkpoint.format import name_of as step_name
+from springtide.config import Config
 from springtide.events import Event, Started, StepDone, Stopped
+from springtide.run.find import config_or_problem
 from springtide.run.folder import Run
 from springtide.track.ledger import Prices, costs, ledger
 from springtide.tuning import Generation, Point, Rung, Sweep, SweepFolder, TrialOutcome
@@ -35,14 +37,22 @@ class SweepReader:
         return [one.name for one in outcomes if one.status != "finished" and one.number not in ended]
 
     def runs(self, number: int, point: Point) -> list[Run]:
-        """Return the runs of a trial that have started, oldest first."""
-        return self._started(self.folder.lineage(number, point))
+        """Return the runs of a trial that have started and can be read, oldest first."""
+        return [run for run in self._started(self.folder.lineage(number, point)) if config_or_problem(run)[0]]
+
+    def begun(self) -> Config | None:
+        """Return the config of the first trial's run that can be read; None if there is none. All trials have its
+        datasets, unless the space says otherwise."""
+        return next(
+            (run.config for number, point in self.folder.points().items() for run in self.runs(number, point)), None
+        )
 
     def last_settled_rung(self, members: Sequence[Point]) -> int:
         """Return the step of the last rung that all members of a population have reached and at least one has continued from:
         the takeovers at that rung are decided."""
         lineages = [self.folder.lineage(number, point) for number, point in enumerate(members)]
         started = [self._started(generations) for generations in lineages]
+        started = [runs for runs in started if not self._problem(runs)]  # a trial that cannot be read settles nothing
         rungs = [[rung.step for rung in self._rungs(runs)] for runs in started]
         reached = min((max(steps, default=0) for steps in rungs), default=0)
         taken_over = any(one.of.endswith(step_name(reached)) for generations in lineages for one in generations)
@@ -56,6 +66,10 @@ class SweepReader:
         runs = self._started(generations)
         if not runs:
             return TrialOutcome(number, point, "waiting", repeats=self._repeats(number))
+        if problem := self._problem(runs):
+            return TrialOutcome(
+                number, point, "failed", reason=f"cannot be read: {problem}", repeats=self._repeats(number)
+            )
         books = [ledger(run.events, self.prices) for run in runs]
         status, reason = self.folder.end_of(number) or _end(runs[-1].events)
         second = self.table.secondary
@@ -82,6 +96,10 @@ class SweepReader:
         """Return the runs of ``generations`` that have started."""
         runs = [Run(self.folder.trials / one.run) for one in generations]
         return [run for run in runs if run.folder.exists(configs.RUN_CONFIG)]
+
+    def _problem(self, runs: Sequence[Run]) -> str:
+        """Return in one line why the runs of a trial cannot be read; empty if they can."""
+        return next((problem for _, problem in map(config_or_problem, runs) if problem), "")
 
     def _rungs(self, runs: Sequence[Run]) -> list[Rung]:
         """Return the rungs in order of steps. Where a run took over another's state, later rungs of the runs before are

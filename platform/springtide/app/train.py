@@ -7,9 +7,8 @@ import functools
 import os
 import secrets
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from springtide import config as configs
 from springtide.app import provenance
@@ -28,15 +27,11 @@ from springtide.events.listeners import Listeners
 from springtide.run.folder import Run
 from springtide.run.live_report import live_report
 from springtide.run.origin import write_origin
-from springtide.run.take_up import write_take_up
 from springtide.store import Folder
 from springtide.track.console import Console
 from springtide.track.journal import Journal, stream_journal
 from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
 from springtide.track.own_listener import OwnListener
-
-if TYPE_CHECKING:
-    from springtide.app.take_up import DatasetWatcher
 
 
 def train(
@@ -83,36 +78,24 @@ def train(
         >>> run.finished  # doctest: +SKIP
         True
     """
-    decide = functools.partial(resolved, accept_changes=accept_changes, progress=progress, dashboard=dashboard)
-    with decide(config, resume=resume, from_scratch=from_scratch) as found:
+    with resolved(
+        config,
+        resume=resume,
+        accept_changes=accept_changes,
+        from_scratch=from_scratch,
+        progress=progress,
+        dashboard=dashboard,
+    ) as found:
         if found.finished:
             with Console(found.config.num_steps, found.config.track.progress) as console:
                 console.say(*found.remarks)
-            return found.run
-        uri = mlflow_uri(found.config, tracking_uri)
-        if workers is not None or not found.config.stream.follow:
-            _claim_and_train(found, uri, listen, workers)
-            return found.run
-        from springtide.app.take_up import DatasetWatcher  # Ray loads only when needed
-
-        given = config.override({"run.id": found.run.id})
-        with DatasetWatcher(found.config) as watcher:
-            while _claim_and_train(found, uri, listen, None, watcher):
-                with decide(given, resume=True, from_scratch=False) as found:
-                    pass  # the cluster stays connected: it is the outer block's
-                if found.finished:
-                    break
+        else:
+            _claim_and_train(found, mlflow_uri(found.config, tracking_uri), listen, workers)
     return found.run
 
 
-def _claim_and_train(
-    found: ResolvedRun,
-    uri: str,
-    listen: Callable[[Event], None] | None,
-    workers: Any,
-    watcher: DatasetWatcher | None = None,
-) -> bool:
-    """Hold the run and train it to its end, or until it is stopped. Returns True if it was stopped for new datasets."""
+def _claim_and_train(found: ResolvedRun, uri: str, listen: Callable[[Event], None] | None, workers: Any) -> None:
+    """Hold the run and train it to its end, or until it is stopped."""
     hears = [listen] if listen else []
     if found.config.run.queue:
         from springtide.on_ray.cluster.worker_queue import check_quota
@@ -123,21 +106,18 @@ def _claim_and_train(
         before = found.run.timeline.last_try
         if workers is not None:  # a trial: commands go to its sweep
             _train(found, lease, uri, hears, workers, before, reports=False)
-            return False
+            return
         from springtide.app.control import Controls  # Ray loads only when needed
         from springtide.on_ray.train.ray_metrics import RayMetrics
         from springtide.on_ray.train.worker_lender import workers_of
 
-        own = workers_of(found.config) if watcher is None else watcher.workers
-        if watcher is None:
-            stack.callback(own.end)
+        own = workers_of(found.config)
+        stack.callback(own.end)
         own.claim(found.config)
         controls = Controls(found.config, found.run, own, before)
         stack.enter_context(controls.carried_out())
-        asked = stack.enter_context(watcher.watching(found.config, found.run)) if watcher else threading.Event()
         metrics = RayMetrics(found.run.id)
-        signalled = _train(found, lease, uri, [controls, metrics, *hears], own, before, True, controls.remarks)
-        return asked.is_set() and not signalled and not controls.stops
+        _train(found, lease, uri, [controls, metrics, *hears], own, before, True, controls.remarks)
 
 
 @contextlib.contextmanager
@@ -159,8 +139,6 @@ def _begin(found: ResolvedRun, lease: int) -> None:
         check_order(run.folder, found.data.order.identity_at, found.accept_changes, lease)
     if config.train.start_from:
         branch.keep(config.train.start_from, run.id)
-    if found.take_up:
-        write_take_up(run.folder, found.take_up)
     if config.objective.teacher:
         branch.keep(config.objective.teacher, run.id, "objective.teacher")
     run.write_config(config)
@@ -176,9 +154,9 @@ def _train(
     before: int,
     reports: bool,
     remarks: Sequence[str] = (),
-) -> bool:
+) -> None:
     """Train a claimed run to its end, with all listeners, ``hears`` too; if it ``reports``, the report is written even after an
-    error. ``before``: the last step that was trained; ``remarks`` are printed. Returns True if a signal stopped it."""
+    error. ``before``: the last step that was trained; ``remarks`` are printed."""
     from springtide.on_ray.cluster.session import dashboard_hint  # Ray and torch load only when needed
     from springtide.on_ray.train.trainer import train as train_on_ray
 
@@ -219,7 +197,7 @@ def _train(
         try:
             labels, since_s = {"run": run.id}, begun_s(run) if config.elastic.deadline.is_set else 0.0
             with live_report(run.folder, console.say) if reports else contextlib.nullcontext():
-                return train_on_ray(config, run.folder, journal.term, labels, lease.owner, on_event, workers, since_s)
+                train_on_ray(config, run.folder, journal.term, labels, lease.owner, on_event, workers, since_s)
         except BaseException as error:
             if not tell_all.finished:  # later errors do not change how the run ended
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"

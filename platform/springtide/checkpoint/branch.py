@@ -62,7 +62,7 @@ def meta_of_start(config: TrainConfig, manifest: Manifest) -> Meta:
     if config.start_with == "weights":
         return meta.model_copy(update={**anew, "chain": "", "components": {}})
     # a training loop of your own saves no config
-    in_run = configs.build(manifest.config).tokens_after(meta.step) if manifest.config else meta.tokens
+    in_run = configs.build_stored(manifest.config).tokens_after(meta.step) if manifest.config else meta.tokens
     tokens = tokens_before(meta) + in_run
     kept = {name: value for name, value in meta.components.items() if name == _LOSS_SCALE}
     return meta.model_copy(update={**anew, "components": kept | components_of(tokens)})

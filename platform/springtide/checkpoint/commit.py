@@ -73,7 +73,7 @@ class CommitJob:
     owner: str = ""
     """Owner of the lease; empty if unknown."""
     fault_points: str = ""
-    """Address of the drill to which the writer process reports fault points; empty for none."""
+    """Address of the test to which the writer process reports fault points; empty for none."""
 
     @property
     def name(self) -> str:

@@ -34,13 +34,6 @@ def _prepare_options(show_all: bool, parser: argparse.ArgumentParser) -> None:
     add_config(parser, show_all)
     add_trust(parser)
     parser.add_argument("--save", metavar="FILE", help="write the resolved config there")
-    help = "go on as files arrive: each batch of complete ones becomes a dataset below shards.root, listed in its index"
-    parser.add_argument("--follow", action="store_true", help=help)
-    help = "with --follow: time between two looks; a file that did not change meanwhile is complete (default 30)"
-    parser.add_argument("--every", metavar="SECONDS", type=float, default=30.0, help=help)
-    help = "with --follow: bytes of complete files that make a batch (default 1048576)"
-    parser.add_argument("--at-least", metavar="BYTES", type=int, default=2**20, help=help)
-    parser.add_argument("--once", action="store_true", help="with --follow: end after two looks, for a timer")
     add_json(parser)
 
 
@@ -55,8 +48,6 @@ def _prepare(options: argparse.Namespace) -> int:
     from springtide.app.prepare import prepare
     from springtide.cli.inspect import show_dataset
 
-    if options.follow:
-        return _follow(options)
     with progress_bars() as progress:
         config = prepare(config_of(options, runs_code=False), progress)
     if options.save:
@@ -65,28 +56,6 @@ def _prepare(options: argparse.Namespace) -> int:
                 os.fchmod(file.fileno(), 0o600)
             file.write(configs.dump(config))
     return show_dataset(config.shards.dataset, False, options.json)
-
-
-def _follow(options: argparse.Namespace) -> int:
-    from springtide.app.follow import follow
-
-    config = config_of(options, runs_code=False)
-    with progress_bars() as progress:
-        for entry in follow(config, options.every, options.at_least, options.once, progress):
-            found = {
-                "number": entry.number,
-                "dataset": entry.dataset,
-                "digest": entry.digest,
-                "files": len(entry.files),
-            }
-            if options.json:
-                print_json(found)
-            else:
-                print(
-                    f"dataset {entry.number}: {config.shards.root}/{entry.dataset}, {len(entry.files)} files",
-                    flush=True,
-                )
-    return 0
 
 
 def _inspect(options: argparse.Namespace) -> int:

@@ -10,7 +10,6 @@ from springtide.errors import printable, redacted
 
 _DOCTOR = """  springtide doctor                          # versions, devices, memory, disk, environment, gloo
   springtide doctor --store s3://bucket/runs   # the store, too: latency, speed, conditional puts, its clock
-  springtide doctor --peer 10.0.0.5:29400    # on two machines, one of which has this address: their network and clocks
   springtide doctor --upload .               # what `ray job submit --working-dir .` would send: size, uncommitted changes"""
 
 
@@ -24,8 +23,6 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", default="", metavar="URL", help="folder or URL to measure; what is written is removed"
     )
-    help = "address of one of two machines, on both of which this runs: the network and the clocks between them"
-    parser.add_argument("--peer", default="", metavar="HOST:PORT", help=help)
     help = "folder to submit as a Ray job's working directory: its size, as Ray counts it, and uncommitted changes"
     parser.add_argument("--upload", default="", metavar="FOLDER", help=help)
     parser.add_argument("--root", default="runs", metavar="FOLDER", help="local folder of runs; its disk is checked")
@@ -36,7 +33,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from springtide.app.doctor import doctor
 
     found = []
-    for one in doctor(options.store, options.root, peer=options.peer, upload=options.upload):
+    for one in doctor(options.store, options.root, upload=options.upload):
         found.append(one)
         if not options.json:
             print(printable(redacted(one.describe())), flush=True)

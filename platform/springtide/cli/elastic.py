@@ -22,8 +22,6 @@ _ESTIMATE = """  springtide estimate --recipe llama3_8b --workers 16 --vocabular
   springtide estimate --recipe gpu_1b --workers 8 --parallel.recompute full --json"""
 _DRILL = """  springtide drill --scenario kill    # kill a node during a step: steps since the last snapshot are trained again
   springtide drill --scenario drain --notice 120   # announce that a node leaves: no step is lost
-  springtide drill --scenario storm --seed 3 --json
-  springtide drill --scenario points --only restore,claim   # a fault at each point of a restart; all: 15 minutes
   springtide drill --scenario trace --trace p3-trace.csv --faults 12   # and compare with the simulator"""
 _SIMULATE = """  springtide simulate --trace p3-trace.csv                        # goodput of a run on recorded spot capacity
   springtide simulate --trace p3-trace.csv --times 8 --notice 0   # on eight times the nodes, without notices
@@ -107,18 +105,14 @@ def _simulate_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _drill_options(parser: argparse.ArgumentParser) -> None:
-    from springtide.app.stage import NOTICE_S
+    from springtide.app.scenarios import NOTICE_S
 
-    scenario = "kill, copies, drain, regrow, hang, resize, all, storm, trace or points"
+    scenario = "kill, copies, drain, regrow, hang, resize, all or trace"
     parser.add_argument("--scenario", metavar="NAME", default="kill", help=scenario)
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the storm")
-    faults = "number of faults of the storm, or of changes of the trace"
-    parser.add_argument("--faults", metavar="N", type=int, default=20, help=faults)
+    parser.add_argument("--faults", metavar="N", type=int, default=20, help="number of changes of the trace")
     parser.add_argument("--trace", metavar="FILE", default="", help="a trace of spot capacity, as for simulate")
     notice = "of drain: time between the notice and the loss [s]"
     parser.add_argument("--notice", metavar="S", type=float, default=NOTICE_S, help=notice)
-    only = "the cases of points whose names have one of these parts, as restore-before-kill or kill,stop"
-    parser.add_argument("--only", metavar="PARTS", default="", help=only)
     parser.add_argument("--keep", metavar="FOLDER", default="", help="keep the runs there")
     add_json(parser)
 
@@ -201,18 +195,11 @@ def _simulate_deadline(options: argparse.Namespace, costs: Costs) -> int:
 
 
 def _drill(options: argparse.Namespace) -> int:
-    from springtide.app.crossing import cross
-    from springtide.app.drill import DrillResult, drill
-    from springtide.app.fault_cases import CrossingResult
+    from springtide.app.drill import drill
 
-    found: CrossingResult | DrillResult
     say = functools.partial(print, flush=True)
     with stdout_for_json() if options.json else contextlib.nullcontext() as answer:
-        if options.scenario == "points":
-            found = cross(say, options.only, options.keep)
-        else:
-            how = options.seed, options.faults, options.trace, options.keep, options.notice
-            found = drill(options.scenario, say, *how)
+        found = drill(options.scenario, say, options.faults, options.trace, options.keep, options.notice)
         answer(found.as_dict()) if answer else print(f"\n{found.describe()}")
     return 0 if found.ok else 1
 

@@ -7,10 +7,10 @@ springtide data prepare | inspect            text to a sealed dataset
            run save | pause | continue       steer a run that trains
                resize | stop
            model evaluate | average          a checkpoint as a model
-           model generate | serve            text from a checkpoint, here or over HTTP
+           model generate                    text from a checkpoint
            model export | import             a model in and out of the format of transformers
            verify, report                    proof and costs of a run
-           metrics                           what Prometheus finds; a dashboard and alerts
+           metrics                           what Prometheus finds
            queue                             the runs that share a cluster
            doctor                            whether this machine and a store are fit
            plan                              before paying: which nodes, how long, for how much
@@ -44,8 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # the name of a run may have what a terminal's encoding lacks
     words = list(sys.argv[1:] if arguments is None else arguments)
-    options, unknown = parser("--help-all" in words).parse_known_args(words)
     try:
+        if words and not words[0].startswith("-"):  # `springtide --help` needs no config, which takes half of its time
+            _check_retired(words)
+        options, unknown = parser("--help-all" in words).parse_known_args(words)
         if unknown:
             raise _unknown(unknown[0])
         return int(options.command(options))
@@ -59,12 +61,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status_of(error)
 
 
+def _check_retired(words: Sequence[str]) -> None:
+    """Raise ConfigError, which says what to use instead, if the words name a retired command or option."""
+    from springtide.config.renames import replaces_command
+
+    if problem := replaces_command(words):
+        raise ConfigError(problem)
+
+
 def _unknown(option: str) -> ConfigError:
     from springtide import config as configs
     from springtide.config.fields import fields
+    from springtide.config.renames import limit_and_remedy
 
     known = [f"--{name.replace('_', '-')}" for name in fields()]
-    return ConfigError(explain("option", option, "is not known here", configs.nearest(option, known)))
+    setting = option.partition("=")[0].removeprefix("--").replace("-", "_")
+    limit, remedy = limit_and_remedy(setting) or ("is not known here", configs.nearest(option, known))
+    return ConfigError(explain("option", option, limit, remedy))
 
 
 def complain(error: BaseException) -> Status:

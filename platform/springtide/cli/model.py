@@ -1,25 +1,23 @@
-"""``springtide model evaluate``, ``average``, ``fisher``, ``export`` and ``import``; others are in ``text`` and ``serve``."""
+"""``springtide model evaluate``, ``average``, ``fisher``, ``export`` and ``import``; ``generate`` is in ``text``."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from springtide.cli import serve, text
+from springtide.cli import text
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json, add_trust, print_json
-from springtide.errors import ConfigError, explain
+from springtide.errors import ConfigError, explain, printable
 
 if TYPE_CHECKING:
     from springtide.run.exchange import Exported
     from springtide.run.folder import Run
-    from springtide.run.task_scores import TaskScores
 
 _EVALUATE = """  springtide model evaluate runs/RUN                     # the newest checkpoint, on all held-out text
   springtide model evaluate runs/RUN --step 100 --tokens 16k --json
-  springtide model evaluate runs/RUN --tasks capitals,sums --task-files tasks --limit 100"""
+  springtide model evaluate runs/RUN --tasks hellaswag,arc_easy --limit 100"""
 
 _AVERAGE = """  springtide model average runs/RUN --last 3 --to runs/RUN-average
   springtide model average runs/RUN --ema --to runs/RUN-ema
@@ -31,9 +29,7 @@ _FISHER = """  springtide model fisher runs/RUN --tokens 1M --out runs/RUN-fishe
 
 _EXPORT = """  springtide model export runs/RUN --to hf --out exports/RUN      # the newest checkpoint
   springtide model export runs/RUN --step 100 --to hf --out s3://bucket/RUN --dtype bf16
-  springtide model export runs/RUN --to gguf --out exports/RUN-gguf --dtype q8_0
   springtide model export runs/RUN --to peft --out exports/RUN-adapter
-  springtide model export runs/RUN --out exports/RUN --serve RUN.yaml && serve run RUN.yaml
   springtide model export runs/RUN --out exports/RUN --register MODEL"""
 
 _IMPORT = """  springtide model import downloads/MODEL --out runs/MODEL        # or hf://OWNER/NAME, of the Hugging Face Hub
@@ -48,12 +44,11 @@ def add(commands: Commands) -> None:
     help = "Print the held-out loss and bits per byte of a checkpoint, or its scores on tasks of lm-evaluation-harness."
     group.command("evaluate", _evaluate, help, _evaluate_options, _EVALUATE)
     text.add(group)
-    serve.add(group)
     help = "Write the mean of the weights of a run's newest checkpoints as a checkpoint of its own."
     group.command("average", _average, help, _average_options, _AVERAGE)
     help = "Write how much each weight matters for a text, to start a run that forgets less of it (EWC)."
     group.command("fisher", _fisher, help, _fisher_options, _FISHER)
-    help = "Write a checkpoint as a folder that transformers, llama.cpp or PEFT loads."
+    help = "Write a checkpoint as a folder that transformers or PEFT loads."
     group.command("export", _export, help, _export_options, _EXPORT)
     help = "Write a model of transformers as a run's folder of weights only, to start a run from."
     group.command("import", _import, help, _import_options, _IMPORT)
@@ -61,37 +56,28 @@ def add(commands: Commands) -> None:
 
 def _export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="the run's folder")
-    help = (
-        "format: hf, as transformers loads it (default); gguf, as llama.cpp does; an adapter is merged; peft: it alone"
-    )
-    parser.add_argument("--to", choices=["hf", "gguf", "peft"], default="hf", help=help)
+    help = "format: hf, as transformers loads it, an adapter merged (default); peft: the adapter alone"
+    parser.add_argument("--to", choices=["hf", "peft"], default="hf", help=help)
     parser.add_argument(
         "--out", metavar="FOLDER", required=True, help="folder or URL to create, or an export to replace"
     )
     parser.add_argument(
         "--step", metavar="N", type=int, default=None, help="step of the checkpoint; default: the newest"
     )
-    parser.add_argument("--dtype", default="", help="fp32, bf16, fp16, or q8_0 with gguf; default: as stored")
+    parser.add_argument("--dtype", default="", help="fp32, bf16 or fp16; default: as stored")
     parser.add_argument("--ema", action="store_true", help="the averaged weights (optim.ema_half_life)")
-    help = "with hf: also write the configuration of ray.serve.llm for the export, for `serve run FILE` where vLLM is"
-    parser.add_argument("--serve", metavar="FILE", default="", help=help)
     help = "also register the export in MLflow, as the next version of this model; its weights stay where they are"
     parser.add_argument("--register", metavar="NAME", default=None, help=help)
     add_json(parser)
 
 
 def _export(options: argparse.Namespace) -> int:
-    from springtide.run.exchange import export_model, serve_config_of
+    from springtide.run.exchange import export_model
     from springtide.run.folder import open_run
 
-    run, file = open_run(options.run), options.serve
-    if file and options.to != "hf":
-        raise ConfigError(explain("serve", file, f"is for --to hf, not {options.to}", "leave it out, or export to hf"))
-    text = serve_config_of(run, options.out, options.step) if file else ""  # refused before anything is written
+    run = open_run(options.run)
     uri = _registry(run, options.register)
     found = export_model(run, options.out, options.step, options.dtype, options.ema, options.to)
-    if file:
-        Path(file).write_text(text)
     version = _register(run, uri, options.register, found) if options.register else ""
     if options.json:
         print_json({**found._asdict(), **({"version": version} if version else {})})
@@ -101,8 +87,6 @@ def _export(options: argparse.Namespace) -> int:
     print(
         f"wrote {found.url}: {found.checkpoint} as {found.architecture}, {found.size_bytes / 2**20:.1f} MiB of weights"
     )
-    if file:
-        print(f"wrote {file}: `serve run {file}` serves it with vLLM")
     if version:
         print(f"registered {options.register} version {version} in MLflow")
     return 0
@@ -210,17 +194,10 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tasks", metavar="A,B", default="", help="tasks of lm-evaluation-harness, in place of the loss"
     )
-    parser.add_argument(
-        "--task-files", metavar="FOLDER", default="", help="with --tasks: YAML files of tasks of your own"
-    )
     parser.add_argument("--limit", metavar="N", type=int, default=0, help="with --tasks: documents of each; 0: all")
     parser.add_argument(
         "--batch-size", metavar="N", type=int, default=8, help="with --tasks: requests at once (default 8)"
     )
-    help = "with --tasks: processes that share the work, each with a copy of the model (default 1)"
-    parser.add_argument("--processes", metavar="N", type=int, default=1, help=help)
-    help = "with --tasks: each new checkpoint, until the run has finished"
-    parser.add_argument("--follow", action="store_true", help=help)
     add_trust(parser)
     add_json(parser)
 
@@ -237,38 +214,33 @@ def _tokens(text: str) -> int:
 def _evaluate(options: argparse.Namespace) -> int:
     from springtide.run.folder import open_run
 
-    if options.tasks or options.task_files:
-        return _evaluate_tasks(options)
+    if options.tasks:
+        return _score(options)
     found = open_run(options.run).evaluate(options.step, options.tokens, options.trust_code)
     print_json(dataclasses.asdict(found)) if options.json else print(found.describe())
     return 0
 
 
-def _evaluate_tasks(options: argparse.Namespace) -> int:
-    from springtide.app.tasks import evaluate_tasks, follow_tasks
+def _score(options: argparse.Namespace) -> int:
+    from springtide.checkpoint.format import step_of
     from springtide.run.folder import open_run
+    from springtide.run.text import text_model
 
-    run, step = open_run(options.run), options.step
-    how: dict[str, Any] = {"tasks": [name for name in map(str.strip, options.tasks.split(",")) if name]}
-    how |= {key: getattr(options, key) for key in ("task_files", "limit", "batch_size", "trust_code", "processes")}
-    if not options.follow:
-        _print_scores(*evaluate_tasks(run, step=step, **how), options.json)
-        return 0
-    if step is not None:
-        problem = "names one checkpoint, and --follow evaluates those that come"
-        raise ConfigError(explain("step", step, problem, "leave one of them out"))
-    for found, remarks in follow_tasks(run, **how):
-        if not options.json:
-            print(found.checkpoint)
-        _print_scores(found, remarks, options.json)
+    names = [name for name in map(str.strip, options.tasks.split(",")) if name]
+    if not names:
+        raise ConfigError(explain("tasks", options.tasks, "names no task", "give names, with commas between them"))
+    for name, value, least in (("limit", options.limit, 0), ("batch_size", options.batch_size, 1)):
+        if value < least:
+            raise ConfigError(explain(name, value, f"must be at least {least}", "give a positive number"))
+    try:
+        from springtide.generation.harness import score
+    except ImportError as error:
+        problem = f"needs lm-evaluation-harness, which cannot be imported ({error})"
+        raise ConfigError(explain("tasks", options.tasks, problem, "pip install 'springtide[evaluate]'")) from None
+    run, trust = open_run(options.run), options.trust_code
+    checkpoint = run.checkpoint_at(options.step)
+    found, table = score(
+        lambda: text_model(run, step_of(checkpoint), trust), names, options.limit, options.batch_size, trust
+    )
+    print_json({"checkpoint": checkpoint, "tasks": found}) if options.json else print(printable(table))
     return 0
-
-
-def _print_scores(found: TaskScores, remarks: list[str], json: bool) -> None:
-    if json:
-        print_json({**found.model_dump(mode="json"), "remarks": remarks})
-        return
-    for _, task, metric, score, documents in found.rows():
-        print(f"{task:32} {metric:24} {score:>18}{f'  of {documents} documents' if documents else ''}")
-    for remark in remarks:
-        print(f"note: {remark}")

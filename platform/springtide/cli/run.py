@@ -123,11 +123,13 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from springtide.run.folder import open_run
+    from springtide.track.ledger import Prices, ledger
 
     run = open_run(options.run)
-    book = run.ledger
+    timeline = run.timeline
+    book = ledger(timeline.condensed(), Prices.set_in(run.config.track))
     if options.json:
-        print_json({"run": run.id, **book.as_dict()})
+        print_json({"run": run.id, **book.as_dict(), "unknown_events": timeline.unknown})
         return 0
     print(f"run {run.id}: {book.held:.0f} worker-seconds held, {book.goodput:.1%} of them in new steps")
     if book.total_dollars:
@@ -152,5 +154,9 @@ def _report(options: argparse.Namespace) -> int:
         )
     for straggler in book.stragglers:
         print(f"  {straggler.describe()}")
+    if timeline.unknown:
+        kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(timeline.unknown.items()))
+        count = sum(timeline.unknown.values())
+        print(f"  skipped: {count} events of kinds that this version does not know: {kinds}")
     print(f"  {run.report}")
     return 0

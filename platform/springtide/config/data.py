@@ -306,8 +306,6 @@ class StreamConfig(Section):
     mixture: dict[str, str] = free(default={})
     """Prepared datasets to mix, by name; one whose URL is empty is prepared from the corpus; empty trains on shards.dataset
     alone [urls]."""
-    follow: str = free(default="")
-    """Root of ``springtide data prepare --follow`` whose new datasets the run takes up; empty for none [url]."""
     eval_datasets: dict[str, str] = free(default={})
     """Prepared datasets whose held-out text is evaluated on, too, and never trained on, by name [urls]."""
     weights: tuple[Weights, ...] = ahead(default=())

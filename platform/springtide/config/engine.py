@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from springtide.config.quantities import Tokens
 from springtide.config.section import Section, free
-from springtide.errors import explain
+from springtide.errors import explain, look_up
 
 _BF16_BETA = 0.99
 """bf16 has 8 bits: half a unit in the last place is up to 1 / 256 of a number."""
@@ -22,6 +22,13 @@ BLOCK_OUTPUTS = ("attention.out.weight", "ffn.down.weight")
 
 _SCALED: dict[str, Literal["tensorwise", "rowwise"]] = {"fp8": "tensorwise", "fp8_rowwise": "rowwise"}
 """Precision of 8 bits -> torchao's name of its recipe."""
+_OFFLOADS = {
+    "none": (),
+    "activations": ("activations",),
+    "parameters": ("parameters",),
+    "all": ("activations", "parameters"),
+}
+"""Value of ``parallel.offload`` -> what is on the host."""
 
 
 class ModelConfig(Section):
@@ -271,12 +278,12 @@ class ParallelConfig(Section):
     @property
     def offloads_parameters(self) -> bool:
         """Whether weights, gradients and moments are on the host."""
-        return self.offload in ("parameters", "all")
+        return "parameters" in look_up(_OFFLOADS, "parallel.offload", self.offload)
 
     @property
     def offloads_activations(self) -> bool:
         """Whether inputs of blocks are on the host until backward."""
-        return self.offload in ("activations", "all")
+        return "activations" in look_up(_OFFLOADS, "parallel.offload", self.offload)
 
     @model_validator(mode="after")
     def _check(self) -> ParallelConfig:

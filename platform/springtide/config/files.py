@@ -19,11 +19,14 @@ from springtide.config.code import check_trusted
 from springtide.config.fields import fields, is_free
 from springtide.config.problems import in_words
 from springtide.config.recipes import FINE_TUNING, RECIPES
+from springtide.config.renames import as_hashed, current, limit_and_remedy, lost, refused
 from springtide.config.schema import Config
 from springtide.errors import ConfigError, RunExists, explain, redacted
 
 RUN_CONFIG = "config.yaml"
 """The name of the resolved config in a run's folder."""
+_BESIDE = {RUN_CONFIG: ("journal", "checkpoints", "leases"), "best.yaml": ("sweep.json",)}
+"""Name of a config that springtide stores -> names one of which is beside it in the folder of a run or a sweep."""
 _MOST_BYTES = 2**20
 """Most bytes of a config's file; YAML is parsed at about a megabyte in ten seconds."""
 _MOST_DEPTH = 200
@@ -38,13 +41,24 @@ _SHOWN = 500
 
 
 def build(data: Any) -> Config:
-    """Return a config from plain data. ConfigError lists every problem with its field, value, limit and remedy."""
+    """Return a config from plain data that is given now. ConfigError lists every problem with its field, value, limit and
+    remedy; retired and renamed settings are some."""
     if not isinstance(data, dict):
         raise ConfigError(f"a config is a mapping of sections, not {type(data).__name__}")
+    problems, config = refused(data), None
     try:
-        return Config.model_validate(data)
+        config = Config.model_validate(current(data) if problems else data)
     except ValidationError as error:
-        raise ConfigError(describe(error)) from None
+        problems.append(describe(error))
+    if problems or config is None:
+        raise ConfigError("\n".join(problems))
+    return config
+
+
+def build_stored(data: Any) -> Config:
+    """Return a config from plain data that a run, a checkpoint or a sweep has stored, read through the table of retired
+    and renamed settings (``config/renames.py``). Raises ConfigError as ``build``."""
+    return build(current(data))
 
 
 def recipe(name: str) -> Config:
@@ -61,19 +75,26 @@ def recipe(name: str) -> Config:
 def load_config(path: str | Path, trust_code: bool = False) -> Config:
     """Load a config from a YAML or JSON file.
 
+    The ``config.yaml`` in a run's folder and the ``best.yaml`` in a sweep's are what springtide stored: retired and renamed
+    settings are read as for ``--resume``. Any other file is given now, also a copy of those, and is refused if it has one.
+
     Args:
         path: the file, such as the ``config.yaml`` of a run.
         trust_code: accept a file that names code to run (``Config.sources``, ``Config.prepare_sources``).
 
     Raises:
-        ConfigError: the file cannot be read or is not a valid config, or it names code and ``trust_code`` is not set.
+        ConfigError: the file cannot be read or is not a valid config, or it names code and ``trust_code`` is not set. A stored
+            one: or it has a retired setting without which something else would be trained.
 
     Examples:
         >>> st.load_config("runs/mine/config.yaml").run.id
         'mine'
     """
     try:
-        config = parse(_bytes(Path(path)), str(path))
+        text = _bytes(Path(path))
+        if is_stored := _is_stored(Path(path)):
+            check_nothing_lost(text, str(path))
+        config = parse(text, str(path), is_stored)
     except OSError as error:
         raise ConfigError(
             explain("config", str(path), f"cannot be read ({error.strerror})", "check the path")
@@ -90,18 +111,50 @@ def _bytes(path: Path) -> bytes:
         return file.read(_MOST_BYTES + 1)
 
 
-def parse(text: bytes, name: str = RUN_CONFIG) -> Config:
-    """Parse YAML or JSON into a config, the inverse of ``dump``; ``name`` is of its file, for the error."""
+def _is_stored(path: Path) -> bool:
+    """Return whether springtide wrote the file into the folder of a run or a sweep."""
+    return any((path.parent / name).exists() for name in _BESIDE.get(path.name, ()))
+
+
+def parse(text: bytes, name: str = RUN_CONFIG, is_stored: bool = True) -> Config:
+    """Parse YAML or JSON into a config, the inverse of ``dump``.
+
+    Args:
+        text: what a file holds.
+        name: name of the file, for the error.
+        is_stored: whether a run or a sweep has stored it, so that renamed and retired settings are read; else they are refused.
+
+    Raises:
+        ConfigError: it is not YAML, or not a valid config.
+    """
+    data = _plain(text, name)
+    try:
+        return build_stored(data) if is_stored else build(data)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def check_nothing_lost(text: bytes, name: str, unless: str = "") -> None:
+    """Raise ConfigError if a stored config has retired settings without which this version would train something else.
+
+    Args:
+        text: what the file holds.
+        name: name of the file, for the error.
+        unless: the option that trains without them, if there is one.
+    """
+    remedy = f"; or pass {unless} to train on without it" if unless else ""
+    if problems := lost(_plain(text, name)):
+        raise ConfigError("\n".join(f"{name}: {one}{remedy}" for one in problems))
+
+
+def _plain(text: bytes, name: str) -> Any:
+    """Return the plain data of a file. Raises ConfigError, which names the file, if it is too large or not YAML."""
     if len(text) > _MOST_BYTES:
         raise ConfigError(explain("config", name, f"is larger than {_MOST_BYTES:,} bytes", "is it a config?"))
     try:
-        data = read_yaml(text)
+        return read_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that cannot be
         raise ConfigError(explain("config", name, f"is not YAML ({_short(error)})", "fix the file")) from None
-    try:
-        return build(data)
-    except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None
 
 
 def read_yaml(text: str | bytes) -> Any:
@@ -156,7 +209,8 @@ def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
     data = config.model_dump(mode="json")
     for name, value in changes.items():
         if name not in fields():
-            raise ConfigError(explain(name, value, "is not a setting", nearest(name, fields())))
+            limit, remedy = limit_and_remedy(name) or ("is not a setting", nearest(name, fields()))
+            raise ConfigError(explain(name, value, limit, remedy))
         section, field = name.split(".")
         data[section][field] = value
     return build(data)
@@ -192,8 +246,14 @@ def check_same_run(old: Config, new: Config, accept_changes: bool) -> None:
 
 def fingerprint(config: Config) -> str:
     """Hash every field that decides what is learned, that is, all but the free fields and passwords in URLs: 16 hex digits.
-    Others can read it: with a password in it, they could try what the password is."""
-    identity = {name: value for name, value in flatten(config).items() if not is_free(name)}
+    Others can read it: with a password in it, they could try what the password is. The same settings have the hash that commit
+    0ba2dd87 gave them, whatever was added, renamed or retired since (``config/renames.py``)."""
+    sections = {
+        section: {name: value for name, value in values.items() if not is_free(f"{section}.{name}")}
+        for section, values in config.model_dump(mode="json").items()
+    }
+    hashed = as_hashed(sections)
+    identity = {f"{section}.{name}": value for section, values in hashed.items() for name, value in values.items()}
     return hashlib.sha256(redacted(json.dumps(identity, sort_keys=True, allow_nan=False)).encode()).hexdigest()[:16]
 
 

@@ -1,14 +1,23 @@
 """Names of settings and commands that are retired or renamed, and what answers them: the one table.
 
-A config that a user gives now is refused by name, with what to use instead. A config in a run's folder is read through this
-table: a renamed setting is read under its new name, and a retired one is dropped. It is refused only if the setting changed the
-training and was not at its default. docs/decisions/renames.md lists the same for people.
+A config that a user gives now is refused by name, with what to use instead (``refused``). A config in a run's folder, in a
+checkpoint or in a sweep's folder is read through this table (``current``): a renamed setting is read under its new name, and a
+retired one is dropped. Such a run opens everywhere. Only training it again is refused, and only if a retired setting changed
+the training and was not at its default (``lost``). Identities hash the old names (``as_hashed``). docs/decisions/renames.md
+lists the same for people.
+
+Names are dotted: ``section.field``. In the name of a setting inside a table, ``*`` stands for every entry of the table or list,
+as in ``corpus.sources.*.field``.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+from springtide.errors import explain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,22 +25,42 @@ class Retired:
     """A setting that is gone."""
 
     default: Any
-    """Its default, at which the training is today's."""
+    """Its default, at which the training is today's, as a run's config.yaml has it: a list, not a tuple."""
     instead: str
     """What to use instead: the remedy of the error, such as ``prepare the new text, then resume with it in stream.mixture``."""
     changes_training: bool = False
-    """Whether another value changed what was learned, so that a run that has it cannot be resumed by this version."""
+    """Whether another value changed what was learned, so that a run that has it cannot be resumed by this version. Not for
+    settings of ``model``: whoever evaluates or exports the run would build another model, without an error."""
     is_free: bool = True
     """Whether it was free, and so never part of a run's identity."""
 
 
-RETIRED_SETTINGS: dict[str, Retired] = {}
+RETIRED_SETTINGS: dict[str, Retired] = {
+    "stream.follow": Retired("", "prepare each batch of new text, then resume with it in stream.mixture"),
+}
 """Dotted name -> what it was."""
 
 RENAMED_SETTINGS: dict[str, str] = {}
-"""Old dotted name -> new dotted name. A run's identity hashes the old one."""
+"""Old dotted name -> new dotted name, oldest first. A run's identity hashes the old one."""
+
+ADDED_SETTINGS: dict[str, Any] = {}
+"""Dotted name of a setting that is not free and that commit 0ba2dd87 does not have -> the value at which the training is as it
+was without it, as a config.yaml has it. A run's identity leaves it out at that value."""
 
 RETIRED_COMMANDS: dict[str, str] = {
+    "model serve": "springtide model export --to hf, then transformers serve or vLLM: docs/how-to/serve.md",
+    "model evaluate --task-files": "lm_eval.simple_evaluate with springtide.generation.harness: docs/how-to/evaluate.md",
+    "model evaluate --follow": "springtide model evaluate --tasks for each checkpoint, with --step",
+    "model evaluate --processes": "one process: leave it out",
+    "model export --to gguf": "springtide model export --to hf, then python examples/gguf/to_gguf.py",
+    "model export --serve": "the YAML in docs/how-to/serve.md, for Ray Serve LLM",
+    "data prepare --follow": "prepare each batch of new text, then resume with it in stream.mixture",
+    "drill --scenario storm": "in the repository's tests/programs: python -m fault_points storm",
+    "drill --scenario points": "in the repository's tests/programs: python -m fault_points cross",
+    "drill --seed": "it was the seed of the storm: in the repository's tests/programs, python -m fault_points storm --seed N",
+    "drill --only": "it chose points: in the repository's tests/programs, python -m fault_points cross --only PARTS",
+    "doctor --peer": "measure links with nccl-tests (docs/how-to/slow.md), and each machine's clock with chronyc tracking",
+    "metrics --out": "copy springtide-dashboard.json and springtide-alerts.yml from deploy/monitoring of the repository",
     "run why": "springtide run status RUN",
     "run watch": "springtide run status RUN --follow",
     "run note": "a file of your own beside the run, or the description of its MLflow run",
@@ -39,4 +68,168 @@ RETIRED_COMMANDS: dict[str, str] = {
     "report --serve": "reload RUN/report.html, which is written anew while a run trains; or springtide run status RUN --follow",
     "report --port": "reload RUN/report.html, which is written anew while a run trains; or springtide run status RUN --follow",
 }
-"""A command, such as ``model serve``, or one with an option, such as ``run watch --page`` -> what to use instead."""
+"""A command, such as ``model serve``, or one with an option, such as ``run watch --page``, or with an option's value, such as
+``model export --to gguf`` -> what to use instead."""
+
+
+def current(stored: Any) -> Any:
+    """Return a config that an earlier version stored, under today's names and without retired settings.
+
+    Args:
+        stored: plain data of a config; anything else is returned as it is.
+
+    Examples:
+        >>> current({"run": {"id": "mine"}})
+        {'run': {'id': 'mine'}}
+    """
+    if not isinstance(stored, dict):
+        return stored
+    data = _renamed(stored)
+    for name in RETIRED_SETTINGS:
+        for _, table, key in list(_places(data, name)):
+            del table[key]
+    # a section of which no setting is left may be none of today's
+    return {section: fields for section, fields in data.items() if fields or not stored.get(section)}
+
+
+def refused(given: Any) -> list[str]:
+    """Return an error message for each setting of a config given now that is retired or has another name.
+
+    Args:
+        given: plain data of a config.
+    """
+    return [
+        explain(path, table[key], *found)
+        for name in (*RENAMED_SETTINGS, *RETIRED_SETTINGS)
+        if (found := limit_and_remedy(name))
+        for path, table, key in _places(given, name)
+    ]
+
+
+def lost(stored: Any) -> list[str]:
+    """Return an error message for each setting of a stored config without which this version would train something else: it is
+    retired, changed the training, and is not at its default.
+
+    Args:
+        stored: plain data of a config, as an earlier version wrote it.
+    """
+    data = _renamed(stored)
+    return [
+        explain(path, table[key], "changed the training and is retired", was.instead)
+        for name, was in RETIRED_SETTINGS.items()
+        if was.changes_training
+        for path, table, key in _places(data, name)
+        if table[key] != was.default
+    ]
+
+
+def limit_and_remedy(name: str) -> tuple[str, str] | None:
+    """Return why a setting of this name is refused, and what to use instead; None for a name that the table does not have.
+
+    Args:
+        name: dotted name, with ``*`` in place of the entries of a table.
+    """
+    newest = newest_name(name)
+    if newest in RETIRED_SETTINGS:
+        return "is retired", RETIRED_SETTINGS[newest].instead
+    return ("is renamed", f"use {newest}") if newest != name else None
+
+
+def newest_name(name: str) -> str:
+    """Return the name that a setting has now.
+
+    >>> newest_name("optim.peak_lr")
+    'optim.peak_lr'
+    """
+    while name in RENAMED_SETTINGS:
+        name = RENAMED_SETTINGS[name]
+    return name
+
+
+def as_hashed(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings in the form that identities hash, which is that of commit 0ba2dd87: under the oldest names, with retired
+    settings at their defaults, and without added ones that are at the value that changes nothing.
+
+    Args:
+        settings: section -> field -> plain value, of the fields that are not free.
+
+    Examples:
+        >>> as_hashed({"optim": {"peak_lr": 0.001}})["optim"]["peak_lr"]
+        0.001
+    """
+    data = copy.deepcopy(settings)
+    for name, neutral in ADDED_SETTINGS.items():
+        for _, table, key in list(_places(data, name)):
+            if table[key] == neutral:
+                del table[key]
+    for name, was in RETIRED_SETTINGS.items():
+        if not was.is_free:
+            section, _, key = name.rpartition(".")
+            if "." not in section:
+                data.setdefault(section, {})
+            for _, table in _tables(data, section):
+                table[key] = was.default
+    for old, new in reversed(RENAMED_SETTINGS.items()):
+        for _, table, key in list(_places(data, new)):
+            _put(data, old, table, table.pop(key))
+    return data
+
+
+def replaces_command(words: Sequence[str]) -> str:
+    """Return an error message if a retired command, or a retired option of a command, was given; else an empty text.
+
+    Args:
+        words: the words of the command line after ``springtide``.
+    """
+    given = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for retired, instead in RETIRED_COMMANDS.items():
+        command, dashes, option = retired.partition(" --")
+        names, wanted = command.split(), f"{dashes[1:]}{option}".split()
+        rest = given[len(names) :]
+        has_option = any(rest[at : at + len(wanted)] == wanted for at in range(len(rest) + 1))
+        if given[: len(names)] == names and has_option:
+            return explain("command", retired, "is retired", instead)
+    return ""
+
+
+def _renamed(stored: Any) -> Any:
+    data = copy.deepcopy(stored)
+    for old, new in RENAMED_SETTINGS.items():
+        for _, table, key in list(_places(data, old)):
+            _put(data, new, table, table.pop(key))
+    return data
+
+
+def _tables(data: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (path, table) of each table of ``data`` at ``path``."""
+    found = [("", data)]
+    for part in path.split("."):
+        found = [
+            (f"{before}{key}.", value)
+            for before, table in found
+            for key, value in _entries(table)
+            if part in ("*", str(key))
+        ]
+    yield from ((where, table) for where, table in found if isinstance(table, dict))
+
+
+def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(value, dict):
+        yield from value.items()
+    elif isinstance(value, list):
+        yield from enumerate(value)
+
+
+def _places(data: Any, name: str) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """Yield (dotted name, table, key) of each place where ``data`` has the setting ``name``."""
+    section, _, key = name.rpartition(".")
+    yield from ((f"{where}{key}", table, key) for where, table in _tables(data, section) if key in table)
+
+
+def _put(data: dict[str, Any], name: str, beside: dict[str, Any], value: Any) -> None:
+    """Give the setting ``name`` a value, unless it has one. It lies in its section, or inside a table in the same entry
+    (``beside``) as the setting that had the value."""
+    section, _, key = name.rpartition(".")
+    table = beside if "*" in section else data.setdefault(section, {})
+    if isinstance(table, dict):
+        table.setdefault(key, value)

@@ -92,29 +92,6 @@ def turns_of(record: Any, field: str) -> tuple[Turn, ...] | str:
     return turns if any(turn.role == ANSWERS and turn.content.strip() for turn in turns) else UNANSWERED
 
 
-def prompt_turns(messages: Any) -> tuple[Turn, ...]:
-    """Return the turns of a chat that the assistant is to answer.
-
-    Args:
-        messages: a list of {role, content}.
-
-    Raises:
-        BadChat: it is not a list, is empty, or ends with an answer, or a role or content is wrong.
-
-    Examples:
-        >>> prompt_turns([{"role": "user", "content": "2 + 2?"}])
-        (Turn(role='user', content='2 + 2?'),)
-    """
-    if not isinstance(messages, list) or not messages:
-        what = "is empty" if isinstance(messages, list) else f"is a {type(messages).__name__}, not a list"
-        raise BadChat(what, "give a list of {role, content}")
-    turns = tuple(_turn(number, message) for number, message in enumerate(messages))
-    _check_order(turns)
-    if turns[-1].role == ANSWERS:
-        raise BadChat("the last message is the assistant's own", "end with what the user says")
-    return turns
-
-
 Chats = tuple[tuple[Turn, ...], tuple[Turn, ...]]
 """A chat, and the rejected one if they are a pair."""
 

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from springtide.errors import look_up
+
 LEAST_CHARACTERS = 50
 """Shorter lines and paragraphs are kept: they are lists, code and dialogue."""
 
@@ -31,9 +33,14 @@ class Piece(NamedTuple):
 
 def pieces(lines: list[str], kind: str) -> Iterator[Piece]:
     """Yield the pieces of a document, given as its lines, in order. ``kind``: ``lines`` or ``paragraphs``."""
-    if kind == "lines":
-        yield from (Piece(at, at + 1, line.strip()) for at, line in enumerate(lines))
-        return
+    yield from look_up({"lines": _lines, "paragraphs": _paragraphs}, "corpus.deduplicate", kind)(lines)
+
+
+def _lines(lines: list[str]) -> Iterator[Piece]:
+    yield from (Piece(at, at + 1, line.strip()) for at, line in enumerate(lines))
+
+
+def _paragraphs(lines: list[str]) -> Iterator[Piece]:
     begin = text_end = 0
     for at, line in enumerate(lines):
         if line.strip():

@@ -104,11 +104,6 @@ class CorpusReader:
         """Return the size of all files, which a store is asked for only where its listing did not tell it."""
         return sum(self._look(name).size for name in (*self.names, *self.beside))
 
-    def only(self, names: frozenset[str]) -> CorpusReader:
-        """Return the reader of these of its files; of all if ``names`` is empty."""
-        kept = [tuple(one for one in some if one in names) for some in (self.names, self.beside)]
-        return dataclasses.replace(self, names=kept[0], beside=kept[1]) if names else self
-
     def bare(self) -> CorpusReader:
         """Return the reader without the names of its files: what each of many tasks needs to read its unit."""
         return dataclasses.replace(self, names=(), beside=(), seen={})

@@ -6,11 +6,8 @@ processes, and the bytes are the same.
     parts  -> segments             merge some thirty, sorted: the first pass of the shuffle    segments.py, columns.py
     segments -> plan               drop duplicates, shuffle globally, split, cut shards        near.py, plan.py, plan_files.py
     plan   -> shards -> manifest   pack and write: the second pass; the manifest last          sealing.py, statistics.py
-
-    files as they arrive -> a dataset of each batch -> index                                   follow.py
 """
 
-from springtide.dataset.follow import UnfitBatch, check_followed, complete, is_transient, new_files, seal
 from springtide.dataset.make import fingerprint, make_dataset, open_dataset, rows_text, units_to_make
 from springtide.dataset.stages import Map, Progress, in_process, silent
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from springtide.config.code import code_digest
 from springtide.config.data import WHOLE, CorpusConfig, ShardsConfig
+from springtide.config.renames import as_hashed
 from springtide.corpus import (
     CorpusReader,
     Tokenizer,
@@ -51,7 +52,7 @@ from springtide.dataset.segments import Segment, merge, merges
 from springtide.dataset.signatures import SIGNATURES
 from springtide.dataset.stages import Map, Progress, in_process, silent
 from springtide.dataset.statistics import statistics
-from springtide.errors import ConfigError, CorpusError, SourceChanged, explain, redacted
+from springtide.errors import ConfigError, CorpusError, explain, redacted
 from springtide.shards import (
     CHAT_TEMPLATE,
     MANIFEST,
@@ -79,20 +80,13 @@ _CHECKED, _CHECKED_A_UNIT, _CHECKED_CHARACTERS = 256, 64, 10_000
 """Documents in all, documents per unit, and characters per document on which a tokenizer's byte counts are checked."""
 
 
-def make_dataset(
-    corpus: CorpusConfig,
-    shards: ShardsConfig,
-    progress: Progress = silent,
-    run: Map = in_process,
-    only: frozenset[str] = frozenset(),
-) -> str:
-    """Find the dataset of a corpus by its fingerprint, or make it below ``shards.root``; returns its URL. ``only``: the files
-    of the source that it is made of; empty for all.
+def make_dataset(corpus: CorpusConfig, shards: ShardsConfig, progress: Progress = silent, run: Map = in_process) -> str:
+    """Find the dataset of a corpus by its fingerprint, or make it below ``shards.root``; returns its URL.
 
-    Resumes a call that was killed. ConfigError or CorpusError if the settings or the corpus cannot be used; SourceChanged, a
-    CorpusError, if a file was rewritten or removed meanwhile.
+    Resumes a call that was killed. ConfigError or CorpusError if the settings or the corpus cannot be used, or if a file was
+    rewritten or removed meanwhile.
     """
-    sources, apart, texts, dataset = _find(corpus, shards, only)
+    sources, apart, texts, dataset = _find(corpus, shards)
     if not dataset.exists(MANIFEST):
         try:
             with explain_full(dataset):
@@ -106,9 +100,9 @@ def make_dataset(
     return dataset.url
 
 
-def dataset_folder(corpus: CorpusConfig, shards: ShardsConfig, only: frozenset[str] = frozenset()) -> Folder:
+def dataset_folder(corpus: CorpusConfig, shards: ShardsConfig) -> Folder:
     """Return the folder in which ``make_dataset`` makes the dataset, or has made it."""
-    return _find(corpus, shards, only)[3]
+    return _find(corpus, shards)[3]
 
 
 def units_to_make(corpus: CorpusConfig, shards: ShardsConfig) -> int:
@@ -117,9 +111,7 @@ def units_to_make(corpus: CorpusConfig, shards: ShardsConfig) -> int:
     return 0 if dataset.exists(MANIFEST) else sum(len(source.units()) for source in sources)
 
 
-def _find(
-    corpus: CorpusConfig, shards: ShardsConfig, only: frozenset[str] = frozenset()
-) -> tuple[list[CorpusReader], ApartFrom, dict[str, str], Folder]:
+def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader], ApartFrom, dict[str, str], Folder]:
     """Return the sources, what they stay apart from, their chat templates, and the folder of their dataset."""
     if not corpus.source and not corpus.sources:
         limit = "names no text, and this recipe has none of its own"
@@ -133,7 +125,7 @@ def _find(
     texts = templates(corpus)
     check_chats(texts, shards)
     sources = [
-        open_source(one.source, one.max_files, one.field, one.separator, is_chat=bool(one.chat_template)).only(only)
+        open_source(one.source, one.max_files, one.field, one.separator, is_chat=bool(one.chat_template))
         for one in each
     ]
     apart = open_apart(corpus)
@@ -148,8 +140,11 @@ def fingerprint(
     texts: Mapping[str, str],
 ) -> str:
     """Hash the settings but passwords in URLs, the sources' files, what they stay apart from, the ``texts`` of their chat
-    templates, the file of the tokenizer and ``_VERSION``: 16 hex digits."""
-    settings = [corpus.model_dump(mode="json"), shards.model_dump(mode="json", exclude={"root", "dataset"})]
+    templates, the file of the tokenizer and ``_VERSION``: 16 hex digits. The same settings have the hash of commit 0ba2dd87
+    (``config/renames.py``)."""
+    sections = {"corpus": corpus.model_dump(mode="json")}
+    sections["shards"] = shards.model_dump(mode="json", exclude={"root", "dataset"})
+    hashed = as_hashed(sections)
     code = [code_digest(corpus.filter)] if corpus.filter else []
     code += [digest.of_bytes(text.encode()) for text in texts.values() if text]
     if file := tokenizer_file(corpus.tokenizer):
@@ -157,7 +152,8 @@ def fingerprint(
     text = json.dumps(
         [
             _VERSION,
-            *settings,
+            hashed["corpus"],
+            hashed["shards"],
             [source.fingerprint() for source in sources],
             apart.fingerprint(),
             *code,
@@ -261,7 +257,7 @@ def _clear(dataset: Folder) -> None:
 
 
 def _check_unchanged(corpus: CorpusConfig, sources: Sequence[CorpusReader], dataset: Folder) -> None:
-    """Raise SourceChanged if files that were read are gone or look otherwise now, and remove what was made of them. Files that
+    """Raise CorpusError if files that were read are gone or look otherwise now, and remove what was made of them. Files that
     were added meanwhile were not read, and make another dataset."""
     for one, source in zip(corpus.each().values(), sources, strict=True):
         if changed := changed_files(
@@ -270,7 +266,7 @@ def _check_unchanged(corpus: CorpusConfig, sources: Sequence[CorpusReader], data
             dataset.remove()
             problem = f"changed while it was read ({len(changed)} such files), and nothing was sealed"
             where = source.folder.where(changed[0])
-            raise SourceChanged(explain("corpus.source", where, problem, "run the command again when it is complete"))
+            raise CorpusError(explain("corpus.source", where, problem, "run the command again when it is complete"))
 
 
 def _planned(

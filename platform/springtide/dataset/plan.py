@@ -18,7 +18,7 @@ from springtide.dataset.apart import TRAINED_ON, ApartFrom, trained_on
 from springtide.dataset.near import near_duplicates_among, read_bands
 from springtide.dataset.parts import EXAMPLES
 from springtide.dataset.segments import Segment
-from springtide.errors import CorpusError, explain
+from springtide.errors import CorpusError, explain, look_up
 from springtide.shards import HELDOUT, TRAIN, best_fit, shuffle_rows
 from springtide.store import Folder
 
@@ -112,6 +112,7 @@ def make_plan(
     The segments of a source follow one another. A document that several sources have, or close copies of, goes to the first of
     them. With ``near_duplicates`` the buckets of ``near`` must be there.
     """
+    lay = look_up({"concat": _cut, "best_fit": _fit}, "shards.packing", settings.packing)
     where, high, low, share = _index(work, segments, settings.token_type)
     length = where.length
     names = list(dict.fromkeys(segment.source for segment in segments))
@@ -155,7 +156,6 @@ def make_plan(
         examples += [Drop(TRAINED_ON, place(index), None, 0.0) for index in order[met][:EXAMPLES].tolist()]
         order, held_out = order[~met], held_out[~met]
     splits: list[SplitPlan] = []
-    lay = _cut if settings.packing == "concat" else _fit
     for split, mine in {TRAIN: order[~held_out], HELDOUT: order[held_out]}.items():
         mine = mine[np.argsort(source[mine], kind="stable")]
         bounds = np.searchsorted(source[mine], range(len(names) + 1))

@@ -1,11 +1,12 @@
 """Convert events to JSON objects and back. A record of another format, or with a key or value that its event does not have, is
-refused."""
+refused. One of a kind that only a later or an earlier version has is told apart: readers skip it and count it."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import math
+import re
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -32,22 +33,41 @@ _TYPES = {kind: {field.name: str(field.type) for field in dataclasses.fields(one
 """Kind -> field -> its annotation."""
 
 
+_KIND = re.compile(r"[a-z][a-z_]{0,39}")
+"""What the kinds of all versions look like."""
+
+
+class UnknownKind(ValueError):
+    """A record of a kind of event that this version does not have. ``args``: the kind."""
+
+    @property
+    def kind(self) -> str:
+        """The kind."""
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        return f"no kind of event: {self.kind!r}"
+
+
 def record(event: Event) -> dict[str, Any]:
     """Return the event as a flat JSON object."""
     return {"kind": event.kind, **dataclasses.asdict(event)}
 
 
 def event(record: dict[str, Any]) -> Event:
-    """Return the event of a ``record``. Numbers that were not finite are null in it, and NaN in the event. Raises
-    ValueError for another format, an unknown kind or key, a value of another type, and a whole number that no run writes."""
+    """Return the event of a ``record``. Numbers that were not finite are null in it, and NaN in the event. Raises UnknownKind
+    for a kind that this version does not have, and another ValueError for another format, an unknown key, a value of another
+    type, and a whole number that no run writes."""
     if not isinstance(record, dict):
         raise ValueError(f"not an object: {type(record).__name__}")
     values = dict(record)
     kind, number = values.pop("kind", None), values.pop("format", FORMAT)
     if number != FORMAT:
         raise ValueError(f"is in format {number!r:.40}, this version of springtide reads {FORMAT}")
-    if not isinstance(kind, str) or kind not in EVENTS:
+    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
         raise ValueError(f"no kind of event: {kind!r:.40}")
+    if kind not in EVENTS:
+        raise UnknownKind(kind)
     types = _TYPES[kind]
     for key, value in values.items():
         _check_size(key, value, types.get(key, ""))

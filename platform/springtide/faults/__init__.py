@@ -1,5 +1,5 @@
-"""Fault points: the named places of a run at which a drill injects a fault. Layer rule: imports nothing, and does nothing
-unless a drill has armed it; what happens at a point is the drill's business."""
+"""Fault points: the named places of a run at which a test injects a fault. Layer rule: imports nothing, and does nothing unless
+armed. What happens at a point is the test's business: ``tests/programs/fault_points``."""
 
 from springtide.faults.points import POINTS, Point, When, arm, armed, reach
 

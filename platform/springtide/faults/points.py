@@ -1,9 +1,9 @@
 """The fault points of a run, and how a process reports that it has reached one.
 
-    this process: reach("restore", "before") --> point, when, pid --> the drill: injects a fault, or not
+    this process: reach("restore", "before") --> point, when, pid --> the test: injects a fault, or not
                   goes on                    <-------- "go" --------
 
-Armed are the drill's own process (the controller runs in it), each worker's process (by ``TrainJob``), the writer process of
+Armed are the test's own process (the controller runs in it), each worker's process (by ``TrainJob``), the writer process of
 each worker (by ``CommitJob``) and the snapshot servers (by ``SnapshotServer.follow``).
 """
 
@@ -31,31 +31,31 @@ POINTS: dict[Point, str] = {
 """Each point, and who does what there. Every one is reached before it and after it."""
 
 _HOLD_S = 60.0
-"""How long a process waits at a point until the drill lets it go on, at most [s]."""
+"""How long a process waits at a point until the test lets it go on, at most [s]."""
 
 _address = ""
 
 
 def arm(address: str) -> None:
-    """Report the points that this process reaches to the drill that listens at ``address``, a Unix socket; none if it is
+    """Report the points that this process reaches to the test that listens at ``address``, a Unix socket; none if it is
     empty."""
     global _address
     _address = address
 
 
 def armed() -> str:
-    """Return the address of the drill that listens, for the processes that this one starts; empty without a drill."""
+    """Return the address of the test that listens, for the processes that this one starts; empty without a test."""
     return _address
 
 
 def reach(point: Point, when: When) -> None:
-    """Report a point to the drill, and wait until it lets this process go on. Does nothing unless armed."""
+    """Report a point to the test, and wait until it lets this process go on. Does nothing unless armed."""
     if _address:
         _report(_address, point, when)
 
 
 def _report(address: str, point: Point, when: When) -> None:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:  # the drill is over
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:  # the test is over
         connection.settimeout(_HOLD_S)
         connection.connect(address)
         connection.sendall(json.dumps([point, when, os.getpid()], allow_nan=False).encode())

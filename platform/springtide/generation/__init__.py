@@ -5,22 +5,17 @@ never reads more at once than the rows that it was trained on hold.
     writer       prompts of any lengths -> ids after them, in batches, with a cache of keys and values
     growing_text the text of a row while it is written: stop strings, what can be shown
     text_model   a checkpoint and its tokenizer: encode, decode, log-probabilities, texts
-    requests     unlike requests, answered in one batch
-    harness      the same as lm-evaluation-harness asks for it
+    harness      the same as lm-evaluation-harness asks for it, and scores on its tasks
 """
 
-from springtide.generation.requests import Part, TextRequest, answer
 from springtide.generation.sampling import Sampling
 from springtide.generation.text_model import Answer, TextModel, open_checkpoint, open_export
 from springtide.generation.writer import write
 
 __all__ = [
     "Answer",
-    "Part",
     "Sampling",
     "TextModel",
-    "TextRequest",
-    "answer",
     "open_checkpoint",
     "open_export",
     "write",

@@ -44,26 +44,17 @@ class Sampling:
         if not 0 <= self.seed <= _MOST_SEED:
             raise ConfigError(explain("seed", self.seed, "is not within 0 and 2^63 - 1", "use 0"))
 
-    def for_rows(self, num_rows: int) -> list[Sampling]:
-        """Return the sampling of each row: the same, each with a seed of its own."""
-        return [dataclasses.replace(self, seed=(self.seed + row) % (_MOST_SEED + 1)) for row in range(num_rows)]
-
-    def generator(self) -> torch.Generator:
-        """Return the generator of the first row."""
-        return torch.Generator().manual_seed(self.seed)
-
-    @property
-    def kind(self) -> tuple[float, int, float]:
-        """All but the seed."""
-        return self.temperature, self.top_k, self.top_p
+    def generators(self, num_rows: int) -> list[torch.Generator]:
+        """Return a generator for each row: what a row draws depends on no other row."""
+        return [torch.Generator().manual_seed((self.seed + row) % (_MOST_SEED + 1)) for row in range(num_rows)]
 
 
-def draw(logits_BV: Tensor, samplings: Sequence[Sampling], generators: Sequence[torch.Generator]) -> list[int]:
-    """Return one id for each row. What a row gets depends on no other row; rows of one kind are computed together.
+def draw(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:
+    """Return one id for each row. What a row gets depends on no other row.
 
     Args:
         logits_BV: fp32, on the CPU.
-        samplings: of the rows, one each; their seeds do not count here.
+        sampling: how ids are drawn; its seed does not count here.
         generators: of the rows, one each.
 
     Raises:
@@ -71,19 +62,6 @@ def draw(logits_BV: Tensor, samplings: Sequence[Sampling], generators: Sequence[
     """
     if not bool(torch.isfinite(logits_BV.amax(dim=1)).all()):
         raise CheckpointError("the model's logits are not numbers: its weights are damaged, or its training diverged")
-    places: dict[tuple[float, int, float], list[int]] = {}
-    for place, sampling in enumerate(samplings):
-        places.setdefault(sampling.kind, []).append(place)
-    drawn = [0] * len(samplings)
-    for same in places.values():
-        part_BV = logits_BV[same] if len(places) > 1 else logits_BV
-        for place, chosen in zip(same, _drawn(part_BV, samplings[same[0]], [generators[i] for i in same]), strict=True):
-            drawn[place] = chosen
-    return drawn
-
-
-def _drawn(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:
-    """Return one id for each row of one kind."""
     if sampling.temperature < _FP32.tiny:  # 0, or what fp32 may take for it
         return logits_BV.argmax(dim=1).tolist()
     # the largest is 0, which no temperature makes infinite

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from springtide.checkpoint.load import load
 from springtide.checkpoint.retention import note_reader
 from springtide.config.engine import ModelConfig
 from springtide.corpus import BadChat, ChatTemplate, Tokenizer
-from springtide.corpus.chats import Turn, prompt_turns
+from springtide.corpus.chats import Turn
 from springtide.dataset import open_dataset
 from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.generation.growing_text import GrowingText
@@ -87,33 +87,10 @@ class TextModel:
             ids = self._chat.prompt([Turn("user", prompt)]) if chat else self.encode(prompt)
         except BadChat as error:
             raise ConfigError(explain("prompt", prompt, error.problem, error.remedy)) from None
-        return self._fitting(ids, "prompt", prompt)
-
-    def chat_ids(self, messages: Any) -> list[int]:
-        """Return the ids after which the assistant answers.
-
-        Args:
-            messages: of the chat so far, each a table of ``role`` and ``content``.
-
-        Raises:
-            ConfigError: as ``prompt_ids``, or they are no chat.
-        """
-        chat = self._chat
-        try:
-            ids = chat.prompt(prompt_turns(messages))
-        except BadChat as error:
-            raise ConfigError(explain("messages", "...", error.problem, error.remedy)) from None
-        return self._fitting(ids, "messages", "...")
-
-    def ends(self, chat: bool) -> frozenset[int]:
-        """Return the ids that end a text, or the answer in a chat."""
-        return frozenset({self.end, *(self._chat.ends if chat else ())})
-
-    def _fitting(self, ids: Sequence[int], name: str, shown: str) -> list[int]:
         found = [*self.begin, *ids] or [self.end]
         if len(found) > self.max_length:
             limit = f"has {len(found)} tokens, more than the {self.max_length} that the model reads at once"
-            raise ConfigError(explain(name, shown, limit, "shorten it"))
+            raise ConfigError(explain("prompt", prompt, limit, "shorten it"))
         return found
 
     def generate(
@@ -143,7 +120,7 @@ class TextModel:
         _check_positive("tokens", tokens)
         _check_positive("batch_size", batch_size)
         encoded = [self.prompt_ids(prompt, chat) for prompt in prompts]
-        ends = self.ends(chat)
+        ends = {self.end, *(self._chat.ends if chat else ())}
         found: list[Answer] = []
         for first in range(0, len(prompts), batch_size):
             batch = encoded[first : first + batch_size]
@@ -159,7 +136,7 @@ class TextModel:
         self, prompts: Sequence[Sequence[int]], tokens: int, sampling: Sampling, stop: Sequence[str] = ()
     ) -> list[str]:
         """Return the text after each prompt, given as ids; the other arguments are as in ``generate``."""
-        return [one.text for one in self._texts(prompts, tokens, sampling, self.ends(False), stop, None)]
+        return [one.text for one in self._texts(prompts, tokens, sampling, {self.end}, stop, None)]
 
     def logprobs(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch_size: int = BATCH_SIZE
@@ -173,17 +150,8 @@ class TextModel:
         Raises:
             ConfigError: a pair does not fit a row, or the limit is not positive.
         """
-        found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
-        for chunk in self.batches(pairs, batch_size):
-            for number, scored in zip(chunk, self._scored([pairs[number] for number in chunk]), strict=True):
-                found[number] = scored
-        return found
-
-    def batches(
-        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch_size: int = BATCH_SIZE
-    ) -> Iterator[list[int]]:
-        """Yield the numbers of the pairs that ``logprobs`` computes together. Raises as ``logprobs``."""
         _check_positive("batch_size", batch_size)
+        found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
         order = sorted(range(len(pairs)), key=lambda number: -len(pairs[number][0]) - len(pairs[number][1]))
         while order:
             longest = sum(map(len, pairs[order[0]])) - 1
@@ -191,8 +159,10 @@ class TextModel:
                 limit = f"has {longest} tokens, more than the {self.max_length} that the model reads at once"
                 raise ConfigError(explain("continuation", "...", limit, "shorten its context"))
             fits = max(1, min(batch_size, _MOST_LOGITS // (max(longest, 1) * self.vocab_size)))
-            yield order[:fits]
-            order = order[fits:]
+            chunk, order = order[:fits], order[fits:]
+            for number, scored in zip(chunk, self._scored([pairs[number] for number in chunk]), strict=True):
+                found[number] = scored
+        return found
 
     @torch.no_grad()
     def _scored(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Iterator[tuple[float, bool]]:
@@ -212,7 +182,7 @@ class TextModel:
         prompts: Sequence[Sequence[int]],
         tokens: int,
         sampling: Sampling,
-        ends: frozenset[int],
+        ends: set[int],
         stop: Sequence[str],
         on_text: Callable[[int, str], None] | None,
     ) -> list[GrowingText]:

@@ -31,10 +31,7 @@ class _Row:
     ids: list[int]
     begin: int
     """The first id that the model still reads."""
-    sampling: Sampling
     generator: torch.Generator
-    left: int
-    """Most ids that it still gets."""
 
     @property
     def window(self) -> list[int]:
@@ -46,17 +43,16 @@ class _Row:
 def write(
     model: nn.Module,
     prompts: Sequence[Sequence[int]],
-    length: int | Sequence[int],
+    length: int,
     *,
     max_context: int,
     vocab_size: int,
-    sampling: Sampling | Sequence[Sampling],
+    sampling: Sampling,
     ends: Collection[int] = (),
     listen: Callable[[int, int], bool] = lambda row, drawn: False,
     agree: Callable[[list[int]], list[int]] = lambda drawn: drawn,
 ) -> list[list[int]]:
-    """Return up to ``length`` ids after each prompt. A row's ids depend on no other row, but for rounding: unlike requests may
-    share a batch.
+    """Return up to ``length`` ids after each prompt. A row's ids depend on no other row, but for rounding.
 
     When a text outgrows ``max_context``, its last ``max_context // 2`` ids are read again. A user's model has no cache and
     reads the context for each id.
@@ -64,32 +60,32 @@ def write(
     Args:
         model: maps ids (B, L) to logits (B, L, V); left in ``eval`` mode.
         prompts: ids, at least one each.
-        length: most ids to write; a sequence: of each row.
+        length: most ids to write.
         max_context: most ids that the model reads at once.
         vocab_size: ids below it are drawn.
-        sampling: how they are drawn; row i draws with the seed plus i. A sequence: of each row, with the seed that it has.
+        sampling: how they are drawn; row i draws with the seed plus i.
         ends: ids that end a text; they are not returned.
         listen: called with the row and each id that it gets; returns True if the text ends with it.
         agree: turns the ids drawn here into those that all ranks use, if the model is sharded; all ranks call this function.
     """
-    lengths = [length] * len(prompts) if isinstance(length, int) else length
-    samplings = sampling.for_rows(len(prompts)) if isinstance(sampling, Sampling) else sampling
+    generators = sampling.generators(len(prompts))
     rows = [
-        _Row(number, list(ids), max(0, len(ids) - max_context), how, how.generator(), most)
-        for number, (ids, how, most) in enumerate(zip(prompts, samplings, lengths, strict=True))
+        _Row(number, list(ids), max(0, len(ids) - max_context), generators[number])
+        for number, ids in enumerate(prompts)
     ]
-    active, reader = [row for row in rows if row.left > 0], _Reader(model, max_context)
+    active, reader = list(rows), _Reader(model, max_context)
     model.eval()
-    while active:
+    for _ in range(length):
+        if not active:
+            break
         logits_BV = reader.next_logits(active)[:, :vocab_size].float().cpu()
-        drawn = agree(draw(logits_BV, [row.sampling for row in active], [row.generator for row in active]))
+        drawn = agree(draw(logits_BV, sampling, [row.generator for row in active]))
         left = []
         for place, (row, chosen) in enumerate(zip(active, drawn, strict=True)):
             if chosen in ends:
                 continue
             row.ids.append(chosen)
-            row.left -= 1
-            if not listen(row.number, chosen) and row.left:
+            if not listen(row.number, chosen):
                 left.append(place)
         if len(left) < len(active):
             active = [active[place] for place in left]

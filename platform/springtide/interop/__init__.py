@@ -6,7 +6,6 @@ byte of its data is read.
 
 from springtide.interop.adapters import export_adapter
 from springtide.interop.export_files import Exported
-from springtide.interop.gguf_export import export_gguf
 from springtide.interop.hf_config import FILE as HF_CONFIG
 from springtide.interop.hf_export import export_checkpoint
 from springtide.interop.hf_import import ImportedModel, model_folder, open_model, read_weights, write_checkpoint
@@ -19,7 +18,6 @@ __all__ = [
     "ImportedModel",
     "export_adapter",
     "export_checkpoint",
-    "export_gguf",
     "model_folder",
     "open_model",
     "read_weights",

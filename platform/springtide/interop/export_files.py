@@ -38,12 +38,11 @@ _AHEAD = 2
 """Parts that are read before they are written."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Types that weights can be written in."""
-GGUF = "model.gguf"
-_LAST = ("config.json", "adapter_config.json", GGUF)
+_LAST = ("config.json", "adapter_config.json")
 """Without them nothing loads a folder."""
 _OURS = re.compile(
     r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|config\.json|README\.md|tokenizer(_config)?\.json"
-    r"|chat_template\.jinja|adapter_model\.safetensors|adapter_config\.json|model\.gguf)"
+    r"|chat_template\.jinja|adapter_model\.safetensors|adapter_config\.json)"
 )
 
 

@@ -27,13 +27,12 @@ _ROWS = {
 def card(facts: Mapping[str, Any], has_end: bool) -> str:
     """Return README.md of an export. ``facts``: as in its springtide.json; ``has_end``: whether the id that ends a text is
     known."""
-    library = "peft" if "base" in facts else facts.get("library", "transformers")
+    library = "peft" if "base" in facts else "transformers"
     lines = ["---", f"library_name: {library}", "pipeline_tag: text-generation", "tags:", "- springtide", "---", ""]
     lines += [f"# {_plain(facts.get('run', 'model'))}", ""]
     averaged = "averaged weights" if facts.get("averaged") else "weights"
     what = f"{averaged} of the adapter" if "base" in facts else averaged
-    reader = "llama.cpp" if library == "gguf" else "transformers"
-    lines += [f"The {what} of a springtide run, for `{facts['architecture']}` of {reader}.", ""]
+    lines += [f"The {what} of a springtide run, for `{facts['architecture']}` of transformers.", ""]
     if not has_end:
         lines += ["The id that ends a text is not known: set `eos_token_id` before you generate text.", ""]
     lines += ["## Where it comes from", "", "| | |", "|---|---|"]

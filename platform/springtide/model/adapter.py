@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from springtide.config.engine import ModelConfig
+from springtide.errors import look_up
 from springtide.model.frozen import FrozenLinear, converted, hold, product
 
 
@@ -80,12 +81,13 @@ def adapt(blocks: nn.ModuleList, config: ModelConfig) -> None:
     if config.adapter == "none":
         return
     scale = config.adapter_alpha / config.adapter_rank
+    has_magnitude = look_up({"lora": False, "dora": True}, "model.adapter", config.adapter)
     for name, linear in list(matrices(blocks)):
         adapts = any(fnmatch.fnmatchcase(name, pattern) for pattern in config.adapter_targets)
         if not adapts and config.base_precision == "fp32":
             continue
         parent, _, last = name.removeprefix("blocks.").removesuffix(".weight").rpartition(".")
-        kind = (linear, config.adapter_rank, scale, config.adapter == "dora")
+        kind = (linear, config.adapter_rank, scale, has_magnitude)
         layer = AdaptedLinear(*kind) if adapts else FrozenLinear(linear)
         if config.base_precision != "fp32":
             hold(layer, config.base_precision)

@@ -7,8 +7,10 @@ The model knows nothing about ranks.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from springtide.config.engine import BLOCK_OUTPUTS, ModelConfig
-from springtide.errors import ConfigError, explain
+from springtide.errors import ConfigError, explain, look_up
 from springtide.model.adapter import adapt
 from springtide.model.attention import Attention, KVCache, LayerKVCache, RMSNorm
 from springtide.model.flex import BlockMask, FlexKernel, block_mask, lowest_keys
@@ -36,21 +38,27 @@ _FILL_AT_ONCE = 2**22
 Place = tuple[Tensor, Tensor, Tensor | BlockMask | None]
 """Cosines and sines of the tokens' positions, as for ``rotate``, and their attention mask."""
 
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": functools.partial(F.gelu, approximate="tanh"),
+}
+_NORMS = {"pre": (True, False), "post": (False, True), "both": (True, True)}
+"""Value of ``model.norms`` -> whether there is one before attention and feed-forward, and one after them."""
+
 
 class FeedForward(nn.Module):
     """SwiGLU or GeGLU (Shazeer, "GLU variants improve transformer", 2020)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.activation = config.activation
+        self.activation = look_up(_ACTIVATIONS, "model.activation", config.activation)
         self.gate = Linear(config.dim, config.ffn_dim, bias=False)
         self.up = Linear(config.dim, config.ffn_dim, bias=False)
         self.down = Linear(config.ffn_dim, config.dim, bias=False)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         gate_BLF = self.gate(x_BLD)
-        gate_BLF = F.silu(gate_BLF) if self.activation == "silu" else F.gelu(gate_BLF, approximate="tanh")
-        return self.down(gate_BLF * self.up(x_BLD))
+        return self.down(self.activation(gate_BLF) * self.up(x_BLD))
 
 
 class Block(nn.Module):
@@ -61,7 +69,7 @@ class Block(nn.Module):
         super().__init__()
         norms = [
             RMSNorm(config.dim, config.norm_eps, config.norm_unit_offset) if there else nn.Identity()
-            for there in (config.norms != "post", config.norms != "pre") * 2
+            for there in look_up(_NORMS, "model.norms", config.norms) * 2
         ]
         self.attention_norm, self.attention_out_norm, self.ffn_norm, self.ffn_out_norm = norms
         self.attention, self.ffn = Attention(config, window), FeedForward(config)

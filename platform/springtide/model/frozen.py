@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from springtide.errors import look_up
 from springtide.model import nf4
 
 
@@ -74,7 +75,8 @@ def as_held(rows: Tensor, dtype: torch.dtype) -> Tensor:
 def hold(layer: nn.Linear | nn.Embedding, precision: str) -> None:
     """Hold the weight of ``layer`` as ``precision`` from now on, uninitialized and frozen; 4 bits are for linear layers."""
     (rows, columns), device = layer.weight.shape, layer.weight.device
-    packed = precision == "nf4" and isinstance(layer, nn.Linear)
+    packs = look_up({"bf16": False, "nf4": True}, "model.base_precision", precision)
+    packed = packs and isinstance(layer, nn.Linear)
     shape, dtype = ((rows, nf4.row_bytes(columns)), torch.uint8) if packed else ((rows, columns), torch.bfloat16)
     layer.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from springtide.config.engine import ModelConfig
+from springtide.errors import ConfigError, explain
 
 _YARN_FAST, _YARN_SLOW = 32.0, 1.0
 
@@ -38,6 +39,8 @@ def rotary_table(
         low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
         rates = kept * rates + (1.0 - kept) * rates / config.rope_factor
+    elif config.rope_scaling != "none":
+        raise ConfigError(explain("model.rope_scaling", config.rope_scaling, "is computed by nothing here", "use none"))
     angles = torch.arange(length, dtype=torch.float32, device=device)[:, None] * rates
     return angles.cos() * sharpened, angles.sin() * sharpened
 

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from springtide.config.code import find_code
 from springtide.config.objective import OBJECTIVES, ObjectiveConfig
-from springtide.errors import ConfigError, SpringtideError, TrainingFailed, explain
+from springtide.errors import ConfigError, SpringtideError, TrainingFailed, explain, look_up
 from springtide.objective.distill import distillation
 from springtide.objective.preference import dpo, orpo
 from springtide.shards import LabelLayout
@@ -39,6 +39,8 @@ from springtide.shards import LabelLayout
 Columns = Mapping[str, Tensor]
 _FIELD = "objective.source"
 _LEARNS_FROM = {"distill": "topk", "dpo": "logprob"}
+_BUILT_IN: dict[str, Callable[..., Any]] = {"distill": distillation, "dpo": dpo, "orpo": orpo}
+"""Value of ``objective.source`` -> what makes the function: from pairs of answers, all but ``distill``."""
 _PER_UNIT = 2.0**24
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _MOST_PARTS = 32
@@ -165,13 +167,13 @@ def zeros(layout: LabelLayout | None, rows: int, device: torch.device, length: i
 
 
 def _built_in(settings: ObjectiveConfig, source: str, eos_id: int | None, bos_id: int | None) -> Callable[..., Any]:
-    if source == "distill":
-        return distillation(settings.cross_entropy)
+    make = look_up(_BUILT_IN, _FIELD, source)
+    if make is distillation:
+        return make(settings.cross_entropy)
     if eos_id is None:
         problem = "learns from pairs of answers, and documents of a row are not masked from each other here"
         raise ConfigError(explain(_FIELD, source, problem, "prepare a dataset of pairs"))
-    of_pairs = orpo if source == "orpo" else dpo
-    return of_pairs(settings.beta, eos_id, eos_id if bos_id is None else bos_id)
+    return make(settings.beta, eos_id, eos_id if bos_id is None else bos_id)
 
 
 def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayout | None) -> bool:

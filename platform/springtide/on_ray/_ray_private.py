@@ -178,13 +178,6 @@ def read_authentication() -> None:
     raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
-def serve_address() -> tuple[str, int] | None:
-    """Return the host and port on which the connected cluster's Serve listens; None if it does not run."""
-    context = importlib.import_module("ray.serve.context")
-    client = context._get_global_client(raise_if_no_controller_running=False)
-    return (client.http_config.host, client.http_config.port) if client is not None else None
-
-
 def read_key(key: bytes) -> bytes | None:
     """Return what the connected cluster's control store has under ``key``; None if nothing."""
     found: bytes | None = importlib.import_module("ray.experimental.internal_kv")._internal_kv_get(key)

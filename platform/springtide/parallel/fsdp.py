@@ -10,13 +10,15 @@ sharded over, and for how long weights and gradients are whole.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from springtide.config.engine import ParallelConfig
 from springtide.dist.world import World
-from springtide.errors import ConfigError, explain
+from springtide.errors import ConfigError, explain, look_up
 from springtide.model import Decoder
 from springtide.parallel.compiled import compile_block, compiled_loss, flex_kernel
 from springtide.parallel.float8 import convert, forget_scales, scale_weights
@@ -25,6 +27,27 @@ from springtide.parallel.recompute import recomputed
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 _CONFIG = "laid_out_by"
+
+
+class _Strategy(NamedTuple):
+    """How long what is sharded is whole."""
+
+    reduces_each: bool
+    """Whether gradients are reduced after each micro-batch."""
+    reshards: bool
+    """Whether weights are freed after each use."""
+
+
+_STRATEGIES = {
+    "ddp": _Strategy(reduces_each=False, reshards=False),
+    "zero1": _Strategy(reduces_each=False, reshards=False),
+    "zero2": _Strategy(reduces_each=True, reshards=False),
+    "zero3": _Strategy(reduces_each=True, reshards=True),
+}
+
+
+def _strategy(config: ParallelConfig) -> _Strategy:
+    return look_up(_STRATEGIES, "parallel.strategy", config.strategy)
 
 
 def parallelize(model: nn.Module, config: ParallelConfig, world: World, *, as_several: bool = False) -> nn.Module:
@@ -37,6 +60,7 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World, *, as_se
         world: the ranks.
         as_several: whether a process alone lays out as ranks of a group do, so that all that they need is loaded.
     """
+    _strategy(config)  # it is refused by a process alone, too
     if (
         world.device.type == "cuda"
         and config.computes_in == "bf16"
@@ -89,7 +113,7 @@ def in_precision(model: nn.Module, config: ParallelConfig) -> nn.Module:
 def _shard(model: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, world: World) -> None:
     """Shard over all ranks, in place."""
     policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.computes_in], reduce_dtype=_TYPES[config.reduction])
-    reshard, offload = config.strategy == "zero3", offload_policy(config, world.device)
+    reshard, offload = _strategy(config).reshards, offload_policy(config, world.device)
     for block in blocks:
         fully_shard(block, mesh=world.mesh, mp_policy=policy, reshard_after_forward=reshard, offload_policy=offload)
     # backward needs the root first, right after forward: freed, it would only be gathered again
@@ -113,7 +137,7 @@ def set_gradient_sync(model: nn.Module, last: bool) -> None:
         model.set_requires_all_reduce(last)
         model.set_is_last_backward(last)
         # the weights do not change between micro-batches: if memory holds them whole, they are gathered once per step
-        model.set_reshard_after_backward(last or config.strategy == "zero3")
+        model.set_reshard_after_backward(last or _strategy(config).reshards)
 
 
 def weights_changed(model: nn.Module) -> None:
@@ -126,7 +150,7 @@ def reduces_each(model: nn.Module) -> bool:
     """Return whether a sharded model reduces the gradients of each micro-batch, not their sum over a step."""
     config: ParallelConfig = getattr(model, _CONFIG)
     # fp64 sums need whole gradients: shards have the type of the weights
-    return config.strategy not in ("ddp", "zero1") and not config.exact
+    return _strategy(config).reduces_each and not config.exact
 
 
 def reshard(model: nn.Module) -> None:

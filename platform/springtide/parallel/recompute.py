@@ -10,6 +10,8 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
+from springtide.errors import look_up
+
 _aten = torch.ops.aten
 _DEAR = {
     _aten.mm.default,
@@ -29,10 +31,9 @@ kernel is compiled by itself, what happens within is not seen here, and its forw
 def recomputed(block: nn.Module, how: str) -> nn.Module:
     """Return ``block`` wrapped to keep only its input (``full``), or also the results of matrix products and attention
     (``selective``). RNG state is not restored: blocks draw no random numbers."""
-    if how == "full":
-        return checkpoint_wrapper(block, preserve_rng_state=False)
-    contexts = functools.partial(create_selective_checkpoint_contexts, _keep)
-    return checkpoint_wrapper(block, preserve_rng_state=False, context_fn=contexts)
+    selective = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _keep)}
+    options = look_up({"full": dict[str, Any](), "selective": selective}, "parallel.recompute", how)
+    return checkpoint_wrapper(block, preserve_rng_state=False, **options)
 
 
 def _keep(_context: Any, operator: Any, *_arguments: Any, **_named: Any) -> CheckpointPolicy:

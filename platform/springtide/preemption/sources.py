@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from springtide.elastic.notices import Notice, notice_files, parse_notice_file
+from springtide.errors import look_up
 from springtide.preemption.metadata import METADATA, MetadataService, cloud_here
 
 _log = logging.getLogger(__name__)
@@ -92,12 +93,15 @@ def open_sources(
     """Return the sources of this machine's notices, as ``elastic.notices`` and its neighbours name them.
 
     Args:
-        cloud: ``auto`` detects it; one that is not known has no metadata service here.
+        cloud: ``auto`` detects it; a machine of no known cloud has no metadata service.
         metadata_url: URL of the metadata service; empty is the clouds' own.
         file: a path, as ``elastic.notice_file``; empty reads none.
         rebalance: whether AWS's rebalance recommendation counts, too.
         node: the name of this node.
         on_notice: receives each notice.
+
+    Raises:
+        ConfigError: ``cloud`` is not a value of ``elastic.notices``.
     """
     service = MetadataService(metadata_url or METADATA)
     asks: dict[str, Callable[[], Notice | None]] = {
@@ -105,7 +109,8 @@ def open_sources(
         "gcp": service.gcp,
         "azure": service.azure,
     }
-    cloud = cloud_here() if cloud == "auto" else cloud
+    names = {**{name: name for name in ("file", "off", *asks)}, "auto": cloud_here()}
+    cloud = look_up(names, "elastic.notices", cloud)
     chosen = {cloud: asks[cloud]} if cloud in asks else {}
     for name, path in zip(("file", "root's file"), watched_files(file, node), strict=False):
         chosen[name] = functools.partial(left_in, path)

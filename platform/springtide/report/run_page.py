@@ -40,8 +40,6 @@ class RunFacts(NamedTuple):
     """(label, text or link) for the top of the page."""
     links: Mapping[str, str] = {}
     """Label -> URL or path of things that belong to the run."""
-    scores: Sequence[Sequence[str]] = ()
-    """Scores on tasks: step, task, metric, score and number of documents of each."""
     checkpoints: Sequence[str] = ()
     """Names of the checkpoints that count, oldest first."""
     prices: Prices = Prices()
@@ -70,15 +68,12 @@ def render(run_id: str, timeline: Timeline, facts: RunFacts = RunFacts()) -> str
 def parts(timeline: Timeline, facts: RunFacts) -> dict[str, str]:
     """Return name -> HTML of the sections, apart from the charts."""
     events, steps = timeline.events, timeline.steps
-    columns = [("step", True), ("task", False), ("metric", False), ("score", True), ("documents", True)]
-    scores = grid("Tasks", columns, [(row, False) for row in facts.scores]) if facts.scores else ""
     config = f"<details><summary>The resolved config</summary><pre>{html.escape(facts.config_yaml)}</pre></details>"
     return {
         "about": f"<p>{html.escape(_when(timeline))}</p>" + _about(events, facts),
         "figures": cards(figures(timeline)),
         "sources": _sources(steps),
         "evaluations": _evaluations(events) + _forgetting(events),
-        "tasks": scores,
         "ledger": _ledger(ledger(timeline.condensed(), facts.prices)) if events else "",
         "checkpoints": _checkpoints(events, facts.checkpoints),
         "samples": _samples(events),

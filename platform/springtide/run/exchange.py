@@ -16,19 +16,17 @@ from springtide.interop import (
     Exported,
     export_adapter,
     export_checkpoint,
-    export_gguf,
     model_folder,
     open_model,
     with_adapter,
     write_checkpoint,
 )
-from springtide.interop.ray_llm import serve_config
 from springtide.run.folder import Run
 from springtide.run.start_from import lineage
 from springtide.shards import CHAT_TEMPLATE, TOKENIZER, load_manifest
 from springtide.store import Folder
 
-_FORMATS = ("hf", "peft", "gguf")
+_FORMATS = ("hf", "peft")
 _UNFINISHED = "importing.json"
 """In the folder of an import until all is there."""
 _WRITTEN = frozenset({"checkpoints", "leases", TOKENIZER, CHAT_TEMPLATE, configs.RUN_CONFIG, _UNFINISHED})
@@ -38,24 +36,23 @@ _WRITTEN = frozenset({"checkpoints", "leases", TOKENIZER, CHAT_TEMPLATE, configs
 def export_model(
     run: Run, to: str, step: int | None = None, dtype: str = "", ema: bool = False, format: str = "hf"
 ) -> Exported:
-    """Write a committed checkpoint as a folder that ``transformers`` or llama.cpp loads: weights, tokenizer and a model card;
+    """Write a committed checkpoint as a folder that ``transformers`` loads: weights, tokenizer and a model card;
     an adapter is merged, or written alone. Needs little memory, no GPU, and may run while the run trains.
 
     Args:
         run: whose checkpoint it is.
         to: folder or URL to create; an earlier export there is replaced.
         step: step of the checkpoint; None: the newest.
-        dtype: ``fp32``, ``bf16`` or ``fp16``, with gguf also ``q8_0``; empty: as the weights are stored.
+        dtype: ``fp32``, ``bf16`` or ``fp16``; empty: as the weights are stored.
         ema: write the averaged weights (``optim.ema_half_life``).
-        format: ``hf``; ``gguf``: one file, ``model.gguf``, for llama.cpp; or ``peft``: the adapter (``model.adapter``) alone,
-            for ``peft`` to load on the model that it is of.
+        format: ``hf``; or ``peft``: the adapter (``model.adapter``) alone, for ``peft`` to load on the model that it is of.
 
     Returns:
         What was written, and remarks for the user.
 
     Raises:
-        ConfigError: there is no such checkpoint, no architecture there computes its model, llama.cpp does not have its
-            tokenizer, or ``to`` holds files that no export wrote.
+        ConfigError: there is no such checkpoint, no architecture there computes its model, or ``to`` holds files that no
+            export wrote.
         CheckpointError: bytes of the checkpoint are bad, or it has no averaged weights.
 
     Examples:
@@ -67,7 +64,7 @@ def export_model(
         raise ConfigError(explain("format", format, f"is not one of {', '.join(_FORMATS)}", "use hf for transformers"))
     name = run.checkpoint_at(step)
     manifest = read_manifest(run.folder, name)
-    config = configs.build(manifest.config) if manifest.config else run.config
+    config = configs.build_stored(manifest.config) if manifest.config else run.config
     urls = [*config.stream.mixture.values(), config.shards.dataset]
     datasets = {redacted(url): _dataset_digest(url) for url in urls if url}
     ancestors = lineage(config)
@@ -77,24 +74,7 @@ def export_model(
         return export_adapter(run.folder, name, config.model, Folder(to), facts, base, dtype, ema)
     # the template of an imported model lies in its folder, not in a dataset of plain text that it was trained on
     folders = [*(Folder(url) for url in urls if url), run.folder, *(split(url)[0] for url in ancestors)]
-    write = export_gguf if format == "gguf" else export_checkpoint
-    return write(run.folder, name, config.model, Folder(to), facts, folders, dtype=dtype, ema=ema)
-
-
-def serve_config_of(run: Run, to: str, step: int | None = None) -> str:
-    """Return the configuration of ``ray.serve.llm``, as YAML, for an export of ``run`` to ``to``.
-
-    Args:
-        run: whose checkpoint is exported.
-        to: folder or URL of the export.
-        step: step of the checkpoint; None: the newest.
-
-    Raises:
-        ConfigError: there is no such checkpoint, or the export is in a store that ``ray.serve.llm`` does not read.
-    """
-    manifest = read_manifest(run.folder, run.checkpoint_at(step))
-    config = configs.build(manifest.config) if manifest.config else run.config
-    return serve_config(to, run.id, config.model.max_sequence_length)
+    return export_checkpoint(run.folder, name, config.model, Folder(to), facts, folders, dtype, ema)
 
 
 def import_model(folder: str, to: str, adapter: str = "") -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from typing import Literal
@@ -9,12 +10,14 @@ from typing import Literal
 from springtide import config as configs
 from springtide.checkpoint import branch, leases
 from springtide.config import RUN_CONFIG, Config
-from springtide.errors import ConfigError, RunExists, explain, redacted
+from springtide.errors import ConfigError, RunExists, SpringtideError, explain, in_one_line, redacted
 from springtide.run.folder import Run
-from springtide.store import Folder
+from springtide.store import Folder, to_json
+from springtide.store.errors import may_pass
 
 _DECIDED_LATER = {"shards.dataset": "", "train.micro_batch": "auto"}
 """Values that a start replaces by what it decides."""
+_log = logging.getLogger(__name__)
 
 
 def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: bool) -> tuple[Config, Run]:
@@ -22,7 +25,8 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
     when the caller writes the config there. ``resume`` "auto" starts a new run if there is none to resume.
 
     Raises RunExists when the id is taken without ``resume``, or when resuming would change what is learned without
-    ``accept_changes``; ConfigError when the folder cannot be written or there is nothing to resume.
+    ``accept_changes``; ConfigError when the folder cannot be written, there is nothing to resume, or the run has a retired
+    setting without which something else is learned, unless ``accept_changes``.
     """
     root = Folder(config.run.root)
     name = config.run.id or (_newest(root, config, needed=resume != "auto") if resume else "") or _made_up()
@@ -51,6 +55,31 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
     return config, run
 
 
+def config_or_problem(run: Run) -> tuple[Config | None, str]:
+    """Return a run's config, or None and in one line why it cannot be read. Raises OSError if the store may answer later: then
+    nothing is known to be wrong with this run."""
+    try:
+        return run.config, ""
+    except (SpringtideError, OSError) as error:
+        if may_pass(error):
+            raise
+        return None, in_one_line(error)
+
+
+def check_taken_up(config: Config, run: Run) -> None:
+    """Raise ConfigError if ``config`` lacks a dataset that the run took up while it was trained, which runs could do until
+    commit 0ba2dd87. Each time left a record in ``followed/``; what counts is the run's config, which names all of them."""
+    if not run.folder.exists("followed/0000.json"):
+        return
+    known = run.config.stream.model_dump(mode="json")
+    lacking = set(known["mixture"].values()) - set(config.stream.mixture.values())
+    if lacking:
+        limit = f"lacks {len(lacking)} of the datasets that {run.id} took up while it was trained"
+        settings = " ".join(f"--stream.{name} '{to_json(known[name])}'" for name in ("mixture", "weights"))
+        remedy = f"resume with --config {run.folder.where(RUN_CONFIG)}, or add {settings}"
+        raise ConfigError(explain("stream.mixture", dict(config.stream.mixture), limit, remedy))
+
+
 def trusted_code(config: Config) -> str:
     """Return the digest of the user's own code that this user trusted when the run of ``config``, which would be resumed,
     last started; empty if there is none."""
@@ -71,16 +100,23 @@ def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) 
     if not resume:
         what = f"under another config:{shown}\n" if shown else "under this config; "
         raise RunExists(f"run.id = {run.id!r} exists {what}resume it with --resume, or choose another run.id")
+    if not accept_changes:
+        configs.check_nothing_lost(run.folder.read(RUN_CONFIG), run.folder.where(RUN_CONFIG), "--accept-changes")
     configs.check_same_run(run.config, config, accept_changes)
 
 
 def _newest(root: Folder, config: Config, needed: bool) -> str:
     """Return the id of the newest run with this config's fingerprint; ids start with their creation time. Without one: empty,
-    or ConfigError if ``needed``."""
+    or ConfigError if ``needed``. Logs a warning for a run that cannot be read, and passes over it."""
     wanted = configs.fingerprint(config)
     for name in reversed(root.names()):
         run = Run(root / name)
-        if run.folder.exists(RUN_CONFIG) and configs.fingerprint(run.config) == wanted:
+        if not run.folder.exists(RUN_CONFIG):
+            continue
+        found, problem = config_or_problem(run)
+        if found is None:
+            _log.warning("run %s is passed over: %s", redacted(run.folder.url), problem)
+        elif configs.fingerprint(found) == wanted:
             return name
     if not needed:
         return ""

@@ -4,7 +4,6 @@
                 journal/       every event
                 checkpoints/   committed steps
                 compiled/      compiled code of its nodes, sealed
-                tasks/         scores of checkpoints on tasks
                 control/       commands to it, and their results
                 mlflow.json    the one MLflow run; origin.json: command and commit of the newest start
                 report.html    written while the run trains, and when it ends
@@ -26,7 +25,6 @@ from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stop
 from springtide.report.run_page import charts, handle, render
 from springtide.run.control import RunControl
 from springtide.run.page_facts import facts_of
-from springtide.run.task_scores import TaskScores, read_task_scores
 from springtide.run.trust import check_model_code
 from springtide.store import Folder
 from springtide.track.journal import frame, last_steps, read_journal
@@ -168,16 +166,6 @@ class Run(RunControl):
     def sample(self) -> str:
         """The last generated text, with its prompt; empty if there is none."""
         return ["", *(one.prompt + one.text for one in self.timeline.events if isinstance(one, Sampled))][-1]
-
-    @property
-    def task_scores(self) -> list[TaskScores]:
-        """Scores on tasks of lm-evaluation-harness, one entry for each checkpoint that was evaluated, oldest first.
-
-        Examples:
-            >>> st.open_run("runs/mine").task_scores
-            []
-        """
-        return read_task_scores(self.folder)
 
     @property
     def report(self) -> str:

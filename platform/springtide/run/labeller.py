@@ -94,7 +94,7 @@ def _of_run(run: Folder, name: str, by: str, trust_code: bool) -> tuple[Labeller
         ]
     except CheckpointError as error:
         raise ConfigError(explain(FIELD, by, f"cannot be used: {error}", "name another checkpoint")) from None
-    config = configs.build(manifest.config) if manifest.config else Run(run).config
+    config = configs.build_stored(manifest.config) if manifest.config else Run(run).config
     sources = {field: value for field, value in config.sources.items() if field == "model.source"}
     if sources:
         claimed = leases.trusted_code(run, config.sources)

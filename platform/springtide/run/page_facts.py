@@ -1,4 +1,4 @@
-"""What a run's page shows that is not in its journal: origin, config, checkpoints, scores, and where they are."""
+"""What a run's page shows that is not in its journal: origin, config, checkpoints, and where they are."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ def facts_of(run: Run) -> RunFacts:
     """
     given = run.config
     config = configs.redact(given)
-    scores, origin, trial = [], Origin(), list[tuple[str, Cell]]()
+    origin, trial = Origin(), list[tuple[str, Cell]]()
     try:
-        scores = [row for one in run.task_scores for row in one.rows()]
         origin = read_origin(run.folder)
         trial = _trial(run.folder)
     except DamagedFile as error:  # the rest of the page is right
@@ -58,7 +57,6 @@ def facts_of(run: Run) -> RunFacts:
         config_yaml=configs.dump(config),
         about=about,
         links={"dataset": config.shards.dataset, "checkpoints": redacted((run.folder / "checkpoints").url)},
-        scores=scores,
         checkpoints=run.checkpoints,
         prices=Prices.set_in(given.track),
     )

@@ -10,7 +10,7 @@ from collections import deque
 from typing import Any, NamedTuple
 
 from springtide.config import RUN_CONFIG
-from springtide.errors import SpringtideError
+from springtide.errors import in_one_line
 from springtide.events import Decided, Evaluated, Event, Failed, Left, Ready, Saved, Started, StepDone, Stopped, Waited
 from springtide.run.diagnosis import Diagnosis, DiagnosisBuilder
 from springtide.run.folder import Run
@@ -199,7 +199,7 @@ class RunRow(NamedTuple):
 
     id: str
     state: str
-    """As ``Run.status``, or why it cannot be read."""
+    """As ``Run.status``, or in one line why it cannot be read."""
     step: int
     num_steps: int
     loss: float | None
@@ -237,11 +237,13 @@ def overview(root: str) -> list[RunRow]:
 def _row(folder: Folder) -> RunRow | None:
     run = Run(folder)
     try:
-        if RUN_CONFIG not in folder.names():
-            return None
-        config, timeline = run.config, run.timeline
-    except (SpringtideError, OSError) as error:
-        return RunRow(run.id, f"cannot be read: {error}", 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0)
+        return _read(run) if RUN_CONFIG in folder.names() else None
+    except Exception as error:  # whatever is wrong with one run, the others are listed
+        return RunRow(run.id, f"cannot be read: {in_one_line(error)}", 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _read(run: Run) -> RunRow:
+    config, timeline = run.config, run.timeline
     told = timeline.condensed()
     book = ledger(told, Prices.set_in(config.track))
     tries = timeline.tries  # in the order of writing, whatever clocks say

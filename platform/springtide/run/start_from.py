@@ -5,6 +5,8 @@ from __future__ import annotations
 from springtide import config as configs
 from springtide.checkpoint.branch import split
 from springtide.config import RUN_CONFIG, Config
+from springtide.run.find import config_or_problem
+from springtide.run.folder import Run
 
 _SAME_FUNCTION = ("model.init_seed", "model.max_sequence_length")
 """Model settings that do not change what the same weights compute."""
@@ -25,15 +27,13 @@ def remarks_on(saved: Config, config: Config) -> list[str]:
 
 
 def lineage(config: Config) -> list[str]:
-    """Return the URLs of the checkpoints that a run of ``config`` descends from, latest first, as far as their runs exist."""
+    """Return the URLs of the checkpoints that a run of ``config`` descends from, latest first, as far as their runs exist and
+    can be read."""
     found: list[str] = []
     url = config.train.start_from
     while url and url not in found:
         found.append(url)
-        run = split(url)[0]
-        url = (
-            configs.parse(run.read(RUN_CONFIG), run.where(RUN_CONFIG)).train.start_from
-            if run.exists(RUN_CONFIG)
-            else ""
-        )
+        run = Run(split(url)[0])
+        before, _ = config_or_problem(run) if run.folder.exists(RUN_CONFIG) else (None, "")
+        url = before.train.start_from if before else ""
     return found

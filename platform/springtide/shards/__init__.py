@@ -1,7 +1,6 @@
 """Token ids -> Parquet shards with a checksummed manifest. Layer rule: a dataset without a manifest does not exist, and a
 dataset with a manifest is sealed: it never changes."""
 
-from springtide.shards.index import INDEX, IndexEntry, append_entry, has_more_entries, read_index
 from springtide.shards.labels import (
     LABELS,
     Columns,
@@ -36,14 +35,12 @@ from springtide.shards.write import write_shard
 __all__ = [
     "CHAT_TEMPLATE",
     "HELDOUT",
-    "INDEX",
     "LABELS",
     "MANIFEST",
     "ROW_GROUPS",
     "TOKENIZER",
     "TRAIN",
     "Columns",
-    "IndexEntry",
     "LabelLayout",
     "LabelReader",
     "Labels",
@@ -53,11 +50,9 @@ __all__ = [
     "ShardTable",
     "Split",
     "SplitReader",
-    "append_entry",
     "best_fit",
     "check_labels",
     "check_shard",
-    "has_more_entries",
     "id_type",
     "ids_of",
     "is_predicted",
@@ -67,7 +62,6 @@ __all__ = [
     "masked",
     "memory_type",
     "most_ids",
-    "read_index",
     "shuffle_rows",
     "signed",
     "write_labels",

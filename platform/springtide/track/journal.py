@@ -6,8 +6,6 @@ The journal reports the trouble once, and once more when everything is stored:
     event --> open segment --local disk, no trouble: written by the caller--> file
                     |
                     +--object store, or trouble--> thread --> store         waiting: memory, then files of the driver
-                    |
-                    +--full--> another thread --> columns, for quick readers: column_file.py
 
 A start never touches the segments of another start. So only a segment's last line can be torn, and readers skip it.
 """
@@ -28,9 +26,9 @@ from typing import TYPE_CHECKING, Self
 
 from springtide.errors import DamagedFile, redacted
 from springtide.events import Event, Started, StepDone, event, record
-from springtide.events.record import FORMAT
+from springtide.events.record import FORMAT, UnknownKind
 from springtide.store import Folder, to_json
-from springtide.track.segments import Segment, Segments, Spool, columns_name, listed, name_of
+from springtide.track.segments import Segment, Segments, Spool, listed, name_of
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -38,16 +36,12 @@ if TYPE_CHECKING:
 _SEGMENT_LINES = 10_000
 _SEGMENT_LINES_PUT = 2_000
 """Lines of a segment on an object store, where the open one is put whole again every ten seconds."""
-_COLUMNS_LINES = 1_000
-"""Lines from which a segment is also written as columns."""
 _PUT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _AWAITED_PAUSE_S = 1.0
 _NEVER = float("inf")
 _CLOSE_S = 30.0
 """How long the end of a run waits for a store that does not accept the journal."""
-_COLUMNS_S = 10.0
-"""How long the end of a run waits for columns: readers can do without."""
 _LINES_NAMED = 20
 """Damaged lines of a segment that are named one by one: all of them are damaged if another version wrote them."""
 _SHOWN = 300
@@ -71,7 +65,6 @@ class Journal:
         self.term = term or 1
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._columns: threading.Thread | None = None
         self._problem = ""
         """Why the last write to the store failed; empty if it succeeded."""
         self._failed_tries = 0
@@ -128,10 +121,6 @@ class Journal:
         if not self._enabled or self._closing:
             return
         is_whole = self.flush(_CLOSE_S)
-        if is_whole:
-            self._await_columns()  # of the segment before
-            self._write_columns()
-            self._await_columns()
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -150,25 +139,11 @@ class Journal:
 
     def _next_segment(self) -> None:
         self._open.is_closed = True
-        self._write_columns()
         if self._open.is_stored:
             self._waiting.remove(self._open)
         self._open = Segment()
         self._waiting.append(self._open)
         self._spool.relieve(self._waiting)
-
-    def _write_columns(self) -> None:
-        """Have a thread write the open segment's columns, if it has enough lines; one file at a time."""
-        is_busy = self._columns is not None and self._columns.is_alive()
-        if is_busy or not self._open.is_created or self._open.num_lines < _COLUMNS_LINES:
-            return
-        told = self._folder, self._open.name, self._open.content()
-        self._columns = threading.Thread(target=_write_columns, args=told, name="springtide-columns", daemon=True)
-        self._columns.start()
-
-    def _await_columns(self) -> None:
-        if self._columns is not None:
-            self._columns.join(_COLUMNS_S)
 
     def _write_here(self) -> None:
         """Write in the caller's thread; after a failure the journal's thread takes over."""
@@ -271,20 +246,6 @@ class Journal:
                 self._say(text)
 
 
-def _write_columns(journal: Folder, name: str, segment: bytes) -> None:
-    """Write a segment's file of columns, if it has one and the store takes it."""
-    from springtide.track.column_file import columns_in, encode  # pyarrow, which not all that imports the journal needs
-
-    try:
-        found = columns_in(segment)
-        if found is not None:
-            journal.write(columns_name(name), encode(found))
-    except Exception as error:  # a store may raise any error of its client
-        _log.info(
-            "%s: no columns (%s); the page of this run takes longer to read", journal.where(name), redacted(str(error))
-        )
-
-
 def _line(event: Event) -> bytes:
     """Return an event as a line, without passwords: reasons quote URLs from error messages."""
     values = {key: redacted(value) if isinstance(value, str) else value for key, value in record(event).items()}
@@ -294,8 +255,8 @@ def _line(event: Event) -> bytes:
 
 def read_journal(run: Folder) -> list[Event]:
     """Return every event of a run, in the order of writing. A line that a kill cut short is skipped; so is a damaged one or
-    one of another format, and a segment that cannot be read, with a warning in the log. Raises OSError if the store cannot be
-    reached."""
+    one of another format, and a segment that cannot be read, with a warning in the log. Events of unknown kinds are skipped,
+    too: ``Timeline.unknown`` counts them. Raises OSError if the store cannot be reached."""
     return list(stream_journal(run))
 
 
@@ -325,17 +286,23 @@ def read_segment(folder: Folder, name: str) -> bytes:
         return b""
 
 
-def parse_lines(segment: str, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Event]]:
-    """Yield (number, event) of each line that holds one; the log names the others.
+def parse_lines(
+    segment: str, lines: Iterable[tuple[int, bytes]], unknown: collections.Counter[str] | None = None
+) -> Iterator[tuple[int, Event]]:
+    """Yield (number, event) of each line that holds one. Events of unknown kinds are skipped; the log names damaged lines.
 
     Args:
         segment: path, for the log.
         lines: (number in the segment, from 1, text) of each.
+        unknown: counts the events of each unknown kind.
     """
     damaged = 0
     for at, line in lines:
         try:
             yield at, event(json.loads(line))
+        except UnknownKind as error:
+            if unknown is not None:
+                unknown[error.kind] += 1
         except (ValueError, RecursionError) as error:
             damaged += 1
             if damaged <= _LINES_NAMED:

@@ -6,24 +6,24 @@ import dataclasses
 import functools
 import math
 import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from springtide.errors import DamagedFile
 from springtide.events import Event, StepDone
 from springtide.store import Folder
-from springtide.track.column_file import decode
 from springtide.track.journal import parse_lines, read_segment
-from springtide.track.segments import columns_name, listed_with_columns, name_of
-from springtide.track.step_lines import STEP, read_steps
-from springtide.track.timeline import StepColumns, Timeline, columns_of, columns_read, joined, parse_steps
+from springtide.track.segments import listed, name_of
+from springtide.track.timeline import StepColumns, Timeline, columns_of, joined, parse_steps
 
 _GROWING_TERMS = 8
 """Newest leases whose last segment is read again: an older driver may still hand in what its store had refused."""
 _PART_BYTES = 64 * 2**20
 """Most new bytes of one segment that one read takes."""
 _THREADS = min(8, os.cpu_count() or 1)
+_STEP = b'"kind": "step"'
+"""What the line of a step has; where text says so, its quotes are escaped."""
 
 
 @dataclasses.dataclass
@@ -36,6 +36,8 @@ class _Part:
     steps: StepColumns = dataclasses.field(default_factory=lambda: columns_of([]))
     placed: list[tuple[int, Event]] = dataclasses.field(default_factory=list)
     """(number of the segment's steps before it, event)."""
+    unknown: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Kind that this version does not know -> number of its events."""
 
 
 class _Told(NamedTuple):
@@ -54,7 +56,6 @@ class JournalReader:
         self._folder = run / "journal"
         self._parts: dict[tuple[int, int], _Part] = {}
         self._closed: set[tuple[int, int]] = set()
-        self._with_columns: set[tuple[int, int]] = set()
         self.changed_from = math.inf
         """The lowest step that an event of the last read is about; infinite if it brought none."""
         self._fresh: list[_Part] = []
@@ -65,7 +66,7 @@ class JournalReader:
     def read(self) -> bool:
         """Read what is new, and return whether anything is. OSError if the store cannot be reached: the next read brings all
         that is new since the last one that succeeded."""
-        there, self._with_columns = listed_with_columns(self._folder)
+        there = listed(self._folder)
         last = dict(there)  # of each term: they are sorted
         growing = set(sorted(last)[-_GROWING_TERMS:])
         wanted = [one for one in there if one not in self._closed]
@@ -97,32 +98,18 @@ class JournalReader:
     def _take(self, segment: tuple[int, int]) -> None:
         """Read what is new in one segment; runs in a thread."""
         name, part = name_of(*segment), self._parts.setdefault(segment, _Part())
-        if segment in self._with_columns and not part.size_bytes and (found := self._by_columns(name)) is not None:
-            self._parts[segment] = found
-            self.__dict__.pop("timeline", None)
-            return
         data = self._new_bytes(name, part)
         whole = data.rfind(b"\n") + 1  # the rest is a line that is still being written
         if not whole:
             return
-        steps, placed, num_lines = _parsed(self._folder.where(name), part.num_lines, data[:whole])
+        lines = data[:whole].split(b"\n")[:-1]
+        steps, placed, unknown = _parsed(self._folder.where(name), part.num_lines, lines)
+        part.unknown += unknown
         part.placed += [(len(part.steps) + at, event) for at, event in placed]
         part.steps = joined([part.steps, steps]) if len(part.steps) else steps
         part.size_bytes += whole
-        part.num_lines += num_lines
+        part.num_lines += len(lines)
         self.__dict__.pop("timeline", None)
-
-    def _by_columns(self, name: str) -> _Part | None:
-        """Return what the segment's file of columns says; None if it is not of the segment as it is now."""
-        try:
-            found = decode(self._folder.read(columns_name(name)))
-            if found is None or found.segment_bytes != self._folder.size(name):
-                return None
-        except (DamagedFile, FileNotFoundError, IsADirectoryError):
-            return None
-        others = [(number, line, before) for before, number, line in found.others]
-        placed = _placed(self._folder.where(name), others)
-        return None if placed is None else _Part(found.segment_bytes, found.num_lines, found.steps, placed)
 
     def _new_bytes(self, name: str, part: _Part) -> bytes:
         if not part.size_bytes:
@@ -142,49 +129,36 @@ def _timeline(parts: Sequence[_Part]) -> Timeline:
     for part in parts:
         placed += [(before + at, event) for at, event in part.placed]
         before += len(part.steps)
-    return Timeline(joined([part.steps for part in parts]), placed)
+    unknown = sum((part.unknown for part in parts), Counter[str]())
+    return Timeline(joined([part.steps for part in parts]), placed, unknown)
 
 
-_Parsed = tuple[StepColumns, list[tuple[int, Event]], int]
-"""The steps of lines, (number of steps before it, event) of every other event, and the number of lines."""
+def _parsed(segment: str, before: int, lines: list[bytes]) -> tuple[StepColumns, list[tuple[int, Event]], Counter[str]]:
+    """Return the steps of whole lines, (number of steps before it, event) of every other event, and the number of events of
+    each kind that this version does not know.
 
-
-def _parsed(segment: str, before: int, data: bytes) -> _Parsed:
-    """Return what whole lines say; ``before``: lines of the segment that were read before."""
-    found = read_steps(data)
-    if found is not None and (steps := columns_read(found)) is not None:
-        others = [(before + 1 + at, line, num_steps) for at, line, num_steps in found.others]
-        placed = _placed(segment, others)
-        if placed is not None:
-            return steps, placed, found.num_lines
-    lines = data.split(b"\n")[:-1]
-    return *_parsed_lines(segment, before, lines), len(lines)
-
-
-def _placed(segment: str, others: list[tuple[int, bytes, int]]) -> list[tuple[int, Event]] | None:
-    """Return (number of steps before it, event) of lines, (number, text, steps before it) each; None if one is a step."""
-    positions = {at: num_steps for at, _, num_steps in others}
-    events = list(parse_lines(segment, ((at, line) for at, line, _ in others)))
-    if any(isinstance(event, StepDone) for _, event in events):
-        return None
-    return [(positions[at], event) for at, event in events]
-
-
-def _parsed_lines(segment: str, before: int, lines: list[bytes]) -> tuple[StepColumns, list[tuple[int, Event]]]:
-    steps, others = [], []
+    Args:
+        segment: path, for the log.
+        before: lines of the segment that were read before.
+        lines: text of each, without its newline.
+    """
+    steps, others, steps_before = list[bytes](), dict[int, bytes](), dict[int, int]()
     for at, line in enumerate(lines, before + 1):
-        if STEP in line:
+        if _STEP in line:
             steps.append(line)
         else:
-            others.append((at, line, len(steps)))
-    found = parse_steps(steps)
-    if found is not None and (told := _placed(segment, others)) is not None:
-        return found, told
-    values: list[StepDone] = []
-    placed: list[tuple[int, Event]] = []
-    for _, event in parse_lines(segment, enumerate(lines, before + 1)):
+            others[at], steps_before[at] = line, len(steps)
+    columns = parse_steps(steps)
+    unknown = Counter[str]()
+    if columns is not None:
+        placed = [(steps_before[at], event) for at, event in parse_lines(segment, others.items(), unknown)]
+        if not any(isinstance(event, StepDone) for _, event in placed):
+            return columns, placed, unknown
+    values, placed = list[StepDone](), list[tuple[int, Event]]()
+    unknown = Counter[str]()
+    for _, event in parse_lines(segment, enumerate(lines, before + 1), unknown):
         if isinstance(event, StepDone):
             values.append(event)
         else:
             placed.append((len(values), event))
-    return columns_of(values), placed
+    return columns_of(values), placed, unknown

@@ -1,4 +1,4 @@
-"""Results that MLflow gets once: scores of a checkpoint, the best trial of a sweep, an exported model."""
+"""Results that MLflow gets once: the best trial of a sweep, an exported model."""
 
 from __future__ import annotations
 
@@ -13,40 +13,11 @@ from typing import Any
 from springtide.errors import CommandFailed, ConfigError, explain, redacted
 from springtide.store import Folder
 from springtide.track.mlflow_run import Settings, experiment_of, metric_name, tag_text, valid_name
-from springtide.track.mlflow_sink import OFF, PER_REQUEST, read_run_note, write_run_note
+from springtide.track.mlflow_sink import OFF, read_run_note, write_run_note
 
 _MODEL_NAME = re.compile(r"[\w\-. ]{1,200}", re.ASCII)
 
 _log = logging.getLogger(__name__)
-
-
-def send_scores(folder: Folder, uri: str, scores: Mapping[str, float], step: int, time_s: float) -> str:
-    """Send scores of a checkpoint to the MLflow run that the run of ``folder`` reports to.
-
-    Args:
-        scores: by their names.
-        step: of the checkpoint.
-        time_s: seconds since 1970.
-
-    Returns:
-        Why they were not sent; empty if they were, or if MLflow is off.
-    """
-    if uri == OFF:
-        return ""
-    try:
-        from mlflow import MlflowClient
-        from mlflow.entities import Metric
-
-        if not (run_id := read_run_note(folder)):
-            return f"{folder.url} reports to no MLflow run: the scores are not in MLflow"
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        metrics = [Metric(valid_name(name), one, int(time_s * 1000), step) for name, one in scores.items()]
-        client = MlflowClient(tracking_uri=uri)
-        for begin in range(0, len(metrics), PER_REQUEST):
-            client.log_batch(run_id, metrics[begin : begin + PER_REQUEST])
-    except Exception as error:  # no error of a server or its client may lose the scores, which are in the run's folder
-        return redacted(f"MLflow at {uri} did not receive the scores ({error})")
-    return ""
 
 
 class SweepSink:

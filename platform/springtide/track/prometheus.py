@@ -1,6 +1,6 @@
 """The table of metrics for Prometheus: name, kind, unit and meaning of each, and the event that tells it. Pure.
 
-The driver's listener (``on_ray.train.ray_metrics``), the dashboard, the alerts and the documentation are made from it.
+The driver's listener (``on_ray.train.ray_metrics``) is made from it; the files in deploy/monitoring/ name nothing else.
 Names follow Prometheus: base units at the end, ``_total`` for counters. Labels are few: the run, and where a table below names
 one, a word of a fixed set.
 """
@@ -28,6 +28,8 @@ from springtide.events import (
 )
 
 PREFIX = "springtide_"
+EXPORTED = f"ray_{PREFIX}"
+"""What a name begins with where Ray exports it."""
 RUN = "run"
 """The label of every metric: the run's name."""
 CAUSES = (
@@ -118,6 +120,19 @@ PROMETHEUS: tuple[PrometheusMetric, ...] = (
     _Row("commands_total", "counter", "commands", "commands to the run", Commanded, _one, "verb", lambda e: e.verb),
 )
 """Rows of one name have one kind, unit and labels; the first has the meaning."""
+
+
+def rows() -> list[PrometheusMetric]:
+    """Return the first row of each metric, in the order of the table.
+
+    Examples:
+        >>> [row.name for row in rows()][:3]
+        ['step', 'tokens', 'loss']
+    """
+    found: dict[str, PrometheusMetric] = {}
+    for row in PROMETHEUS:
+        found.setdefault(row.name, row)
+    return list(found.values())
 
 
 def cause(found: str) -> str:

@@ -1,7 +1,6 @@
 """The files of a journal: how they are named, written, and kept until the store has them.
 
     <run>/journal/0002-0000.jsonl     the first segment of lease 2
-    <run>/journal/0002-0000.columns   the same as numbers, once it is full: column_file.py
 
 A segment belongs to the journal that created its file exclusively; no journal overwrites the segment of another. Segments
 that the store does not accept stay in memory, and beyond a limit in files of the driver's temporary folder.
@@ -21,7 +20,7 @@ from typing import IO
 from springtide.store import Folder
 from springtide.store.full_disk import explain_full_disk, is_full
 
-_SEGMENT = re.compile(r"(\d{4,})-(\d{4,})\.(jsonl|columns)")
+_SEGMENT = re.compile(r"(\d{4,})-(\d{4,})\.jsonl")
 _MEMORY_BYTES = 8 * 2**20
 """Limit of closed segments that wait in memory; the rest waits in files."""
 
@@ -31,23 +30,10 @@ def name_of(term: int, number: int) -> str:
     return f"{term:04d}-{number:04d}.jsonl"
 
 
-def columns_name(name: str) -> str:
-    """Return the name of the file that has a segment's columns."""
-    return name.removesuffix(".jsonl") + ".columns"
-
-
 def listed(folder: Folder) -> list[tuple[int, int]]:
     """Return (term, number) of every segment in a journal's folder, in the order of writing."""
-    return listed_with_columns(folder)[0]
-
-
-def listed_with_columns(folder: Folder) -> tuple[list[tuple[int, int]], set[tuple[int, int]]]:
-    """Return ``listed``, and which of them have a file of columns."""
-    found: dict[str, set[tuple[int, int]]] = {"jsonl": set(), "columns": set()}
-    for name in folder.names():
-        if match := _SEGMENT.fullmatch(name):
-            found[match[3]].add((int(match[1]), int(match[2])))
-    return sorted(found["jsonl"]), found["columns"]
+    matches = map(_SEGMENT.fullmatch, folder.names())
+    return sorted((int(match[1]), int(match[2])) for match in matches if match)
 
 
 @dataclasses.dataclass(eq=False)

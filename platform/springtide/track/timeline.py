@@ -1,8 +1,7 @@
 """What a journal says, in columns: its steps as arrays, every other event as a value. A million steps take seconds.
 
-lines of a segment --step_lines--> columns     the steps, if every line of them is as a run writes it
-                   --pyarrow-----> columns     if they are JSON of the same fields
-                   --event()-----> values      other events, and all lines of a segment that neither takes
+lines of a segment --pyarrow--> columns     the steps, if each is JSON with the fields and types of a step
+                   --event()--> values      other events, and all lines of a segment whose steps pyarrow does not take
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,6 @@ import pyarrow.json
 
 from springtide.events import Event, Started, StepDone
 from springtide.events.record import FORMAT, LARGEST_INT, MOST_WORKERS
-from springtide.track.step_lines import Steps
 
 COLUMNS = (
     *("step", "tokens", "step_tokens", "world_size", "term", "updated", "memory_bytes", "loss", "grad_norm"),
@@ -39,9 +38,7 @@ _SCHEMA = pa.schema(
 _WHOLE = [name for name in COLUMNS if str(_FIELDS[name].type) in ("int", "StepsDone")]
 _NOT_KEPT = {"loss_scale": 1.0, "digest": ""}
 """Fields of a step that columns do not have, as an event that was made of columns tells them."""
-_DEFAULTS = {"term": 0, "updated": True, "energy_j": 0.0, "energy_between_j": 0.0}
-"""Fields that older journals lack, and their values there."""
-LATEST_S = 1e11
+_LATEST_S = 1e11
 """Limit of ``Event.time_s``."""
 
 
@@ -100,6 +97,8 @@ class Timeline:
     """Every time that a step was trained, in the order of writing."""
     placed: Sequence[tuple[int, Event]]
     """(number of tries before it, event) of every event that is not a step."""
+    unknown: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    """Kind that this version does not know -> number of its events, which are skipped."""
 
     @functools.cached_property
     def events(self) -> list[Event]:
@@ -232,20 +231,10 @@ def _counted(joules: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(joules) & (joules > 0), joules, 0.0)
 
 
-def columns_read(found: Steps) -> StepColumns | None:
-    """Return the steps of lines as columns; None if one has a number that ``event`` may refuse."""
-    columns, extra = found.columns, dict(list(found.extra.items())[:MOST_EXTRAS])
-    if "time_s" not in columns or not _are_taken(columns):
-        return None
-    size = len(columns["time_s"])
-    kept = {name: columns[name] if name in columns else np.full(size, float(_DEFAULTS[name])) for name in COLUMNS}
-    return StepColumns(kept, extra)
-
-
 def _are_taken(columns: Mapping[str, np.ndarray]) -> bool:
     """Return whether ``event`` takes all times and whole numbers."""
     limits: dict[str, tuple[float, float]] = dict.fromkeys(_WHOLE, (1 - LARGEST_INT, LARGEST_INT - 1))
-    limits |= {"time_s": (0, LATEST_S), "world_size": (0, MOST_WORKERS)}
+    limits |= {"time_s": (0, _LATEST_S), "world_size": (0, MOST_WORKERS)}
     return all(
         bool(((columns[name] >= least) & (columns[name] <= most)).all())
         for name, (least, most) in limits.items()
@@ -278,33 +267,37 @@ def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:
 
 def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
     """Return a table's columns; None if a value is not one that ``event`` takes. ``lines``: what was read."""
-    required = [
-        name for name, field in _FIELDS.items() if field.default is field.default_factory is dataclasses.MISSING
-    ]
-    whole = [name for name in required if _ARROW[str(_FIELDS[name].type)] != pa.float64()]
-    if any(table[name].null_count for name in ("kind", "time_s", *whole)):
-        return None
-    for name in set(required) - {*whole, "kind", "time_s"}:
-        missing = table[name].null_count  # or null, for a number that was not finite
-        if missing and lines.count(f'"{name}": null'.encode()) != missing:
-            return None
-    if table["kind"].unique().to_pylist() != ["step"] or not {*table["format"].unique().to_pylist()} <= {None, FORMAT}:
-        return None
-    columns = {}
-    for name in COLUMNS:
+    columns = dict[str, np.ndarray]()
+    for name in _SCHEMA.names:
         column = table[name].combine_chunks()
         if column.null_count:
-            column = column.fill_null(_DEFAULTS.get(name, math.nan))
-        columns[name] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+            default = _value_of_nulls(name, column, lines)
+            if default is dataclasses.MISSING:
+                return None
+            column = column.fill_null(default)
+        if name in COLUMNS:
+            columns[name] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        elif name in ("kind", "format") and column.unique().to_pylist() != [{"kind": "step", "format": FORMAT}[name]]:
+            return None
     if not _are_taken(columns):
         return None
     found: dict[str, np.ndarray] = {}
     if "extra" in table.column_names:
         extra = table["extra"].combine_chunks()
-        if not pa.types.is_struct(extra.type):
+        if not pa.types.is_struct(extra.type) or extra.null_count != len(extra) - lines.count(b'"extra"'):
             return None
         for field, column in zip(extra.type, extra.flatten(), strict=True):
             if field.type not in (pa.int64(), pa.float64(), pa.null()):
                 return None
             found[field.name] = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
     return StepColumns(columns, dict(list(found.items())[:MOST_EXTRAS]))
+
+
+def _value_of_nulls(name: str, column: pa.Array, lines: bytes) -> Any:
+    """Return what ``event`` reads for a field that is null or missing in some lines: NaN if it is null in all of them, its
+    default if it is missing in all of them. ``dataclasses.MISSING`` if ``event`` may refuse one."""
+    if column.type == pa.float64() and lines.count(f'"{name}": null'.encode()) == column.null_count:
+        return math.nan  # ``_are_taken`` refuses it as a time
+    if lines.count(f'"{name}"'.encode()) + column.null_count != len(column):
+        return dataclasses.MISSING
+    return FORMAT if name == "format" else getattr(_FIELDS.get(name), "default", dataclasses.MISSING)

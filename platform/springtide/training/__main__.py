@@ -72,6 +72,9 @@ def main() -> None:
         known = before.objective.teacher if before else ""
         config = config.override({TEACHER: branch.resolve(config.objective.teacher, known, TEACHER)})
     if before:
+        if not options.accept_changes:
+            stored = folder.read(configs.RUN_CONFIG), folder.where(configs.RUN_CONFIG)
+            configs.check_nothing_lost(*stored, "--accept-changes")
         configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
     if device == "cuda":  # torchrun sets some of these to other values

@@ -105,7 +105,7 @@ def _saved(config: Config) -> Config | None:
         saved = read_manifest(*split(config.train.start_from)).config
     except CheckpointError:  # told where the run is to begin with it
         return None
-    return configs.build(saved) if saved else None
+    return configs.build_stored(saved) if saved else None
 
 
 def _urls(config: Config | None) -> dict[str, str]:

@@ -127,7 +127,14 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
             parts = [slice(begin, begin + size) for begin in range(0, len(rows_NL), size)]
             columns = zeros(labels, len(rows_NL), torch.device("cpu"))
             sums = accumulate(
-                model, rows_NL, here, parts, 1.0, config.optim.z_loss, objective=objective, columns=columns
+                model,
+                rows_NL,
+                here,
+                parts,
+                loss_weight=1.0,
+                z_weight=config.optim.z_loss,
+                objective=objective,
+                columns=columns,
             )
             gradients = local_gradients(model)
             square_norm(gradients)

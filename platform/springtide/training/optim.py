@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from springtide.checkpoint.tensors import local, plain_name
 from springtide.config import Config
 from springtide.config.engine import OptimConfig, ParallelConfig
 from springtide.config.steps import StepsDone
-from springtide.errors import ConfigError, explain
+from springtide.errors import ConfigError, explain, look_up
 from springtide.model import Decoder
 from springtide.parallel import weights_on
 from springtide.training.adafactor import Adafactor
@@ -24,6 +25,15 @@ from springtide.training.own_optimizer import own_optimizer
 from springtide.training.parameter_groups import group_of
 from springtide.training.small_moments import SmallMomentsAdamW
 from springtide.training.weight_average import keep_average
+
+_Groups = list[dict[str, Any]]
+_SHAPES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    "linear": lambda progress: 1.0 - progress,
+    "wsd": lambda progress: 1.0 - progress,
+    "wsd_sqrt": lambda progress: 1.0 - math.sqrt(progress),
+}
+"""Value of ``optim.schedule`` -> the share of the fall that is left, by the progress of the decay from 0 to 1."""
 
 
 def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> torch.optim.Optimizer:
@@ -53,23 +63,44 @@ def may_fuse(config: ParallelConfig, device: torch.device) -> bool:
 
 def _ours(model: nn.Module, config: OptimConfig, fused: bool) -> torch.optim.Optimizer:
     others, matrices = _groups(model, config)
-    options: dict[str, Any] = {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps}
-    options |= {"fused": fused, "foreach": not fused}
+    return look_up(_OPTIMIZERS, "optim.optimizer", config.optimizer)(others, matrices, config, fused)
+
+
+def _adamw(others: _Groups, matrices: _Groups, config: OptimConfig, fused: bool) -> torch.optim.Optimizer:
     if config.moments != "fp32":
         return SmallMomentsAdamW([*others, *matrices], config.peak_lr, config.betas, config.eps, config.moments)
-    if config.optimizer == "adamw":
-        return ShardAdamW([*others, *matrices], **options)
-    if config.optimizer == "adafactor":
-        return Adafactor([*others, *matrices], config.peak_lr)
-    if config.optimizer == "lamb":
-        return Lamb([*others, *matrices], config.peak_lr, config.betas, config.eps)
+    return ShardAdamW([*others, *matrices], **_options(config, fused))
+
+
+def _adafactor(others: _Groups, matrices: _Groups, config: OptimConfig, fused: bool) -> torch.optim.Optimizer:
+    return Adafactor([*others, *matrices], config.peak_lr)
+
+
+def _lamb(others: _Groups, matrices: _Groups, config: OptimConfig, fused: bool) -> torch.optim.Optimizer:
+    return Lamb([*others, *matrices], config.peak_lr, config.betas, config.eps)
+
+
+def _muon(others: _Groups, matrices: _Groups, config: OptimConfig, fused: bool) -> torch.optim.Optimizer:
     if not matrices:
         remedy = "give it ``blocks`` (springtide.model.source), or use adamw"
         raise ConfigError(explain("optim.optimizer", "muon", "finds no matrices in the blocks of this model", remedy))
-    return Muon(matrices, others, config.momentum, **options)
+    return Muon(matrices, others, config.momentum, **_options(config, fused))
 
 
-def _groups(model: nn.Module, config: OptimConfig) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _options(config: OptimConfig, fused: bool) -> dict[str, Any]:
+    return {"lr": config.peak_lr, "betas": config.betas, "eps": config.eps, "fused": fused, "foreach": not fused}
+
+
+_OPTIMIZERS: dict[str, Callable[[_Groups, _Groups, OptimConfig, bool], torch.optim.Optimizer]] = {
+    "adamw": _adamw,
+    "adafactor": _adafactor,
+    "lamb": _lamb,
+    "muon": _muon,
+}
+"""Value of ``optim.optimizer`` -> what makes it from the groups of other parameters and of matrices of blocks."""
+
+
+def _groups(model: nn.Module, config: OptimConfig) -> tuple[_Groups, _Groups]:
     """Return the groups of parameters that train: matrices of blocks if Muon or a base width sets them apart, and others."""
     wider = model.config.width_multiplier if isinstance(model, Decoder) else 1.0
     apart = config.optimizer == "muon" or wider != 1.0
@@ -84,8 +115,8 @@ def _groups(model: nn.Module, config: OptimConfig) -> tuple[list[dict[str, Any]]
         # the base width says nothing about adapters: B has as many inputs at every width
         scale, width = own.lr_scale if own else 1.0, wider if is_apart and not is_adapter(name) else 1.0
         found.setdefault((is_apart, scale / width, decay * width), []).append(parameter)
-    others: list[dict[str, Any]] = []
-    matrices: list[dict[str, Any]] = []
+    others: _Groups = []
+    matrices: _Groups = []
     for (is_apart, scale, decay), parameters in found.items():
         group = {"params": parameters, "lr_scale": scale, "lr": config.peak_lr * scale, "weight_decay": decay}
         (matrices if is_apart else others).append(group)
@@ -104,8 +135,7 @@ def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:
     constant = config.schedule.startswith("wsd")
     decay = config.decay or (total_tokens // 5 if constant else total_tokens - config.warmup)
     progress = min(1.0, max(0.0, (tokens - (total_tokens - decay)) / max(decay, 1)))
-    shape = {"cosine": 0.5 * (1.0 + math.cos(math.pi * progress)), "wsd_sqrt": 1.0 - math.sqrt(progress)}
-    left = shape.get(config.schedule, 1.0 - progress)
+    left = look_up(_SHAPES, "optim.schedule", config.schedule)(progress)
     return config.peak_lr * (config.final_lr_ratio + (1.0 - config.final_lr_ratio) * left)
 
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from springtide.checkpoint.tensors import local
+from springtide.errors import look_up
 from springtide.training.adafactor import sharded_as
 
 _BLOCK = 256
@@ -37,9 +38,12 @@ class SmallMomentsAdamW(torch.optim.Optimizer):
         self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float, moments: str
     ) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
-        vectors = _Rounded(torch.bfloat16 if moments == "bf16" else torch.float32)
-        matrices = vectors if moments == "bf16" else _Quantized()
-        self._stored: tuple[_Storage, _Storage] = (vectors, matrices)
+        stored: dict[str, tuple[_Storage, _Storage]] = {
+            "bf16": (_Rounded(torch.bfloat16), _Rounded(torch.bfloat16)),
+            "int8": (_Rounded(torch.float32), _Quantized()),
+        }
+        self._stored = look_up(stored, "optim.moments", moments)
+        """How vectors and matrices are stored."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

@@ -52,7 +52,7 @@ def check_start(config: Config, identity: Identity, tokenizer_digest: str) -> Co
     if same_order and meta.step >= config.num_steps:
         end = f"is of step {meta.step}, and train.total ends at step {config.num_steps}"
         raise ConfigError(explain(FIELD, url, end, "raise train.total"))
-    saved = configs.build(manifest.config)
+    saved = configs.build_stored(manifest.config)
     if meta.tokenizer_digest not in ("", tokenizer_digest):
         dataset = next(iter(saved.stream.mixture.values()), saved.shards.dataset)
         other = f"was trained with the tokenizer {meta.tokenizer_digest}, this run's data has {tokenizer_digest}"

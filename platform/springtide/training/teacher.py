@@ -131,4 +131,4 @@ def _read(url: str) -> tuple[str, Manifest, Config]:
     if not manifest.config:
         problem = "was saved by a training loop of your own, without the settings of its model"
         raise ConfigError(explain(FIELD, url, problem, "name a run of springtide train, or an imported model"))
-    return url, manifest, configs.build(manifest.config)
+    return url, manifest, configs.build_stored(manifest.config)

@@ -26,6 +26,7 @@ from pydantic import Field, TypeAdapter
 
 from springtide import config as configs
 from springtide.config import Config
+from springtide.config.renames import newest_name
 from springtide.errors import ConfigError, damaged, explain
 from springtide.store import Folder
 from springtide.tuning.population import Generation
@@ -127,9 +128,12 @@ class SweepFolder:
         self.root.write_json(PLAN, {"format": FORMAT, **plan})
 
     def points(self) -> dict[int, Point]:
-        """Return number -> point of the trials that were started, by number."""
+        """Return number -> point of the trials that were started, by number; under the names that settings have now."""
         files = sorted(filter(_TRIAL_FILE.fullmatch, self._points.names()), key=number_of)
-        return {number_of(file): self._points.read_as(file, _POINT) for file in files}
+        return {number_of(file): self._point(file) for file in files}
+
+    def _point(self, file: str) -> Point:
+        return _under_new_names(self._points.read_as(file, _POINT))
 
     def write_point(self, number: int, point: Point) -> None:
         """Record the point that a trial starts with; the one of an earlier start stays."""
@@ -144,9 +148,9 @@ class SweepFolder:
             for one in found:
                 if not re.fullmatch(rf"{name_of(number)}(-\d+)?", one.run):  # it becomes a path
                     raise damaged(self._lineages.where(_file(number)), f"names {one.run!r:.100} as a run of this trial")
-            return found
+            return [one._replace(point=_under_new_names(one.point)) for one in found]
         recorded = self._points.exists(_file(number))
-        return [Generation(name_of(number), self._points.read_as(_file(number), _POINT) if recorded else point)]
+        return [Generation(name_of(number), self._point(_file(number)) if recorded else point)]
 
     def write_lineage(self, number: int, lineage: Sequence[Generation]) -> None:
         self._lineages.write_json(_file(number), [one._asdict() for one in lineage])
@@ -194,6 +198,10 @@ class SweepFolder:
     @property
     def _ended(self) -> Folder:
         return self.root / "ended"
+
+
+def _under_new_names(point: Point) -> Point:
+    return {newest_name(field): value for field, value in point.items()}
 
 
 def _file(number: int) -> str:

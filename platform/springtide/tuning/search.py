@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.errors import ConfigError, explain
+from springtide.errors import ConfigError, explain, look_up
 from springtide.tuning.space import Point, Range, Sweep
 from springtide.tuning.trial import name_of, trial_config
 
@@ -44,7 +44,8 @@ def search_of(
         raise ConfigError(explain("--search", name, "is not known", configs.nearest(name, SEARCHES)))
     if name == "tpe":
         return Tpe(sweep, base, seed, known)
-    return PointList(random_points(sweep, base, seed, distinct) if name == "random" else grid_points(sweep, base))
+    points = {"random": lambda: random_points(sweep, base, seed, distinct), "grid": lambda: grid_points(sweep, base)}
+    return PointList(look_up(points, "--search", name)())
 
 
 class PointList:

@@ -8,8 +8,6 @@ import gzip
 import io
 import itertools
 import json
-import math
-import os
 from collections.abc import Mapping
 from random import Random
 
@@ -26,13 +24,11 @@ from springtide.cli.inspect import inspect_dataset
 from springtide.corpus import Broken, Document, open_source
 from springtide.corpus.tokenizer import open_tokenizer
 from springtide.dataset import open_dataset, rows_text
-from springtide.run.take_up import TakeUp, read_take_ups, write_take_up
 from springtide.shards import (
     LABELS,
     MANIFEST,
     ROW_GROUPS,
     TOKENIZER,
-    IndexEntry,
     LabelLayout,
     LabelReader,
     Labels,
@@ -40,11 +36,9 @@ from springtide.shards import (
     Shard,
     Split,
     SplitReader,
-    append_entry,
     check_labels,
     label_file,
     load_labels,
-    read_index,
     write_labels,
 )
 from springtide.shards.shard_table import RowGroup
@@ -265,40 +259,4 @@ class Vocabularies(Target):
         vocabulary.decode(ids.tolist())
 
 
-class Indexes(Target):
-    """The index of datasets that are made as text arrives, and a run's records of what it has taken up."""
-
-    name = "index"
-
-    def make(self) -> None:
-        root, entries = Folder(self.root), list[IndexEntry]()
-        for number in range(3):
-            files = {f"{number}.txt": f"{number} 1.5"}
-            entries.append(append_entry(root, entries, f"{number:016x}", f"{number:032x}", files))
-        for number in range(2):
-            named = {f"followed-{number:04d}": str(number)}
-            shares = dict.fromkeys(named, 1.0)
-            record = TakeUp(number=number, from_step=number, datasets=named, digests=named, shares=shares)
-            write_take_up(root, record)
-        self.entries = entries
-
-    def kinds(self) -> Mapping[str, str]:
-        return dict.fromkeys(self.of(".json"), "json")
-
-    def names(self) -> tuple[str, ...]:
-        """One that is changed or gone is told by the next one."""
-        return (*super().names(), f"{int(os.path.basename(self.changed)[:4]) + 1:04d}.json")
-
-    def read(self, random: Random) -> None:
-        root = Folder(self.root)
-        if self.changed.startswith("index/"):
-            found = read_index(root)
-            must(found[:2] == self.entries[: min(2, len(found))], "SILENT CORRUPTION: another entry than was sealed")
-            return
-        for number, record in enumerate(read_take_ups(root)):
-            must(record.number == number and record.from_step >= 0, "a record of another place")
-            must(record.datasets.keys() == record.digests.keys(), "a dataset without a digest")
-            must(all(0 <= one < math.inf for one in record.shares.values()), "a share that cannot be")
-
-
-TARGETS: tuple[type[Target], ...] = (Datasets, LabelFiles, Corpora, TokenFiles, Vocabularies, Indexes)
+TARGETS: tuple[type[Target], ...] = (Datasets, LabelFiles, Corpora, TokenFiles, Vocabularies)

@@ -1,12 +1,10 @@
-"""Targets: models and adapters of others, and task files of an evaluation."""
+"""Targets: models and adapters of others."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from random import Random
-
-import yaml
 
 from fuzz.target import Target, must
 from springtide.checkpoint.tensors import type_of
@@ -15,7 +13,6 @@ from springtide.corpus import TEMPLATE_BYTES, BadChat, ChatTemplate, Tokenizer, 
 from springtide.corpus.chat_template import BUILT_IN
 from springtide.corpus.chats import Turn
 from springtide.errors import ConfigError
-from springtide.generation.task_files import check_task_files
 from springtide.interop import HF_CONFIG, open_model, read_weights, with_adapter
 from springtide.interop.adapters import PEFT_CONFIG, PEFT_WEIGHTS
 from springtide.interop.hf_config import choose_family, written_config
@@ -26,11 +23,6 @@ from springtide.shards import TOKENIZER
 from springtide.store import Folder
 
 VOCABULARY, RANK = 264, 2
-TASKS = {
-    "one.yaml": "task: one\ndataset_path: json\nmetric_list:\n  - metric: acc\n    aggregation: mean\n",
-    "deep/two.yaml": "include: ../common.yaml\ntask: two\ndoc_to_text: '{{question}}'\n",
-    "common.yaml": "output_type: multiple_choice\nmetadata: &m {version: 1.0}\nmore: [*m, *m]\n",
-}
 
 
 def tensors_of(entries: list[Entry]) -> bytes:
@@ -98,26 +90,4 @@ class Models(Target):
                 raise ConfigError(f"{SETTINGS}: {error.problem}") from None
 
 
-class TaskFiles(Target):
-    """A folder of tasks of lm-evaluation-harness, one of which includes another."""
-
-    name = "tasks"
-
-    def make(self) -> None:
-        for name, text in TASKS.items():
-            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.root / name).write_text(text)
-
-    def kinds(self) -> Mapping[str, str]:
-        return dict.fromkeys(self.before, "yaml")
-
-    def read(self, random: Random) -> None:
-        check_task_files(str(self.root), {"acc"})
-        changed = self.root / self.changed
-        if changed.is_file():
-            tags = [getattr(event, "tag", None) or "" for event in yaml.parse(changed.read_bytes())]
-            named = [tag for tag in tags if (tag.startswith("!") and tag != "!") or "python" in tag]
-            must(not named, f"code was taken for a plain value: {named[:3]}")
-
-
-TARGETS: tuple[type[Target], ...] = (Models, TaskFiles)
+TARGETS: tuple[type[Target], ...] = (Models,)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,7 +42,6 @@ from springtide.report.run_page import render
 from springtide.run import control
 from springtide.run.folder import Run
 from springtide.run.history import read_history
-from springtide.run.task_scores import TaskScore, TaskScores, read_task_scores, write_task_scores
 from springtide.store import Folder, digest
 from springtide.track import journal as journal_module
 from springtide.track.journal import Journal, last_steps, read_journal
@@ -270,7 +268,7 @@ class Controls(Target):
 
 
 class Notes(Target):
-    """Notes of quarantined and abandoned checkpoints, of readers and branches; scores on tasks."""
+    """Notes of quarantined and abandoned checkpoints, of readers and branches."""
 
     name = "note"
 
@@ -279,8 +277,6 @@ class Notes(Target):
         quarantine(self.run, "step-0000000005", "its bytes differ", 3)
         abandon(self.run, ["step-0000000010"], "another order", 2)
         hold(self.run, "step-0000000005", "branch")
-        score = TaskScore(metrics={"acc": 0.5, "f1/strict": 0.25}, errors={"acc": 0.1}, samples=9, version="1.0")
-        write_task_scores(self.run, TaskScores(checkpoint="step-0000000005", tasks={"tides": score}))
 
     def kinds(self) -> Mapping[str, str]:
         return dict.fromkeys(self.before, "json")
@@ -296,10 +292,6 @@ class Notes(Target):
         marked_by(run, "step-0000000005", "QUARANTINED")
         marked_by(run, "step-0000000010", "ABANDONED")
         being_read(run)
-        for scores in read_task_scores(run):
-            for row in scores.rows():
-                must(len(row) == 5, "a row of another length")
-            must(all(map(math.isfinite, scores.figures().values())), "a score that is no number")
 
 
 class JournalFiles(Target):

@@ -255,9 +255,9 @@ class Simulated:
         listen: Any,
         workers: Any = None,
         begun_s: float = 0.0,
-    ) -> bool:
+    ) -> None:
         """In place of ``on_ray.train.trainer.train``."""
-        clock, me, signalled = self.clock, self.clock.current, False
+        clock, me = self.clock, self.clock.current
         assert me is not None
         mailbox = MailboxClient(clock, Mailbox("run", config.num_steps, float(config.elastic.hang)), "run")
         controller = Controller(self, config, owner, mailbox)
@@ -280,7 +280,7 @@ class Simulated:
                 self.show(event)
                 listen(event)
             if self.asked[me.host]:
-                self.asked[me.host], signalled = False, True
+                self.asked[me.host] = False
                 mailbox.ask(Interrupt.STOP)
         for event in mailbox.taken():
             listen(event)
@@ -290,7 +290,6 @@ class Simulated:
         if failure is not None and failure_policy.fatal(failure) is None:
             raise trainer._explain(failure) from failure
         self.cluster.end_servers()
-        return signalled
 
     def _end_servers(self, driver: int, orphaned: snapshot_saver.OrphanedRun) -> None:
         """The snapshot servers have had no driver for a while, if none has followed this one."""

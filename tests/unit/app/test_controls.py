@@ -157,7 +157,6 @@ def test_a_smaller_limit_waits_for_a_smaller_group_and_an_impossible_one_is_refu
 def test_a_stop_has_failed_if_the_run_has(driver: Driver, status: str, done: bool) -> None:
     number = driver.give("stop")
     until(lambda: Interrupt.STOP in driver.workers.asked)
-    assert driver.controls.stops
     driver.tell(Stopped(step=5, status=status))
     assert driver.result(number).done == done
 

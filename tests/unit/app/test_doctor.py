@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures
-import contextlib
 import json
-import os
-import socket
-import sys
 import threading
 import uuid
 from pathlib import Path
@@ -15,11 +10,8 @@ from pathlib import Path
 import pytest
 
 from springtide.app import doctor_checks as checks
-from springtide.app.doctor import CheckPlan, carry_out, doctor
-from springtide.app.doctor_peer import PeerCheck, network_check
-from springtide.app.doctor_store import StoreCheck, clock_check
+from springtide.app.doctor import CheckPlan, StoreCheck, carry_out, clock_check, doctor
 from springtide.cli.main import main
-from springtide.dist.link_speed import measure, meeting
 from springtide.errors import ConfigError
 from springtide.store import Folder
 
@@ -81,52 +73,6 @@ def test_a_clock_that_disagrees_with_the_stores_is_told(told_s: float, status: s
     assert [(one.status, one.figure, bool(one.remedy)) for one in clock_check(told_s, 1000.2, 1000.9)] == [
         (status, figure, status == "warn")
     ] * bool(status)
-
-
-@pytest.fixture
-def address(monkeypatch: pytest.MonkeyPatch) -> str:
-    """An address of this machine where nobody listens. Gloo takes that of the host's name, else; here both ends are local."""
-    if sys.platform == "linux":
-        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
-def test_two_ends_tell_their_speed_and_each_the_others_clock(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def end(rank: int) -> dict[str, float]:
-        return measure(meeting(f"tcp://{address}", rank), rank)
-
-    with concurrent.futures.ThreadPoolExecutor(2) as threads:
-        one, other = threads.map(end, (0, 1))
-    assert one["ahead_s"] == -other["ahead_s"]
-    assert abs(one["ahead_s"]) <= one["error_s"] == other["error_s"] < 1.0, "it is one clock"
-    assert min(one["bytes_per_s"], other["bytes_per_s"]) > 0
-
-
-@pytest.mark.full
-def test_the_same_command_on_both_machines_finds_who_listens(address: str) -> None:
-    host, port = address.split(":")
-    with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        first = threads.submit(PeerCheck(address, os.environ).make)
-        while not first.done():
-            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=1):
-                break
-        for found in (PeerCheck(address, os.environ).make(), first.result()):
-            network, clock = found
-            assert network.figure.endswith("MiB/s summed by both machines")
-            assert clock.status == "ok"
-
-
-def test_an_address_is_of_this_machine_or_of_another(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert not PeerCheck(f"127.0.0.1:{port}", {})._is_here()
-    assert PeerCheck(f"127.0.0.1:{port}", {})._is_here()
-    assert not PeerCheck(f"192.0.2.1:{port}", {})._is_here()
-    for wrong in ("host", ":29400", "host:", "host:x", "host:0", "host:70000"):
-        assert main(["doctor", "--peer", wrong]) == 2
-        assert f"--peer = {wrong!r}: is not HOST:PORT" in capsys.readouterr().err
-    assert network_check(2.0**20).status == "warn"
 
 
 def test_a_store_that_creates_a_file_twice_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

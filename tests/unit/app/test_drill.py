@@ -10,7 +10,7 @@ import pytest
 
 from springtide.app.drill import DrillResult, commits_lost, drill
 from springtide.app.promises import CopiesLost
-from springtide.app.stage import ActDone
+from springtide.app.scenarios import ActDone
 from springtide.errors import ConfigError
 from springtide.events import Event, Saved, Started
 from springtide.track.ledger import KINDS, Ledger, Restart
@@ -69,9 +69,7 @@ def test_plain_data_has_the_keys_of_the_command_and_a_prediction_only_of_a_trace
     first = ["ok", "digests_match", "loss_max_abs_diff", "gaps_s", "steps_lost", "goodput", "restarts", "spent"]
     assert list(shown) == [*first, "events", "commits_lost", "leftovers", "steps", "left_undone", "kept", "broken"]
     assert (shown["gaps_s"], shown["steps_lost"], shown["goodput"]) == ([1.23], [1], 0.6667)
-    assert shown["events"] == [
-        {"step": 40, "what": "kill", "node": "01234567", "time_s": 9.0, "at": "", "notice_s": 0.0}
-    ]
+    assert shown["events"] == [{"step": 40, "what": "kill", "node": "01234567", "time_s": 9.0, "notice_s": 0.0}]
     traced = dataclasses.replace(GOOD, predicted_goodput=0.98764)
     assert traced.as_dict() == {**shown, "predicted_goodput": 0.9876}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from springtide.app.promises import CopiesLost, HangFound, NoticeKept, NotSeen, kept_of
-from springtide.app.stage import ActDone
+from springtide.app.scenarios import ActDone
 from springtide.events import Decided, Event, Failed, Left, Saved, Started, StepDone
 
 DRAINED = ActDone(5, "drain", "0badbeef", 105.0, notice_s=30.0)

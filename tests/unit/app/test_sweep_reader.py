@@ -11,6 +11,7 @@ import pytest
 from springtide import config as configs
 from springtide.app.sweep_reader import SweepReader
 from springtide.events import Evaluated, Event, Started, Stopped
+from springtide.run.folder import Run
 from springtide.store import Folder
 from springtide.track.journal import Journal
 from springtide.track.ledger import Prices
@@ -65,6 +66,17 @@ def test_a_rung_that_nobody_has_continued_from_is_reported_again(reader: SweepRe
     donor = f"{reader.folder.url}/trials/trial-0001/checkpoints/step-0000000020"
     reader.folder.write_lineage(0, with_takeover(0, reader.folder.lineage(0, POINTS[0]), POINTS[1], donor))
     assert reader.last_settled_rung(POINTS) == 20
+
+
+def test_a_resumed_sweep_reads_the_dataset_of_its_trials(reader: SweepReader) -> None:
+    """The first trial's config that can be read names it."""
+    assert reader.begun() is None
+    for number, point in enumerate(POINTS):
+        reader.folder.write_point(number, point)
+        happens(reader, number, Started(step=0, world_size=1))
+    assert reader.begun() == Run(reader.folder.trials / name_of(0)).config
+    (reader.folder.trials / name_of(0)).write(configs.RUN_CONFIG, b"model: [")
+    assert reader.begun() == Run(reader.folder.trials / name_of(1)).config
 
 
 def test_an_outcome_is_that_of_the_folder(reader: SweepReader) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import springtide
-from springtide.app.doctor_upload import UploadCheck
+from springtide.app.doctor import UploadCheck
 from springtide.cli.job import check_sent, job
 from springtide.cli.main import main, parser
 from springtide.cli.status import Status
@@ -40,7 +40,6 @@ COMMANDS = {
     "evaluate": ["model", "evaluate"],
     "label": ["data", "label"],
     "export": ["model", "export"],
-    "serve": ["model", "serve"],
 }
 MOST_BYTES = 10**6
 """Largest upload. Ray does not compress it."""

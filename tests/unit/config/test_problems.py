@@ -75,7 +75,6 @@ def test_each_of_our_words_fits_an_error_of_pydantic() -> None:
     ("arguments", "said"),
     [
         (["model", "evaluate", "runs/RUN", "--tokens", "abc"], "argument --tokens: 'abc' is not an amount of tokens"),
-        (["model", "serve", "runs/RUN", "--poll", "soon"], "argument --poll: 'soon' is not an amount of seconds"),
     ],
 )
 def test_the_command_line_says_the_same(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from fault_points.watch import Reached, watch
 
 import springtide
 from springtide import faults
-from springtide.app.fault_watch import Reached, watch
 from springtide.faults import POINTS, When, reach
 
 PACKAGE = Path(springtide.__file__).parent

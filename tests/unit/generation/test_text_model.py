@@ -14,7 +14,7 @@ from chatting import LENGTH, chat_run
 from springtide.cli.main import main
 from springtide.corpus.chats import Turn
 from springtide.errors import CheckpointError, ConfigError, printable
-from springtide.generation import Part, Sampling, TextRequest, answer, write
+from springtide.generation import Sampling, write
 from springtide.run.exchange import export_model, import_model
 from springtide.run.folder import Run
 from springtide.run.text import open_text
@@ -61,34 +61,6 @@ def test_a_text_ends_at_a_stop_string_which_is_not_shown(run: Run) -> None:
     assert cut.text == whole.text[: whole.text.index(stop)] == "".join(heard)
     assert (cut.ended, whole.ended) == ("stop", "length")
     assert cut.num_tokens < whole.num_tokens == 30
-
-
-def test_unlike_requests_are_answered_in_one_batch_as_each_is_alone(run: Run) -> None:
-    model = open_text(run.folder.url)
-    [whole] = model.generate(["Add 3"], 30, GREEDY)
-    plain, nothing = tuple(model.prompt_ids("Add 3")), frozenset[int]()
-    [ids] = write(model.model, [plain], 30, max_context=LENGTH, vocab_size=model.vocab_size, sampling=GREEDY)
-    requests = [
-        TextRequest(plain, 30, GREEDY, nothing, streams=True),
-        TextRequest(plain, 30, GREEDY, nothing, (whole.text[9:12],), streams=True),
-        TextRequest(plain, 30, GREEDY, nothing, (whole.text[9:12],)),
-        TextRequest(plain, 7, GREEDY, nothing),
-        TextRequest(plain, 30, GREEDY, frozenset({ids[4]})),
-        TextRequest(plain, 30, Sampling(1.5, seed=3), nothing),
-        TextRequest(plain, 30, GREEDY, nothing, streams=True),
-    ]
-    parts: list[list[Part]] = [[] for _ in requests]
-    answer(model, requests, lambda row, part: parts[row].append(part), lambda row: row != 6 or len(parts[6]) < 3)
-    texts = ["".join(part.text for part in some) for some in parts]
-    assert [some[-1].ended for some in parts] == ["length", "stop", "stop", "length", "end", "length", ""]
-    assert [len(some) for some in parts[2:6]] == [1, 1, 1, 1]
-    assert len(parts[6]) == 3  # nobody wants the rest
-    assert [texts[0], texts[1], texts[2]] == [whole.text, *[whole.text[: whole.text.index(whole.text[9:12])]] * 2]
-    assert texts[3] == model.generate(["Add 3"], 7, GREEDY)[0].text
-    assert parts[4][0].num_tokens == ids.index(ids[4])
-    assert whole.text.startswith(texts[4])
-    assert texts[5] == model.generate(["Add 3"], 30, Sampling(1.5, seed=3))[0].text
-    assert [some[-1].num_tokens for some in parts[:1] + parts[3:4]] == [30, 7]
 
 
 def test_a_chat_is_laid_out_as_training_saw_it(run: Run) -> None:

@@ -1,5 +1,5 @@
-"""Models of each family go out as GGUF files that others read: the gguf package, transformers, and llama.cpp where it is
-installed; nothing here needs them but the models that are compared."""
+"""``examples/gguf`` writes exports of each family as files that others read: the gguf package, transformers, and llama.cpp
+where it is installed."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ from families import FAMILIES, LENGTH, SHAPE, their_model
 from springtide.checkpoint.load import load
 from springtide.config.engine import ModelConfig
 from springtide.corpus.tokenizer import byte_tokenizer
-from springtide.errors import CheckpointError, ConfigError
-from springtide.interop import export_files
-from springtide.interop.gguf_export import export_gguf
-from springtide.interop.gguf_families import gguf_family
+from springtide.errors import ConfigError
 from springtide.interop.hf_config import choose_family
 from springtide.model import build
 from springtide.run.exchange import export_model, import_model
 from springtide.run.folder import Run
-from springtide.store import Folder
 
 gguf = pytest.importorskip("gguf")
 transformers = pytest.importorskip("transformers")
+PROGRAM = Path(__file__).parents[3] / "examples/gguf/to_gguf.py"
+sys.path.append(str(PROGRAM.parent))
+from gguf_families import gguf_family  # noqa: E402
+from to_gguf import convert  # noqa: E402
+
+pytestmark = pytest.mark.full
 IDS, END = 261, 256
 """More than the bytes and the end of a text, and not a multiple of 32."""
 NAMES = {
@@ -71,6 +73,12 @@ def imported(family: str, folder: Path, **changes: Any) -> tuple[Any, Run]:
     return model, import_model(str(folder / "in"), str(folder / "run"))
 
 
+def exported(run: Run, folder: Path, dtype: str = "") -> list[str]:
+    """Export a run and write the export as ``model.gguf`` of a folder of its own; the remarks."""
+    folder.mkdir()
+    return convert(export_model(run, str(folder.parent / "export")).url, str(folder / "model.gguf"), dtype)
+
+
 def written(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Metadata and tensors of a file, as the gguf package reads them, tensors as fp32."""
     reader = gguf.GGUFReader(folder / "model.gguf")
@@ -107,10 +115,10 @@ def plain(name: str, tensor: torch.Tensor, metadata: dict[str, Any]) -> torch.Te
 @pytest.mark.parametrize("family", [one for one in FAMILIES if one not in ("mistral", "phi3")])
 def test_every_tensor_is_where_llama_cpp_looks_for_it(family: str, tmp_path: Path) -> None:
     theirs, run = imported(family, tmp_path)
-    found = export_model(run, str(tmp_path / "out"), format="gguf")
-    assert found.architecture == NAMES.get(family, family)
+    assert exported(run, tmp_path / "out") == []
     metadata, tensors = written(tmp_path / "out")
-    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == found.architecture)
+    assert metadata["general.architecture"] == NAMES.get(family, family)
+    arch = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == metadata["general.architecture"])
     names = gguf.get_tensor_name_map(arch, theirs.config.num_hidden_layers)
     expected = {}
     for name, tensor in theirs.state_dict().items():
@@ -132,7 +140,7 @@ def test_every_tensor_is_where_llama_cpp_looks_for_it(family: str, tmp_path: Pat
 @pytest.mark.parametrize("family", UNREAD)
 def test_transformers_reads_the_same_logits(family: str, tmp_path: Path) -> None:
     _, run = imported(family, tmp_path)
-    export_model(run, str(tmp_path / "out"), format="gguf")
+    exported(run, tmp_path / "out")
     again, tokens = loaded(tmp_path / "out", **UNREAD[family]), torch.randint(0, IDS, (2, LENGTH))
     model = build(run.config.model, IDS)
     load(run.folder, run.checkpoints[-1], model)
@@ -142,7 +150,7 @@ def test_transformers_reads_the_same_logits(family: str, tmp_path: Path) -> None
 
 def test_llama_3_stretches_the_wavelengths_that_transformers_does(tmp_path: Path) -> None:
     theirs, run = imported("llama3", tmp_path)
-    export_model(run, str(tmp_path / "out"), format="gguf")
+    exported(run, tmp_path / "out")
     _, tensors = written(tmp_path / "out")
     usual = 1.0 / 5e5 ** (torch.arange(0, 16, 2) / 16)
     torch.testing.assert_close(usual / tensors["rope_freqs.weight"], theirs.model.rotary_emb.inv_freq)
@@ -179,15 +187,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", SETTINGS)
 def test_settings_of_a_file_are_those_of_the_model(family: str, tmp_path: Path) -> None:
     _, run = imported(family, tmp_path)
-    found = export_model(run, str(tmp_path / "out"), format="gguf")
+    exported(run, tmp_path / "out")
     metadata, _ = written(tmp_path / "out")
     assert {key: metadata[key] for key in SETTINGS[family]} == SETTINGS[family]
-    assert [one.partition(" ")[0] for one in found.remarks] == ["model.global_every"] * (family == "gemma3")
 
 
 def test_a_tied_head_is_written_where_llama_cpp_needs_one(tmp_path: Path) -> None:
     theirs, run = imported("olmo2", tmp_path, tie_word_embeddings=True)
-    export_model(run, str(tmp_path / "out"), format="gguf")
+    exported(run, tmp_path / "out")
     _, tensors = written(tmp_path / "out")
     assert torch.equal(tensors["output.weight"], theirs.state_dict()["model.embed_tokens.weight"])
 
@@ -195,9 +202,9 @@ def test_a_tied_head_is_written_where_llama_cpp_needs_one(tmp_path: Path) -> Non
 @pytest.mark.parametrize("family", REFUSED)
 def test_what_llama_cpp_does_not_compute_is_refused(family: str, tmp_path: Path) -> None:
     _, run = imported(family, tmp_path, **({"query_pre_attn_scalar": 48} if family == "gemma2" else {}))
-    with pytest.raises(ConfigError, match=rf"{REFUSED[family]}: is not what llama\.cpp computes.*use hf"):
-        export_model(run, str(tmp_path / "out"), format="gguf")
-    assert not (tmp_path / "out").exists()
+    with pytest.raises(ConfigError, match=rf"{REFUSED[family]}: is not what llama\.cpp computes.*serve the export"):
+        exported(run, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -224,7 +231,7 @@ def test_settings_that_would_be_lost_are_refused(family: str, changes: dict[str,
 @pytest.mark.parametrize(("dtype", "kind", "closeness"), [("bf16", 32, 2**-8), ("fp16", 1, 2**-11), ("q8_0", 7, 0.005)])
 def test_matrices_are_narrowed_and_vectors_are_not(dtype: str, kind: int, closeness: float, tmp_path: Path) -> None:
     theirs, run = imported("qwen2", tmp_path)
-    export_model(run, str(tmp_path / "out"), dtype=dtype, format="gguf")
+    exported(run, tmp_path / "out", dtype)
     reader = gguf.GGUFReader(tmp_path / "out/model.gguf")
     assert reader.fields["general.file_type"].contents() == kind
     types = {one.name: one.tensor_type.name for one in reader.tensors}
@@ -244,117 +251,35 @@ def test_types_that_hold_not_all_numbers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"dtype = 'q8_0': has blocks of 32, and the rows of blk\.0\.ffn_down\.weight"
     ):
-        export_model(run, str(tmp_path / "out"), dtype="q8_0", format="gguf")
+        exported(run, tmp_path / "out", "q8_0")
     with pytest.raises(ConfigError, match=r"dtype = 'int4': is not one of fp32, bf16, fp16, q8_0"):
-        export_model(run, str(tmp_path / "out"), dtype="int4", format="gguf")
-    assert not (tmp_path / "out").exists()
+        exported(run, tmp_path / "other", "int4")
     theirs = their_model("llama2", IDS)
     with torch.no_grad():
         theirs.model.layers[0].mlp.up_proj.weight[3, 3] = 1e9
-    theirs.save_pretrained(tmp_path / "large/in")
-    large = import_model(str(tmp_path / "large/in"), str(tmp_path / "large/run"))
+    theirs.save_pretrained(tmp_path / "large")
     for dtype in ("fp16", "q8_0"):
-        with pytest.raises(ConfigError, match=rf"'{dtype}': has no room for all numbers of blk\.0\.ffn_up\.weight"):
-            export_model(large, str(tmp_path / "large/out"), dtype=dtype, format="gguf")
-    assert not (tmp_path / "large/out/model.gguf").exists()
+        with pytest.raises(ConfigError, match=r"has no room for all numbers of blk\.0\.ffn_up\.weight"):
+            convert(str(tmp_path / "large"), str(tmp_path / "out/model.gguf"), dtype)
+    assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_small_parts_and_object_stores_make_the_same_file(
-    tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_program_says_what_it_wrote_or_why_not(tmp_path: Path) -> None:
     _, run = imported("llama2", tmp_path)
-    for dtype in ("", "q8_0"):
-        export_model(run, str(tmp_path / "out"), dtype=dtype, format="gguf")
-        expected = (tmp_path / "out/model.gguf").read_bytes()
-        with monkeypatch.context() as patch:
-            patch.setattr(export_files, "PART_BYTES", 3000)  # less than a head
-            for url in (str(tmp_path / "small"), f"{s3}/exports/gguf", "memory://exports/gguf"):
-                export_gguf(
-                    run.folder, run.checkpoints[-1], run.config.model, Folder(url), {"run": run.id}, [run.folder], dtype
-                )
-                assert Folder(url).read("model.gguf") == expected
-
-
-class Killed(BaseException):
-    """As a signal that nothing catches."""
-
-
-def test_a_killed_export_leaves_nothing_that_looks_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, run = imported("llama2", tmp_path)
-    out = Folder(str(tmp_path / "out"))
-    export_model(run, out.url)
-    real = export_files.read_rows
-
-    def killed(source: Any, ours: str, *arguments: Any) -> torch.Tensor:
-        if ours == "norm.weight":
-            raise Killed
-        return real(source, ours, *arguments)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("springtide.interop.gguf_export.read_rows", killed)
-        with pytest.raises(Killed):
-            export_model(run, out.url, format="gguf")
-    assert sorted(out.names()) == ["README.md", "springtide.json"]
-    assert out.read_json("springtide.json")["complete"] is False
-    export_model(run, out.url, format="gguf")
-    assert sorted(out.names()) == ["README.md", "model.gguf", "springtide.json"]
-    assert out.read_json("springtide.json")["files"]["model.gguf"] == out.size("model.gguf")
-    assert "for `llama` of llama.cpp" in out.read("README.md").decode()
-    export_model(run, out.url)
-    assert "model.gguf" not in out.names()
-    (tmp_path / "in/model.gguf").write_bytes(b"mine")
-    with pytest.raises(ConfigError, match="which no export of springtide wrote"):
-        export_model(run, str(tmp_path / "in"), format="gguf")
-
-
-def test_bytes_that_are_not_those_committed_are_not_exported(tmp_path: Path) -> None:
-    _, run = imported("llama2", tmp_path)
-    [file] = (tmp_path / "run/checkpoints").glob("*/*.safetensors")
-    data = bytearray(file.read_bytes())
-    data[-9] ^= 1
-    file.write_bytes(data)
-    with pytest.raises(CheckpointError, match="digest expected"):
-        export_model(run, str(tmp_path / "out"), format="gguf")
-    assert not (tmp_path / "out/model.gguf").exists()
-
-
-PEAK = """
-import resource, sys
-for name in ("transformers", "safetensors", "gguf", "ray"):
-    sys.modules[name] = None
-from springtide.cli.main import main
-from springtide.interop import export_files
-export_files.PART_BYTES = 2**20
-peaks = []
-for run in sys.argv[1:]:
-    out = ["--to", "gguf", "--out", run + "-out", "--dtype", "q8_0"]
-    assert main(["model", "export", run, *out]) == 0
-    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-print((peaks[1] - peaks[0]) * 1024)
-"""
-
-
-def test_the_command_needs_the_memory_of_a_few_rows_and_no_other_package(tmp_path: Path) -> None:
-    imported("llama2", tmp_path / "small")
-    config = transformers.LlamaConfig(
-        vocab_size=20_000, hidden_size=512, num_hidden_layers=1, num_attention_heads=8, intermediate_size=512
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "large/in")
-    import_model(str(tmp_path / "large/in"), str(tmp_path / "large/run"))
-    runs = [str(tmp_path / one) for one in ("small/run", "large/run")]
-    done = subprocess.run([sys.executable, "-c", PEAK, *runs], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert any("step-0000000000 as llama, 0.1 MiB of weights" in one for one in lines)
-    assert "note: no tokenizer is known for this checkpoint: none is written" in lines
-    assert int(lines[-1]) < 12 * 2**20 < (tmp_path / "large/run-out/model.gguf").stat().st_size
+    export, target = export_model(run, str(tmp_path / "export")).url, tmp_path / "model.gguf"
+    for dtype, status, said in (("q8_0", 0, f"wrote {target}: 0.1 MiB"), ("int4", 2, "dtype = 'int4': is not one of")):
+        command = [sys.executable, str(PROGRAM), export, str(target), "--dtype", dtype]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stderr
+        assert said in done.stdout + done.stderr
+    assert written(tmp_path)[0]["general.name"] == "export"
 
 
 @pytest.mark.parametrize("family", [one for one in FAMILIES if one not in ("mistral", "phi3")])
 def test_llama_cpp_computes_the_same(family: str, tmp_path: Path) -> None:
     llama_cpp = pytest.importorskip("xllamacpp")
     _, run = imported(family, tmp_path)
-    export_model(run, str(tmp_path / "out"), format="gguf")
+    exported(run, tmp_path / "out")
     settings = llama_cpp.CommonParams()
     settings.model.path, settings.n_ctx, settings.n_parallel = str(tmp_path / "out/model.gguf"), 64, 1
     settings.warmup, settings.verbosity = False, 0

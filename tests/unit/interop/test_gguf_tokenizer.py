@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
-from saving import meta
 
 from springtide.corpus.patterns import PATTERNS
 from springtide.corpus.tokenizer import Tokenizer, byte_tokenizer, train_bpe
 from springtide.errors import ConfigError
-from springtide.interop.gguf_header import GgufTensor, header_of
-from springtide.interop.gguf_tokenizer import tokenizer_metadata
-from springtide.interop.hf_tokenizer import TokenizerFiles, tokenizer_files
-from springtide.shards import CHAT_TEMPLATE, TOKENIZER
-from springtide.store import Folder, digest
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("gguf")
+sys.path.append(str(Path(__file__).parents[3] / "examples/gguf"))
+from gguf_tokenizer import tokenizer_metadata  # noqa: E402
+from to_gguf import Writer, _add  # noqa: E402
+
+pytestmark = pytest.mark.full
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEXTS = 10_000
 POOLS = (
@@ -72,17 +73,30 @@ def trained(pattern: str) -> Tokenizer:
     return train_bpe(texts(2000, seed=1), 600, pattern, SPECIAL)
 
 
-def files(tokenizer: Tokenizer, **changes: Any) -> TokenizerFiles:
-    spec = {**json.loads(tokenizer.to_json()), **changes}
-    return TokenizerFiles({TOKENIZER: json.dumps(spec)}, tokenizer.end_of_text, None)
+class Told(NamedTuple):
+    """What an ``ImportedModel`` says of its tokenizer."""
+
+    tokenizer: str
+    eos_id: int | None
+    bos_id: int | None = None
+    template: str = ""
 
 
-def read_back(folder: Path, told: TokenizerFiles, rows: int = 640) -> tuple[Any, dict[str, Any], list[str]]:
+def told_of(tokenizer: Tokenizer, **changes: Any) -> Told:
+    return Told(json.dumps({**json.loads(tokenizer.to_json()), **changes}), tokenizer.end_of_text)
+
+
+def read_back(folder: Path, told: Told, rows: int = 640) -> tuple[Any, dict[str, Any], list[str]]:
     """The tokenizer that transformers finds in a file, its metadata and the remarks."""
     metadata, remarks = tokenizer_metadata(told, rows)
-    header = header_of({"general.architecture": "llama", **metadata}, [GgufTensor("token_embd.weight", "F32", (1, 8))])
     folder.mkdir(exist_ok=True)
-    (folder / "model.gguf").write_bytes(header + bytes(32))
+    writer = Writer(folder / "model.gguf", "llama")
+    _add(writer, metadata)
+    writer.add_tensor("token_embd.weight", np.zeros((1, 8), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return transformers.AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf"), dict(metadata), remarks
 
 
@@ -97,7 +111,7 @@ def same(found: Any, expected: Tokenizer, all_texts: list[str]) -> None:
 )
 def test_transformers_makes_the_same_ids_of_a_file(pattern: str, name: str, tmp_path: Path) -> None:
     tokenizer = trained(pattern)
-    found, metadata, remarks = read_back(tmp_path, files(tokenizer))
+    found, metadata, remarks = read_back(tmp_path, told_of(tokenizer))
     assert metadata["tokenizer.ggml.pre"] == name
     all_texts = list(texts(TEXTS))
     if pattern == "gpt4":  # it makes one word of the spaces that end a text
@@ -113,17 +127,8 @@ def test_transformers_makes_the_same_ids_of_a_file(pattern: str, name: str, tmp_
 
 def test_bytes_and_their_chats_go_out(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer(SPECIAL)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / TOKENIZER).write_text(tokenizer.to_json())
     template = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    (tmp_path / "data" / CHAT_TEMPLATE).write_text(template)
-    labels = {"eos_token_id": str(tokenizer.end_of_text)}
-    known = meta(1).model_copy(
-        update={"tokenizer_digest": digest.of_bytes(tokenizer.to_json().encode()), "labels": labels}
-    )
-    told, remarks = tokenizer_files(known, [Folder(str(tmp_path / "data"))], 300, 64)
-    assert remarks == []
-    found, metadata, _ = read_back(tmp_path / "out", told, 300)
+    found, metadata, _ = read_back(tmp_path, told_of(tokenizer)._replace(template=template), 300)
     assert metadata["tokenizer.ggml.merges"] == []
     same(found, tokenizer, list(texts(200)))
     chat = [{"role": "user", "content": "Hello"}]
@@ -136,29 +141,22 @@ def test_the_token_that_begins_a_text_is_told(tmp_path: Path) -> None:
     steps = [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
     tokens = {"<|im_start|>": {"id": "<|im_start|>", "ids": [begin], "tokens": ["<|im_start|>"]}}
     post = {"type": "TemplateProcessing", "single": steps, "pair": steps, "special_tokens": tokens}
-    told = files(tokenizer, post_processor=post)
+    told = told_of(tokenizer, post_processor=post)
     found, metadata, _ = read_back(tmp_path, told)
     assert (metadata["tokenizer.ggml.bos_token_id"], metadata["tokenizer.ggml.add_bos_token"]) == (begin, True)
     assert found("Hi")["input_ids"][0] == begin
     post["single"] = [*steps, steps[0]]
     with pytest.raises(ConfigError, match="post_processor"):
-        tokenizer_metadata(files(tokenizer, post_processor=post), 640)
+        tokenizer_metadata(told_of(tokenizer, post_processor=post), 640)
 
 
-def test_words_that_merges_do_not_make_need_a_reader_that_finds_them(tmp_path: Path) -> None:
-    tokenizer = trained("gpt2")
-    spec = json.loads(tokenizer.to_json())
+def test_words_that_are_tokens_need_a_reader_that_finds_them() -> None:
+    spec = json.loads(trained("gpt2").to_json())
     spec["model"]["ignore_merges"] = True
-    told = TokenizerFiles({TOKENIZER: json.dumps(spec)}, 0, None)
-    reached = tokenizer_metadata(told, 640)[0]["tokenizer.ggml.pre"]
-    assert reached == "gpt-2"  # merges make all its tokens
-    spec["model"]["vocab"]["Ġunreached"] = len(spec["model"]["vocab"])
-    told = TokenizerFiles({TOKENIZER: json.dumps(spec)}, 0, None)
-    with pytest.raises(ConfigError, match="merges do not make 1 tokens, such as 'Ġunreached'"):
-        tokenizer_metadata(told, 640)
+    with pytest.raises(ConfigError, match=r"model\.ignore_merges = True: is not how llama\.cpp merges"):
+        tokenizer_metadata(Told(json.dumps(spec), 0), 640)
     spec["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = PATTERNS["llama3"]
-    told = TokenizerFiles({TOKENIZER: json.dumps(spec)}, 0, None)
-    assert tokenizer_metadata(told, 640)[0]["tokenizer.ggml.pre"] == "llama-bpe"
+    assert tokenizer_metadata(Told(json.dumps(spec), 0), 640)[0]["tokenizer.ggml.pre"] == "llama-bpe"
 
 
 def test_what_llama_cpp_cannot_be_told_is_refused() -> None:
@@ -176,14 +174,16 @@ def test_what_llama_cpp_cannot_be_told_is_refused() -> None:
         ({"pre_tokenizer": None}, "pre_tokenizer"),
         ({"added_tokens": [odd, *spec["added_tokens"][1:]]}, "added_tokens"),
     ):
-        with pytest.raises(ConfigError, match=rf"tokenizer\.json: .*{problem}.*llama\.cpp has no name.*use hf"):
-            tokenizer_metadata(files(tokenizer, **changes), 640)
+        with pytest.raises(
+            ConfigError, match=rf"tokenizer\.json: .*{problem}.*llama\.cpp has no name.*convert_hf_to_gguf"
+        ):
+            tokenizer_metadata(told_of(tokenizer, **changes), 640)
     with pytest.raises(ConfigError, match="pre_tokenizer"):
-        tokenizer_metadata(files(trained("gpt4o")), 640)
+        tokenizer_metadata(told_of(trained("gpt4o")), 640)
     with pytest.raises(ConfigError, match="has more ids than the 500 rows"):
-        tokenizer_metadata(files(tokenizer), 500)
+        tokenizer_metadata(told_of(tokenizer), 500)
     with pytest.raises(ConfigError, match=r"eos_token_id = None: is not known"):
-        tokenizer_metadata(files(tokenizer)._replace(eos_id=None), 640)
-    composing = files(tokenizer, normalizer={"type": "NFC"})
+        tokenizer_metadata(told_of(tokenizer)._replace(eos_id=None), 640)
+    composing = told_of(tokenizer, normalizer={"type": "NFC"})
     assert "does not compose characters" in tokenizer_metadata(composing, 640)[1][0]
-    assert tokenizer_metadata(TokenizerFiles({}, None, None), 640) == ({"tokenizer.ggml.model": "none"}, [])
+    assert tokenizer_metadata(Told("", None), 640)[0] == {"tokenizer.ggml.model": "none"}

@@ -213,11 +213,3 @@ def test_what_ray_takes_of_a_folder_is_still_told_so() -> None:
     assert [*inspect.signature(packaging._get_excludes).parameters] == ["path", "excludes"]
     assert packaging.GCS_STORAGE_MAX_SIZE == 512 * 2**20
     assert ray_constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE == "RAY_RUNTIME_ENV_IGNORE_GITIGNORE"
-
-
-def test_serve_still_tells_where_it_listens() -> None:
-    from ray.serve import context
-    from ray.serve._private.client import ServeControllerClient
-
-    assert [*inspect.signature(context._get_global_client).parameters] == ["raise_if_no_controller_running"]
-    assert isinstance(ServeControllerClient.http_config, property)

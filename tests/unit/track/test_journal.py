@@ -302,7 +302,7 @@ def test_damaged_lines_are_left_out_and_named(tmp_path: Path, caplog: pytest.Log
     file = tmp_path / "journal" / "0001-0000.jsonl"
     lines = file.read_bytes().split(b"\n")
     lines[1], lines[2], lines[3] = bytes(300), b"", lines[3][:40]
-    lines[4], lines[5] = lines[4].replace(b'"loss"', b'"lors"'), lines[5].replace(b'"step"', b'"stop"', 1)
+    lines[4], lines[5] = lines[4].replace(b'"loss"', b'"lors"'), lines[5].replace(b'"step"', b'"st p"', 1)
     lines[6] = b"\xff\xfe" + b"[" * 50_000
     file.write_bytes(b"\n".join(lines))
     assert steps_in(run) == [0, 7]

@@ -69,6 +69,28 @@ def test_only_new_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(ranges) == 3
 
 
+def test_torn_lines_and_unknown_kinds_leave_the_rest(tmp_path: Path) -> None:
+    """Bytes that arrive in any portions are read as whole lines; a kind of a later version is skipped."""
+    with Journal(Folder(tmp_path)) as journal:
+        for number in range(1, 9):
+            journal(step(number))
+    segment = tmp_path / "journal" / "0001-0000.jsonl"
+    lines = segment.read_bytes().splitlines(True)
+    lines.insert(3, b'{"format": 1, "kind": "later", "of": {"kind": "step"}}\n')
+    lines.insert(6, b'{"format": 1, "kind": "unheard_of"}\n')
+    data, reader, found = b"".join(lines), JournalReader(Folder(tmp_path)), list[int]()
+    segment.write_bytes(b"")
+    for begin in range(0, len(data), 301):
+        with segment.open("ab") as file:
+            file.write(data[begin : begin + 301])
+        reader.read()
+        found += [int(number) for number in reader.new.tries["step"]]
+    assert found == list(range(1, 9))
+    assert reader.timeline.steps["step"].tolist() == found
+    segment.write_bytes(data[:-1])
+    assert look(JournalReader(Folder(tmp_path))) == found[:-1], "a line that a kill cut short is not read"
+
+
 def test_events_between_new_steps_keep_their_place(tmp_path: Path) -> None:
     reader = JournalReader(Folder(tmp_path))
     with Journal(Folder(tmp_path)) as journal:

@@ -23,7 +23,6 @@ from springtide.errors import DamagedFile
 from springtide.events import Evaluated, Event, Rejected, Started, Stopped
 from springtide.store import Folder
 from springtide.track import mlflow_sink
-from springtide.track.mlflow_results import send_scores
 from springtide.track.mlflow_run import NodeMetrics
 from springtide.track.mlflow_sink import RUN_FILE, MlflowSink, read_run_note, write_run_note
 
@@ -102,12 +101,6 @@ def test_restarts_are_one_run_and_steps_never_go_back(config: Config, uri: str, 
     send(config, run, uri, first, again)
     assert history(uri, run, "train/loss") == [(number, 5.0) for number in range(1, 8)] + [(8, 4.0), (9, 4.0)]
     assert [number for number, _ in history(uri, run, "heldout/loss")] == [0, 9]
-    scores = {"task/a b/acc": 0.5, "task/x@y/f1": 0.25}
-    assert send_scores(run, uri, scores, 9, 1.0) == ""
-    assert (history(uri, run, "task/a b/acc"), history(uri, run, "task/x_y/f1")) == ([(9, 0.5)], [(9, 0.25)])
-    assert send_scores(run, "off", scores, 9, 1.0) == ""
-    assert "reports to no MLflow run" in send_scores(Folder(tmp_path / "other"), uri, scores, 9, 1.0)
-    assert "did not receive the scores" in send_scores(run, "http://127.0.0.1:9", scores, 9, 1.0)
     tags = MlflowClient(uri).get_run(run.read_json("mlflow.json")["run_id"]).data.tags
     assert tags["springtide.rejected.step-0000000006"] == "a bit flipped"
     client = MlflowClient(uri)

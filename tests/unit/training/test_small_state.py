@@ -79,7 +79,8 @@ def test_small_moments_move_weights_about_as_adamw_does(moments: str, tolerance:
 
 def test_int8_keeps_fp32_for_vectors() -> None:
     found = trained(SmallMomentsAdamW, moments="int8", **ADAMW)
-    assert torch.equal(found["model/vector"], trained(SmallMomentsAdamW, moments="fp32", **ADAMW)["model/vector"])
+    theirs = trained(torch.optim.AdamW, **ADAMW)
+    torch.testing.assert_close(found["model/vector"], theirs["model/vector"], rtol=1e-5, atol=1e-6)
     assert found["optim/vector/exp_avg"].dtype == torch.float32
     assert found["optim/matrix/exp_avg"].dtype == torch.uint8
 

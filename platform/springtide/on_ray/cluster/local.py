@@ -41,11 +41,19 @@ class LocalCluster:
     """A head without CPUs, with this process as the driver, and nodes with one CPU each. A context manager; one per
     process."""
 
-    def __init__(self, nodes: int, patience: int = 2, dashboard: bool = False) -> None:
-        """``patience``: consecutive seconds without an answer after which a node counts as dead; a busy head needs more
-        where many processes share few cores. ``dashboard``: start Ray's dashboard: bare Ray Train uses its state API to
-        find what a stopped run has left."""
-        self._first, self._patience, self._dashboard = nodes, patience, dashboard
+    def __init__(self, nodes: int, patience: int = 2, dashboard: bool = False, gpus: int = 0) -> None:
+        """Take the size of the cluster.
+
+        Args:
+            nodes: nodes at first.
+            patience: consecutive seconds without an answer after which a node counts as dead; a busy head needs more where
+                many processes share few cores.
+            dashboard: start Ray's dashboard: bare Ray Train uses its state API to find what a stopped run has left.
+            gpus: GPUs of this machine; each node has one that no other has, so no more nodes can be there at a time. 0 gives
+                the nodes none.
+        """
+        self._first, self._patience, self._dashboard, self._gpus = nodes, patience, dashboard, gpus
+        self._gpu_of: dict[str, int] = {}
         self._nodes: dict[str, Any] = {}
         self._stack = contextlib.ExitStack()
 
@@ -85,7 +93,13 @@ class LocalCluster:
 
     def add(self, wait: bool = True) -> str:
         """Add a node; return its id."""
-        node = self._cluster.add_node(num_cpus=1, object_store_memory=_STORE_BYTES, wait=wait)
+        has: dict[str, Any] = {"num_cpus": 1}
+        if self._gpus:
+            gpu = min(set(range(self._gpus)) - set(self._gpu_of.values()))
+            has |= {"num_cpus": 2, "num_gpus": 1, "env_vars": {"CUDA_VISIBLE_DEVICES": str(gpu)}}
+        node = self._cluster.add_node(**has, object_store_memory=_STORE_BYTES, wait=wait)
+        if self._gpus:
+            self._gpu_of[node.node_id] = gpu
         self._nodes[node.node_id] = node
         return str(node.node_id)
 
@@ -101,27 +115,13 @@ class LocalCluster:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGSTOP)
 
-    def stop(self, node: str) -> None:
-        """Stop all processes of a node (SIGSTOP), as when its host is paused or swaps."""
-        self._signal(node, signal.SIGSTOP)
-
-    def resume(self, node: str) -> None:
-        """Let the processes of a stopped node go on. Ray may have given the node up meanwhile: then they end."""
-        self._signal(node, signal.SIGCONT)
-
     def kill(self, *nodes: str) -> None:
         """Remove nodes and kill all their processes at once, as when their hosts are lost."""
         for node in nodes:
             self._signal(node, signal.SIGKILL)
         for node in nodes:
             self._cluster.remove_node(self._nodes.pop(node), allow_graceful=False)
-
-    def node_of(self, pid: int) -> str:
-        """Return the node that a process of this machine is part of; empty if it is none's, as the driver or the head."""
-        roots = {root: name for name in self.nodes for root in self._roots(name)}
-        while pid > 1 and pid not in roots:
-            pid = _parent(pid)
-        return roots.get(pid, "")
+            self._gpu_of.pop(node, None)
 
     def _roots(self, node: str) -> list[int]:
         """Return the pids of the processes that a node began with."""
@@ -161,13 +161,6 @@ def _workers_below(pid: int) -> list[int]:
             if b"RayTrainWorker" in Path(f"/proc/{one}/cmdline").read_bytes():
                 found.append(one)
     return found
-
-
-def _parent(pid: int) -> int:
-    """Return the pid of the parent of a process, 0 if it is gone."""
-    with contextlib.suppress(OSError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return 0
 
 
 def _descendants(pid: int) -> list[int]:

@@ -85,11 +85,6 @@ def check_version(version: str) -> None:
         raise ConfigError(explain("ray", version, limit, f"pip install 'ray>={first},<{end}'"))
 
 
-def has_cluster() -> bool:
-    """Return whether ``cluster`` uses one that runs already, and starts none."""
-    return ray.is_initialized() or bool(os.environ.get("RAY_ADDRESS"))
-
-
 @contextlib.contextmanager
 def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, str] | None = None) -> Iterator[str]:
     """Connect, and disconnect at the end; yields the dashboard's URL, empty without one.
@@ -292,7 +287,7 @@ def check_before_start(config: Config) -> None:
     """Raise ConfigError if a private cluster would not have the GPUs of one worker. Starts nothing and queries no cluster:
     ``check_resources`` checks one that runs already."""
     wanted = config.elastic.gpus_per_worker
-    if not wanted or has_cluster():
+    if not wanted or ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
         return
     import torch
 

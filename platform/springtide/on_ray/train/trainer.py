@@ -59,10 +59,10 @@ def train(
     listen: Callable[[Event], None],
     workers: WorkerLender | None = None,
     begun_s: float = 0.0,
-) -> bool:
+) -> None:
     """Train ``config`` to its end on the cluster that this process is connected to. ``listen`` receives every event; ``owner``
     has claimed the run. ``workers`` of an earlier run train this one, and are kept for the next. ``begun_s``: when the run was
-    first started, seconds since 1970, if it has a deadline. Returns True if a signal asked it to stop.
+    first started, seconds since 1970, if it has a deadline.
 
     SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A worker's
     SpringtideError is raised as itself, any other error as TrainingFailed with its rank and trace.
@@ -78,7 +78,6 @@ def train(
     job = TrainJob(for_workers(config), mailbox, labels, owner, armed(), begun_s, key_of(run, config))
     trainer = _trainer(run, term, job, workers)
     failure: list[BaseException] = []
-    signalled = False
 
     def fit() -> None:
         try:
@@ -97,7 +96,6 @@ def train(
                 _pass_on(mailbox, on_event)
                 if asked.is_set():
                     asked.clear()
-                    signalled = True
                     _answer(mailbox.ask(Interrupt.STOP))
         except BaseException:
             workers.processes.close()
@@ -110,7 +108,6 @@ def train(
             workers.end()
         if failure and not isinstance(fatal(failure[0]), StoppedWaiting):
             raise _explain(failure[0]) from failure[0]
-        return signalled
 
 
 def _pass_on(mailbox: MailboxClient, on_event: Callable[[Event], None], wait_s: float = _POLL_S) -> None:

@@ -69,7 +69,7 @@ class TrainJob:
     owner: str = ""
     """Who has claimed the run."""
     fault_points: str = ""
-    """Address of the drill to which fault points are reported; empty for none."""
+    """Address of the test to which fault points are reported; empty for none."""
     begun_s: float = 0.0
     """When the run was first started, seconds since 1970; only a run with a deadline needs it."""
     compiled_key: str = dataclasses.field(default="", repr=False)

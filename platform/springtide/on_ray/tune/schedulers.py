@@ -17,7 +17,7 @@ from ray.tune.schedulers import (
 from ray.tune.schedulers.pb2 import PB2
 
 from springtide import config as configs
-from springtide.errors import ConfigError, explain
+from springtide.errors import ConfigError, explain, look_up
 from springtide.on_ray.tune.messages import TrialParameters, TrialResult
 from springtide.tuning import Sweep, check_population, clamped, draw, point_at
 
@@ -50,7 +50,7 @@ def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
     if name in POPULATIONS:
         check_population(sweep, name)
         return _population(name, sweep, {**asked, "time_attr": "rung", "perturbation_interval": 1, "synch": True})
-    return FIFOScheduler()
+    return look_up({"none": FIFOScheduler}, "--scheduler", name)()
 
 
 class _RepeatableASHA(ASHAScheduler):
