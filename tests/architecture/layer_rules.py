@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "ray": ("on_ray/",),
-    "mlflow": ("track/mlflow_sink.py", "track/mlflow_run.py", "track/mlflow_results.py"),
+    "mlflow": ("track/mlflow_sink.py",),
     "torch": (
         "dist/",
         "model/",
@@ -88,8 +88,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "huggingface_hub": ("corpus/hub.py",),
     "lingua": ("corpus/language.py",),
     "jinja2": ("corpus/chat_sandbox.py",),
-    "optuna": ("tuning/search.py",),
-    "sklearn": ("tuning/importance.py",),
+    "optuna": ("tuning/study.py",),
     "torchao": ("parallel/float8.py",),
 }
 """Package -> the files that may import it."""

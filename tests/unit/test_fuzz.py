@@ -37,7 +37,6 @@ def test_a_changed_file_is_taken_for_what_it_is_or_refused_by_name() -> None:
         "sweep",
         "notice",
         "import",
-        "tasks",
     )
     assert [one for one in targets if f"  {one}: " not in done.stdout] == []
 

@@ -16,7 +16,7 @@ from springtide.config import Config
 # find_spec and import alike say that these are not there
 _WITHOUT = """
 import importlib.abc, importlib.machinery, runpy, sys
-ABSENT = {"ray", "mlflow", "pandas", "optuna", "sklearn"}
+ABSENT = {"ray", "mlflow", "pandas", "optuna", "sklearn", "scipy", "matplotlib"}
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ABSENT:

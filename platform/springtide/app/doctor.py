@@ -243,10 +243,10 @@ class UploadCheck:
         from springtide.app.provenance import checkout
 
         found = checkout(self._folder)
-        if not found:
+        if not found.commit:
             return Check("upload, commit", "ok", "the folder is in no git checkout")
-        commit = found["mlflow.source.git.commit"][:12]
-        if found.get("mlflow.source.git.dirty") != "true":
+        commit = found.commit[:12]
+        if not found.is_changed:
             return Check("upload, commit", "ok", f"{commit}, unchanged")
         remedy = "commit first: the job has no .git, so nothing can say later what it ran"
         return Check("upload, commit", "warn", f"{commit}, with changes that are not committed", "no changes", remedy)

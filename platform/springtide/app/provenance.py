@@ -1,11 +1,11 @@
-"""What MLflow and the run's folder are told of its origin: command, source commit, datasets, checkpoints."""
+"""Where a run comes from: command, source commit, datasets, as its folder and MLflow have it."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from springtide import config as configs
 from springtide.app.resolve import ResolvedRun
@@ -13,46 +13,16 @@ from springtide.errors import redacted
 from springtide.run.origin import Origin
 from springtide.run.start_from import lineage
 from springtide.shards.manifest import HELDOUT, TRAIN
-from springtide.track.mlflow_run import TrackedDataset
+from springtide.track.mlflow_sink import TrackedDataset
 
-_SOURCE, _COMMAND = "mlflow.source", "springtide.command"
 _GIT_PATIENCE_S = 5.0
 _OURS = "springtide"
 _RAY_WORKER = "default_worker.py"
 _MOST_DATASETS = 100
 
 
-def tags_of(found: ResolvedRun, command: Sequence[str], directory: str) -> dict[str, str]:
-    """Return the MLflow tags of a run, in addition to its settings.
-
-    Args:
-        found: the run.
-        command: of this process, as ``sys.argv``.
-        directory: that the process works in.
-    """
-    data = found.data
-    return {
-        **source_tags(command, directory),
-        "springtide.fingerprint": configs.fingerprint(found.config),
-        "springtide.order": data.order.identity,
-        "springtide.dataset": " ".join(data.datasets),
-        "springtide.dataset_digest": " ".join(data.datasets.values()),
-        "springtide.checkpoints": (found.run.folder / "checkpoints").url,
-        "springtide.lineage": " <- ".join(lineage(found.config)),
-    }
-
-
 def origin_of(command: Sequence[str], directory: str) -> Origin:
-    """Return the same as ``source_tags``, for the run's folder."""
-    tags = source_tags(command, directory)
-    commit, branch, url, dirty = (
-        tags.get(f"{_SOURCE}.git.{name}", "") for name in ("commit", "branch", "repoURL", "dirty")
-    )
-    return Origin(tags[_COMMAND], commit, branch, url, dirty == "true")
-
-
-def source_tags(command: Sequence[str], directory: str) -> dict[str, str]:
-    """Return what MLflow shows as the source of a run: the command and, of a git checkout, commit, branch and remote.
+    """Return the command and, of a git checkout, commit, branch and remote.
 
     Only the arguments of ``springtide`` itself are shown, whose secrets are in URLs and redacted; those of another program may
     hold any.
@@ -62,10 +32,10 @@ def source_tags(command: Sequence[str], directory: str) -> dict[str, str]:
         directory: that it works in.
 
     Examples:
-        >>> from springtide.app.provenance import source_tags
-        >>> source_tags(["bin/springtide", "train", "--run.root", "s3://id:key@bucket/runs"], "/")["springtide.command"]
+        >>> from springtide.app.provenance import origin_of
+        >>> origin_of(["bin/springtide", "train", "--run.root", "s3://id:key@bucket/runs"], "/").command
         "springtide train --run.root 's3://id:***@bucket/runs'"
-        >>> source_tags(["mine.py", "--token", "secret"], "/")["mlflow.source.name"]
+        >>> origin_of(["mine.py", "--token", "secret"], "/").command
         'mine.py'
     """
     program = command[0] if command else ""
@@ -76,23 +46,17 @@ def source_tags(command: Sequence[str], directory: str) -> dict[str, str]:
     else:
         said = redacted(program)
         directory = os.path.dirname(os.path.abspath(os.path.join(directory, program)))
-    # MLflow's pages show what follows the last slash of the name
-    shown = " ".join([_OURS, *command[1:2]]) if said.startswith(f"{_OURS} ") else said
-    return {f"{_SOURCE}.name": shown, _COMMAND: said, f"{_SOURCE}.type": "LOCAL", **checkout(directory)}
+    return checkout(directory, said)
 
 
-def checkout(directory: str) -> dict[str, str]:
-    """Return the tags of the git checkout that ``directory`` is in; none if it is in no checkout, or git does not answer.
-
-    Args:
-        directory: any folder.
-    """
+def checkout(directory: str, command: str = "") -> Origin:
+    """Return what git says of ``directory``: no commit if it is in no checkout, or git does not answer."""
     head = _git(directory, "rev-parse", "HEAD", "--abbrev-ref", "HEAD").split()
     if len(head) != 2:
-        return {}
-    found = {"commit": head[0], "branch": head[1], "repoURL": _git(directory, "remote", "get-url", "origin")}
-    found["dirty"] = str(bool(_git(directory, "status", "--porcelain", "--untracked-files=no"))).lower()
-    return {f"{_SOURCE}.git.{name}": redacted(value) for name, value in found.items() if value}
+        return Origin(command)
+    remote = _git(directory, "remote", "get-url", "origin")
+    is_changed = bool(_git(directory, "status", "--porcelain", "--untracked-files=no"))
+    return Origin(command, redacted(head[0]), redacted(head[1]), redacted(remote), is_changed)
 
 
 def _git(directory: str, *arguments: str) -> str:
@@ -100,32 +64,42 @@ def _git(directory: str, *arguments: str) -> str:
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", directory, *arguments]
     try:
         done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_GIT_PATIENCE_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_GIT_PATIENCE_S, check=True
         )
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return done.stdout.decode(errors="replace").strip()
+
+
+def tags_of(found: ResolvedRun, origin: Origin) -> dict[str, str]:
+    """Return the MLflow tags of a run, in addition to its settings."""
+    data, command = found.data, origin.command
+    git = {"commit": origin.commit, "branch": origin.branch, "repoURL": origin.repository}
+    git["dirty"] = str(origin.is_changed).lower() if origin.commit else ""
+    return {
+        # MLflow's pages show what follows the last slash of the name
+        "mlflow.source.name": " ".join(command.split()[:2]) if command.startswith(f"{_OURS} ") else command,
+        "mlflow.source.type": "LOCAL",
+        **{f"mlflow.source.git.{name}": text for name, text in git.items() if text},
+        "springtide.command": command,
+        "springtide.fingerprint": configs.fingerprint(found.config),
+        "springtide.order": data.order.identity,
+        "springtide.dataset": " ".join(data.datasets),
+        "springtide.dataset_digest": " ".join(data.datasets.values()),
+        "springtide.checkpoints": (found.run.folder / "checkpoints").url,
+        "springtide.lineage": " <- ".join(lineage(found.config)),
+    }
 
 
 def datasets_of(found: ResolvedRun) -> list[TrackedDataset]:
     """Return the datasets of a run as MLflow lists them, at most a hundred: each source that it trains on, then each that it is
     only evaluated on."""
-    return list(_datasets(found))[:_MOST_DATASETS]
-
-
-def _datasets(found: ResolvedRun) -> Iterator[TrackedDataset]:
-    for context, split, corpora in (
-        ("training", TRAIN, found.data.corpora),
-        ("evaluation", HELDOUT, found.data.eval_corpora),
-    ):
-        for corpus in corpora:
-            rows = corpus.whole.sources[corpus.source][split]
-            profile = {"tokens": rows.tokens, "rows": rows.rows, "documents": rows.documents, "bytes": rows.num_bytes}
-            profile["sequence_length"] = corpus.whole.sequence_length
-            yield TrackedDataset(corpus.name, corpus.identity.partition("/")[0], corpus.url, context, profile)
+    used = [("training", TRAIN, one) for one in found.data.corpora]
+    used += [("evaluation", HELDOUT, one) for one in found.data.eval_corpora]
+    listed = []
+    for context, split, corpus in used[:_MOST_DATASETS]:
+        rows = corpus.whole.sources[corpus.source][split]
+        profile = {"tokens": rows.tokens, "rows": rows.rows, "documents": rows.documents, "bytes": rows.num_bytes}
+        profile["sequence_length"] = corpus.whole.sequence_length
+        listed.append(TrackedDataset(corpus.name, corpus.identity.partition("/")[0], corpus.url, context, profile))
+    return listed

@@ -22,8 +22,7 @@ from springtide.run.folder import REPORT, Run
 from springtide.store import Folder
 from springtide.stream import open_data
 from springtide.track.ledger import Prices
-from springtide.track.mlflow_results import SweepSink
-from springtide.track.mlflow_sink import OFF, default_uri
+from springtide.track.mlflow_sink import OFF, SweepSink, default_uri
 from springtide.tuning import (
     Chosen,
     Point,
@@ -287,7 +286,7 @@ class SweepDriver:
     def _write(self, verdict: SweepResult) -> None:
         """Write the result, the page, and the config of the best trial."""
         from springtide.report.sweep_page import render
-        from springtide.tuning.importance import importance
+        from springtide.tuning.study import importance
 
         self.folder.write_result(verdict)
         mattered = importance(self.table, [one for one in verdict.outcomes if one.repeats < 0])

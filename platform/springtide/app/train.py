@@ -26,7 +26,7 @@ from springtide.events import Event, Sampled, Started, Stopped
 from springtide.events.listeners import Listeners
 from springtide.run.folder import Run
 from springtide.run.live_report import live_report
-from springtide.run.origin import write_origin
+from springtide.run.origin import read_origin, write_origin
 from springtide.store import Folder
 from springtide.track.console import Console
 from springtide.track.journal import Journal, stream_journal
@@ -174,7 +174,7 @@ def _train(
         if uri != OFF:
             settings = configs.flatten(configs.redact(config))
             earlier = functools.partial(stream_journal, run.folder)
-            tags, datasets = provenance.tags_of(found, sys.argv, os.getcwd()), provenance.datasets_of(found)
+            tags, datasets = provenance.tags_of(found, read_origin(run.folder)), provenance.datasets_of(found)
             sink = MlflowSink(settings, run.folder, uri, earlier, tags, datasets=datasets)
             listeners.append(stack.enter_context(sink))
         if source := config.track.listener:

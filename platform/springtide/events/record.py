@@ -33,7 +33,7 @@ _TYPES = {kind: {field.name: str(field.type) for field in dataclasses.fields(one
 """Kind -> field -> its annotation."""
 
 
-_KIND = re.compile(r"[a-z][a-z_]{0,39}")
+_KIND = re.compile(r"[a-z][a-z0-9_]{0,39}")
 """What the kinds of all versions look like."""
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from matplotlib.ticker import LogLocator, MaxNLocator
-
+from springtide.report.charts import Ticks, log_values, round_values
 from springtide.tuning.space import Range
 
 _GAP = 0.08
@@ -20,16 +18,14 @@ def label(value: Any) -> str:
     return ", ".join(map(label, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def ticks(one: Range) -> list[tuple[float, str]]:
-    """Return (position, text) of the ends and of round values between them, or of each choice."""
+def ticks(one: Range) -> Ticks:
+    """Return the ticks of the ends and of round values between them, or of each choice."""
     if one.kind == "choice":
         return [(one.place(value), label(value)) for value in one.values]
     low, high = map(float, one.values)
     found = [(0.0, label(one.values[0])), (1.0, label(one.values[1]))]
-    decades = math.log10(high / low) if one.kind == "log_uniform" else 0.0
-    subs = (1.0,) if decades > 2 else (1.0, 2.0, 5.0)
-    locator = LogLocator(subs=subs) if one.kind == "log_uniform" else MaxNLocator(5, integer=one.is_whole)
-    for value in locator.tick_values(low, high):
+    values = log_values(low, high) if one.kind == "log_uniform" else round_values(low, high, 5, one.is_whole)
+    for value in values:
         here = one.place(value) if low < value < high else 0.0
         if min(abs(here - taken) for taken, _ in found) > _GAP:
             found.append((here, label(int(value) if one.is_whole else float(value))))

@@ -18,7 +18,6 @@ from springtide.events import Evaluated, Event, Monitored, Sampled, Saved, SaveF
 from springtide.events.metrics import STEP_METRICS, utilisation
 from springtide.report.charts import draw
 from springtide.report.html import Cell, cards, data_block, grid, more, page, table, text
-from springtide.report.plot import plot
 from springtide.report.run_charts import curves, loss_chart, pictures, source_tokens, world_size_chart
 from springtide.track.ledger import Ledger, Prices, Restart, ledger
 from springtide.track.run_state import run_state
@@ -53,7 +52,7 @@ def render(run_id: str, timeline: Timeline, facts: RunFacts = RunFacts()) -> str
         timeline: what happened.
         facts: what is not in the journal.
     """
-    shown = "".join(f"<figure>{plot(chart)}</figure>" for chart in pictures(timeline))
+    shown = "".join(f"<figure>{draw([chart])}</figure>" for chart in pictures(timeline))
     found = parts(timeline, facts)
     sections = [
         *(f'<section id="{name}">{found.pop(name)}</section>' for name in ("about", "figures")),

@@ -8,19 +8,16 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from matplotlib.ticker import MaxNLocator
-
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
 from springtide.report.axis import label, ticks
-from springtide.report.charts import Bars, Columns, Parallel, Strand, Strands, draw
+from springtide.report.charts import Bars, Columns, Parallel, Strand, Strands, Ticks, draw, round_values
 from springtide.report.html import Cell, Link, cards, grid, page, switch, table
-from springtide.tuning.importance import fences
-from springtide.tuning.rank import SweepResult
+from springtide.tuning.rank import SweepResult, fences
 from springtide.tuning.space import Point, Sweep
 from springtide.tuning.trial import TrialOutcome
 
 _STATUSES = ("finished", "stopped", "failed", "waiting")
-_WIDE = 9.6  # inches
+_WIDE = 960.0  # pixels
 _WORDS = {"min": "least", "max": "greatest"}
 _NO_PAGES: Mapping[int, str] = {}
 _HEADINGS = (
@@ -41,7 +38,7 @@ def render(
     sections = [f"<p>{html.escape(_searched(sweep))}</p>", cards(figures(sweep, verdict))]
     if verdict.best is not None:
         sections.append(table(f"The best, {verdict.best.name}", _shown(verdict.best.point)))
-    height = 3.4 + 0.05 * max(len(one.values) for one in sweep.space)
+    height = 340 + 5 * max(len(one.values) for one in sweep.space)
     sections += [
         "<h2>Results of the trials</h2>",
         draw([points_chart(sweep, verdict)], columns=1, size=(_WIDE, height)),
@@ -53,7 +50,7 @@ def render(
     beside = [importance_chart(importance)] if importance else []
     if curves.strands or beside:
         shown = [
-            draw([one, *beside], 1 + len(beside), size=(_WIDE / (1 + len(beside)), 3.2)) for one in _scales(curves)
+            draw([one, *beside], 1 + len(beside), size=(_WIDE / (1 + len(beside)), 320)) for one in _scales(curves)
         ]
         sections.append(switch("log", "log scale of the curves", *shown) if len(shown) == 2 else shown[0])
     if not importance:
@@ -149,7 +146,7 @@ def _costs(verdict: SweepResult) -> str:
     charts = [cost_chart(verdict, "Workers", "worker-seconds", {one.number: one.worker_s for one in verdict.outcomes})]
     if verdict.dollars:
         charts.append(cost_chart(verdict, "Money", "dollars", {one.number: one.dollars for one in verdict.outcomes}))
-    return draw(charts, columns=len(charts), size=(_WIDE / len(charts), 2.6))
+    return draw(charts, columns=len(charts), size=(_WIDE / len(charts), 260))
 
 
 def _is_best(verdict: SweepResult, one: TrialOutcome) -> bool:
@@ -180,13 +177,13 @@ def _apart(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[int, float]:
     return {one.number: 0.5 * (at / max(1, len(ranked) - 1) - 0.5) for at, one in enumerate(ranked)}
 
 
-def _value_ticks(low: float, high: float, values: Sequence[float]) -> list[tuple[float, str]]:
+def _value_ticks(low: float, high: float, values: Sequence[float]) -> Ticks:
     """Return ticks at round values from ``low`` to ``high``; an end tick shows ≤ or ≥ if values lie beyond it."""
     if not values:
         return []
     if low == high:
         return [(0.5, label(low))]
-    found = [((float(at) - low) / (high - low), label(float(at))) for at in MaxNLocator(5).tick_values(low, high)]
+    found = [((at - low) / (high - low), label(at)) for at in round_values(low, high, 5)]
     beyond = [(0.0, f"≤ {label(low)}")] if min(values) < low else []
     beyond += [(1.0, f"≥ {label(high)}")] if max(values) > high else []
     near = [each for each in found if 0 <= each[0] <= 1 and all(abs(each[0] - end) > 0.06 for end, _ in beyond)]

@@ -1,7 +1,6 @@
 """A space, a trial, a result. Layer rule: no Ray here; a space is checked against the config's types before anything runs; only
 ``folder`` reads and writes the files of a sweep."""
 
-from springtide.tuning.expected_improvement import expected_improvement
 from springtide.tuning.folder import Chosen, SweepFolder, TrialEnd
 from springtide.tuning.population import Generation, check_population, clamped, point_at, shares, with_takeover
 from springtide.tuning.rank import Finalist, SweepResult, finalists, rank_trials, words
@@ -29,7 +28,6 @@ __all__ = [
     "check_population",
     "clamped",
     "draw",
-    "expected_improvement",
     "finalists",
     "grid_points",
     "member_config",

@@ -9,9 +9,14 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from springtide.errors import legible
-from springtide.tuning.space import Sweep
+from springtide.tuning.space import Budget, Sweep
 from springtide.tuning.trial import TrialOutcome
+
+_NEARLY_ALL = 0.9
+"""Trials are compared at a rung that this share of the trials with values reached."""
 
 
 class Finalist(NamedTuple):
@@ -172,3 +177,34 @@ def words(sweep: Sweep, verdict: SweepResult) -> str:
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def comparable(budget: Budget, outcomes: Sequence[TrialOutcome]) -> dict[int, float]:
+    """Return trial number -> objective at the last rung that nearly all trials with values reached, for the trials that have
+    a finite value there.
+
+    A later rung would exclude the stopped trials, which were the worst and show most of the fields' effect; an earlier one is
+    further from the goal of the sweep. A trial's value at that rung counts whatever happened to the trial later.
+    """
+    valued = {one.number: _by_rung(budget, one) for one in outcomes}
+    valued = {number: rungs for number, rungs in valued.items() if rungs}
+    reached = [max(rungs) for rungs in valued.values()]
+    for rung in sorted({rung for rungs in valued.values() for rung in rungs}, reverse=True):
+        if sum(each >= rung for each in reached) >= _NEARLY_ALL * len(valued):
+            return {number: rungs[rung] for number, rungs in valued.items() if rung in rungs}
+    return {}
+
+
+def _by_rung(budget: Budget, one: TrialOutcome) -> dict[int, float]:
+    """Return rung -> finite value. Rungs are found by tokens: batch sizes may differ, so a rung may fall between steps."""
+    apart = budget.tokens_per_trial / budget.rungs
+    return {round(each.tokens / apart): each.value for each in one.rungs if math.isfinite(each.value)}
+
+
+def fences(values: Sequence[float], reach: float = 3.0) -> tuple[float, float]:
+    """Return the limits beyond which a value is an outlier: ``reach`` times the interquartile range beyond the quartiles
+    (Tukey, 1977: inner fences at 1.5, outer ones at 3), but never beyond the least and the greatest value. If the quartiles
+    are equal: the least and the greatest value."""
+    first, third = np.percentile(values, [25, 75])
+    beyond = reach * float(third - first) or math.inf
+    return max(float(first) - beyond, min(values)), min(float(third) + beyond, max(values))

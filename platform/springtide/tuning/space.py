@@ -94,7 +94,8 @@ class Budget:
     seeds: int = 3
     """Seeds per finalist, including the first."""
     min_improvement_per_dollar: float = 0.0
-    """Expected gain of the objective per dollar, or per worker-hour if no price is set, below which no trial is started."""
+    """Least that the objective can still gain per dollar, or per worker-hour if no price is set: no trial is started once it is
+    likely that none gains so much."""
 
 
 class SecondaryObjective(NamedTuple):

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from springtide.app.provenance import datasets_of, source_tags, tags_of
+from springtide.app.provenance import datasets_of, origin_of, tags_of
 from springtide.app.resolve import ResolvedRun
 from springtide.config import Config
 from springtide.run.folder import Run
+from springtide.run.origin import Origin
 from springtide.store import Folder
 
 
@@ -33,20 +34,13 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_the_commit_of_the_checkout_is_shown_and_no_password(checkout: Path, tmp_path: Path) -> None:
-    found = source_tags(["/bin/springtide", "train"], str(checkout))
-    assert found == {
-        "mlflow.source.name": "springtide train",
-        "springtide.command": "springtide train",
-        "mlflow.source.type": "LOCAL",
-        "mlflow.source.git.commit": git(checkout, "rev-parse", "HEAD"),
-        "mlflow.source.git.branch": "work",
-        "mlflow.source.git.repoURL": "https://me:***@git.host/project.git",
-        "mlflow.source.git.dirty": "false",
-    }
+    found = origin_of(["/bin/springtide", "train"], str(checkout))
+    commit, remote = git(checkout, "rev-parse", "HEAD"), "https://me:***@git.host/project.git"
+    assert found == Origin("springtide train", commit, "work", remote, is_changed=False)
     (checkout / "model.py").write_text("one = 2\n")
-    script = source_tags([str(checkout / "mine.py"), "--key", "hunter2"], str(tmp_path))
-    assert script["mlflow.source.git.dirty"] == "true", "a script is of its own checkout, wherever it is started"
-    assert script["mlflow.source.name"] == str(checkout / "mine.py")
+    script = origin_of([str(checkout / "mine.py"), "--key", "hunter2"], str(tmp_path))
+    assert script.is_changed, "a script is of its own checkout, wherever it is started"
+    assert script.command == str(checkout / "mine.py")
 
 
 @pytest.mark.parametrize(
@@ -64,24 +58,34 @@ def test_the_commit_of_the_checkout_is_shown_and_no_password(checkout: Path, tmp
     ],
 )
 def test_only_our_own_arguments_are_shown(tmp_path: Path, command: list[str], shown: str) -> None:
-    found = source_tags(command, str(tmp_path))
-    assert found["springtide.command"] == shown
-    assert found["mlflow.source.name"] == " ".join(shown.split()[:2])
-    assert found.keys() == {"springtide.command", "mlflow.source.name", "mlflow.source.type"}
+    assert origin_of(command, str(tmp_path)) == Origin(shown)
 
 
 def test_no_git_and_a_hostile_checkout_are_no_commit(
     checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     git(checkout, "config", "core.fsmonitor", f"touch {tmp_path}/ran")
-    assert "mlflow.source.git.commit" in source_tags(["springtide"], str(checkout))
+    assert origin_of(["springtide"], str(checkout)).commit
     assert not (tmp_path / "ran").exists()
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert source_tags(["springtide"], str(checkout)).keys() == {
-        "springtide.command",
-        "mlflow.source.name",
-        "mlflow.source.type",
+    assert origin_of(["springtide"], str(checkout)) == Origin("springtide")
+
+
+def test_mlflow_gets_the_origin_under_its_own_names(tiny: Config, tmp_path: Path) -> None:
+    found = ResolvedRun(Run(Folder(tmp_path / "run")), tiny, "", ())
+    tags = tags_of(found, Origin("springtide train --run.id x", "c0ffee", "work", "https://git.host/p.git", True))
+    assert {name: value for name, value in tags.items() if name.startswith("mlflow.")} == {
+        "mlflow.source.name": "springtide train",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": "c0ffee",
+        "mlflow.source.git.branch": "work",
+        "mlflow.source.git.repoURL": "https://git.host/p.git",
+        "mlflow.source.git.dirty": "true",
     }
+    assert tags["springtide.command"] == "springtide train --run.id x"
+    without = tags_of(found, Origin("mine.py --x 1"))
+    assert without["mlflow.source.name"] == "mine.py --x 1"
+    assert not any(name.startswith("mlflow.source.git") for name in without)
 
 
 def test_a_run_names_its_datasets_with_their_sizes(tiny: Config, tmp_path: Path) -> None:
@@ -91,6 +95,4 @@ def test_a_run_names_its_datasets_with_their_sizes(tiny: Config, tmp_path: Path)
     assert (dataset.url, dataset.context) == (tiny.shards.dataset, "training")
     assert dataset.digest == next(iter(found.data.datasets.values()))
     assert (dataset.profile["tokens"], dataset.profile["rows"]) == (rows.tokens, rows.rows)
-    tags = tags_of(found, ["springtide", "train"], "/")
-    assert tags["springtide.dataset"] == tiny.shards.dataset
-    assert tags["mlflow.source.name"] == "springtide train"
+    assert tags_of(found, Origin())["springtide.dataset"] == tiny.shards.dataset

@@ -26,9 +26,8 @@ def served(folder: str) -> Iterator[str]:
     """The URL of a server with a folder of transformers."""
     command = [str(Path(sys.executable).parent / "transformers"), "serve", folder]
     command += ["--host", "127.0.0.1", "--port", "0", "--device", "cpu"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     assert process.stdout is not None
     try:
         said = []

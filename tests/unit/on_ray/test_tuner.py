@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -265,40 +266,31 @@ def test_a_budget_that_an_earlier_start_has_spent_begins_no_trial(
     assert trials.run(search, scheduler_of("none", table), before=before).startswith("the budget is spent, tokens")
 
 
-@pytest.mark.parametrize(
-    ("results", "goes_on"),
-    [
-        ([("a", 3.0), ("b", math.nan), ("c", 4.0), ("d", 5.0), ("e", 9.0)], True),
-        ([("a", 3.0), ("a", 3.0), ("b", 5.0), ("c", 9.0), ("d", 9.0)], True),
-        ([("a", 3.0), ("b", 3.0), ("c", 5.0), ("d", 9.0), ("e", 9.0)], False),
-    ],
-    ids=["one diverged", "the best was drawn twice", "two points are as good"],
-)
-def test_another_trial_is_worth_what_it_gains_over_another_point(
-    results: list[tuple[str, float]], goes_on: bool
-) -> None:
-    budget = {**TABLE["BUDGET"], "trials": 40, "min_improvement_per_dollar": 1e-3}
-    search: Any = SimpleNamespace(
-        first=0, ask=lambda number: {"at": results[number][0]}, tell=lambda number, values: None
-    )
-    points = tuner.SearchAdapter(search, read({**TABLE, "BUDGET": budget}, TINY), lambda *point: True, lambda: 8)
-    for number in range(len(results)):
-        assert points.suggest(str(number))
-    for number, (_, value) in enumerate(results):
-        result = TrialResult(heldout_loss=value, over=True, dollars=1.0, tokens=40 * TINY.tokens_per_step)
-        points.on_trial_complete(str(number), result)
-    assert (points.worthless == "") is goes_on
-
-
-def test_a_trial_that_an_earlier_start_stopped_is_not_compared_with_those_that_finished() -> None:
-    budget = {**TABLE["BUDGET"], "trials": 40, "min_improvement_per_dollar": 1e-3}
-    search: Any = SimpleNamespace(first=0, ask=lambda number: {"at": number}, tell=lambda number, values: None)
-    points = tuner.SearchAdapter(search, read({**TABLE, "BUDGET": budget}, TINY), lambda *point: True, lambda: 8)
-    for number, (value, steps) in enumerate([(3.0, 40), (3.0, 10), (5.0, 40), (9.0, 40)]):
-        assert points.suggest(str(number))
+def worth_after(least: float, values: list[float], steps: int = 40) -> str:
+    """Why no other trial is started after trials of random points with these objectives, of a dollar each."""
+    table = read({**TABLE, "BUDGET": {**TABLE["BUDGET"], "trials": 40, "min_improvement_per_dollar": least}}, TINY)
+    points = tuner.SearchAdapter(search_of("random", table, TINY, 0, []), table, lambda *point: True, lambda: 40)
+    for number, value in enumerate(values):
+        if points.suggest(str(number)) == tuner.Searcher.FINISHED:
+            break
         result = TrialResult(heldout_loss=value, over=True, dollars=1.0, tokens=steps * TINY.tokens_per_step)
         points.on_trial_complete(str(number), result)
-    assert points.worthless == ""
+    return points.worthless
+
+
+def test_no_trial_is_started_that_is_not_worth_its_price() -> None:
+    values = [3.0 + 0.1 * (number % 4) for number in range(8)]
+    assert worth_after(1e-3, values) == ""
+    said = worth_after(1e3, values)
+    assert re.fullmatch(r"another trial can gain at most \S+ per dollar; min_improvement_per_dollar is 1000", said)
+    assert worth_after(0.0, values) == "", "0 ends nothing"
+
+
+def test_few_trials_end_nothing_and_neither_do_those_that_were_stopped_or_diverged() -> None:
+    assert worth_after(1e3, [3.0, 3.1, 3.2]) == ""
+    assert worth_after(1e3, [3.0, 3.1, 3.2, math.nan]) == ""
+    assert worth_after(1e3, [3.0, 3.1, 3.2, 3.3], steps=10) == ""
+    assert worth_after(1e3, [3.0, 3.1, 3.2, 3.3]) != ""
 
 
 def test_a_search_that_finds_no_other_point_ends_the_sweep_and_says_why() -> None:

@@ -22,9 +22,7 @@ from springtide.errors import CommandFailed, ConfigError
 from springtide.events import Evaluated, Event, Rejected, Saved, Started, Stopped
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
 from springtide.store import Folder
-from springtide.track.mlflow_results import check_registry, register_export
-from springtide.track.mlflow_run import TrackedDataset
-from springtide.track.mlflow_sink import MlflowSink
+from springtide.track.mlflow_sink import MlflowSink, TrackedDataset, check_registry, register_export
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +81,7 @@ def test_a_run_through_outages_and_restarts_is_whole_on_a_real_server(
         f"MLflow at {uri} cannot be reached",
         f"MLflow at {uri} did not receive everything; the next --resume sends the rest",
     ]
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
     with sink(330.0) as live:
         with mlflow_server.server(tmp_path, port, database) as process:
             tell(live, started(3, "step-0000000003"), step(4), saved(4), step(5, math.nan))
@@ -126,6 +125,8 @@ def _check_run(uri: str, run: Folder, elsewhere: str) -> None:
     tracked |= {EVAL_METRICS[name].tracked for name in ("heldout_loss", "heldout_bits_per_byte")}
     tracked |= {"train/largest_logit", "objective/a_b"}
     assert {name for name in found.data.metrics if not name.startswith("system/")} == tracked
+    measured = history(uri, run, "system/system_memory_usage_percentage")
+    assert all(after > before for (before, _), (after, _) in itertools.pairwise(measured))
     tags = found.data.tags
     assert tags["mlflow.source.name"] == "springtide train"
     assert (

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import http.server
+import itertools
 import math
 import resource
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +25,6 @@ from springtide.errors import DamagedFile
 from springtide.events import Evaluated, Event, Rejected, Started, Stopped
 from springtide.store import Folder
 from springtide.track import mlflow_sink
-from springtide.track.mlflow_run import NodeMetrics
 from springtide.track.mlflow_sink import RUN_FILE, MlflowSink, read_run_note, write_run_note
 
 
@@ -85,11 +86,12 @@ def test_restarts_are_one_run_and_steps_never_go_back(config: Config, uri: str, 
     from mlflow import MlflowClient
 
     run = Folder(tmp_path / "run")
-    told = dataclasses.replace(step(1, 5.0), extra={"largest_logit": 9.0, "objective/kl": 0.5})
+    told = dataclasses.replace(step(1, 5.0), extra={"largest_logit": 9.0, "objective/kl": 0.5, "objective/x@y": 0.25})
     compared = dataclasses.replace(evaluated(0), forgetting={"old": 0.25})
     first: list[Event] = [compared, told, *(step(number, 5.0) for number in range(2, 8))]
     send(config, run, uri, [], first)
     assert (history(uri, run, "train/largest_logit"), history(uri, run, "objective/kl")) == ([(1, 9.0)], [(1, 0.5)])
+    assert history(uri, run, "objective/x_y") == [(1, 0.25)]  # of a character that MLflow does not take
     assert history(uri, run, "forgetting/old") == [(0, 0.25)]
     # killed at 7, resumed from 5: 6 and 7 are trained again, and what was sent once is not sent again
     again: list[Event] = [
@@ -143,36 +145,36 @@ def test_a_quote_in_a_path_hides_no_run(
     assert len(found) == 2
 
 
-def test_a_server_that_is_down_for_hours_costs_no_memory_and_gets_the_rest_from_the_journal(
+def test_a_full_queue_drops_its_oldest_events_which_the_journal_has(
     config: Config, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A try hangs at a database that another process has locked: the queue is bounded meanwhile, not only between tries."""
     monkeypatch.setattr(mlflow_sink, "_MOST_UNSENT", 10)
-    connect, attempt, kept = MlflowSink._connect, MlflowSink._try, list[int]()
-    back, tried = threading.Event(), threading.Semaphore(0)
-
-    def away(sink: MlflowSink) -> None:
-        if not back.is_set():
-            raise OSError("connection refused")
-        connect(sink)
-
-    def counted(sink: MlflowSink, events: list[Event], until_sent: bool) -> list[Event]:
-        kept.append(len(events))
-        found = attempt(sink, events, until_sent)
-        tried.release()
-        return found
-
-    monkeypatch.setattr(MlflowSink, "_connect", away)
-    monkeypatch.setattr(MlflowSink, "_try", counted)
     run, journal = Folder(tmp_path / "run"), list[Event]()
     settings = configs.flatten(configs.redact(config.override({"track.retry": "1ms"})))
+    other = sqlite3.connect(tmp_path / "mlflow.db", isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
     with MlflowSink(settings, run, uri, lambda: iter(journal), {}, 60.0) as sink:
         for number in range(1, 101):
             journal.append(step(number))
             sink(journal[-1])
-            tried.acquire(timeout=30)
-        back.set()
-    assert max(kept) <= 10
+            assert len(sink._queue) <= 10
+        assert sink.num_dropped == 90
+        other.close()
     assert [number for number, _ in history(uri, run, "train/loss")] == list(range(1, 101))
+
+
+def test_events_dropped_while_others_are_sent_are_read_from_the_journal_too(
+    config: Config, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_sink, "_MOST_UNSENT", 3)
+    run, journal = Folder(tmp_path / "run"), list[Event]()
+    with MlflowSink(configs.flatten(configs.redact(config)), run, uri, lambda: list(journal), {}, 60.0) as sink:
+        for number in range(1, 301):  # faster than a request takes
+            journal.append(step(number))
+            sink(journal[-1])
+    assert sink.num_dropped > 0
+    assert [number for number, _ in history(uri, run, "train/loss")] == list(range(1, 301))
 
 
 @pytest.mark.parametrize(
@@ -331,17 +333,20 @@ def test_a_wrong_uri_is_one_warning(config: Config, tmp_path: Path, caplog: pyte
     ]
 
 
-def test_the_load_of_the_node_is_measured_once_a_minute_and_at_rising_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    node = NodeMetrics()
-    assert node.due(1) == {}
-    now += 61.0
-    found = node.due(2)
-    assert 0 < found["system/system_memory_usage_percentage"] <= 100
-    assert found["system/disk_available_megabytes"] > 0
-    assert 0 <= found["system/cpu_utilization_percentage"] <= 100
-    now += 61.0
-    assert node.due(2) == {}, "the step has one"
-    assert node.due(3).keys() == found.keys()
-    assert node.due(4) == {}
+def test_the_load_of_the_node_is_measured_and_goes_on_after_a_restart(
+    config: Config, uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.1")  # which is a minute otherwise
+    run = Folder(tmp_path / "run")
+
+    def measured(least: int) -> bool:
+        return run.exists(RUN_FILE) and len(history(uri, run, "system/system_memory_usage_percentage")) >= least
+
+    send(config, run, uri, [], [step(1)], once=lambda: measured(2))
+    before = len(history(uri, run, "system/system_memory_usage_percentage"))
+    send(config, run, uri, [step(1)], [step(2)], once=lambda: measured(before + 2))
+    found = history(uri, run, "system/system_memory_usage_percentage")
+    assert all(after > before for (before, _), (after, _) in itertools.pairwise(found))
+    assert all(0 < used <= 100 for _, used in found)
+    assert history(uri, run, "system/disk_available_megabytes")
+    assert history(uri, run, "system/cpu_utilization_percentage")

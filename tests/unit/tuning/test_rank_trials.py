@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 
 from springtide import config as configs
 from springtide.errors import ConfigError
-from springtide.tuning import Rung, TrialOutcome, expected_improvement, other_seed, rank_trials, read, words
+from springtide.tuning import Rung, TrialOutcome, other_seed, rank_trials, read, words
 
 TINY = configs.recipes.tiny()
 TABLE = {
@@ -106,27 +105,6 @@ def test_other_seeds_are_of_weights_and_of_samples() -> None:
     config = TINY.override(point)
     assert config.model.init_seed == TINY.model.init_seed + 2
     assert config.stream.seed == TINY.stream.seed + 2
-
-
-def test_nobody_knows_what_a_trial_promises_before_there_were_some() -> None:
-    assert expected_improvement([-1.0, -2.0], 3) == math.inf
-    assert expected_improvement([-1.0], 9) == math.inf
-    assert expected_improvement([-3.0, -1.0, -1.5], 5) == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize("diverged", [math.nan, -math.inf])
-def test_a_trial_that_diverged_does_not_tell_what_another_would_gain(diverged: float) -> None:
-    for values in ([diverged, -3.0, -1.0, -1.5], [-1.0, diverged, -1.5], [-1.5, -3.0, -1.0, diverged]):
-        assert expected_improvement(values, 5) == pytest.approx(0.1)
-    assert expected_improvement([diverged, -1.0, diverged, diverged], 4) == math.inf
-
-
-@given(st.integers(4, 60), st.integers(0, 1000))
-def test_the_gain_that_is_expected_is_what_one_more_brings_on_average(trials: int, seed: int) -> None:
-    """Of the same points in any order: the chance that the last is the best, times by how much."""
-    values = [random.Random(f"{seed} {number}").gauss(0, 1) for number in range(trials)]
-    gains = [max(0.0, values[last] - max(values[:last] + values[last + 1 :])) for last in range(trials)]
-    assert expected_improvement(values, trials) == pytest.approx(statistics.fmean(gains))
 
 
 @pytest.mark.parametrize(

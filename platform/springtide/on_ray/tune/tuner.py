@@ -34,11 +34,11 @@ from springtide.tuning import (
     Sweep,
     SweepFolder,
     TrialOutcome,
-    expected_improvement,
     name_of,
     number_of,
     shares,
 )
+from springtide.tuning.study import possible_gain
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial as TuneTrial
@@ -109,25 +109,22 @@ class SearchAdapter(Searcher):
         """Return why another trial is not worth its price, by the results of complete trials and the cost of all; empty if it
         is."""
         least, known = self._sweep.budget.min_improvement_per_dollar, list(self._results.values())
-        # half a rung less: the last step of another batch size ends elsewhere
-        furthest = self._sweep.budget.tokens_per_trial * (1.0 - 0.5 / self._sweep.budget.rungs)
-        values = {  # by point: the same one again is as good, and says nothing of another
-            repr(self._points[trial_id]): self._sweep.promise(value_of(one, self._sweep.metric))
-            for trial_id, one in self._results.items()
-            if one.get("over") and "failed" not in one and one.get("tokens", 0) >= furthest
-        }
         paid, what = sum(one.get("dollars", 0.0) for one in known), "dollar"
         if not paid:
             paid, what = sum(one.get("worker_s", 0.0) for one in known) / 3600.0, "worker-hour"
         if not least or not paid:
             return ""
-        points = {repr(self._points[trial_id]) for trial_id in self._results}
-        worth = expected_improvement(list(values.values()), len(points)) / (paid / len(known))
-        return (
-            ""
-            if worth >= least
-            else f"another trial is expected to gain {worth:.3g} per {what}; min_improvement_per_dollar is {least:g}"
-        )
+        # half a rung less: the last step of another batch size ends elsewhere
+        furthest = self._sweep.budget.tokens_per_trial * (1.0 - 0.5 / self._sweep.budget.rungs)
+        complete = [
+            (self._points[trial_id], value_of(one, self._sweep.metric))
+            for trial_id, one in self._results.items()
+            if one.get("over") and "failed" not in one and one.get("tokens", 0) >= furthest
+        ]
+        worth = possible_gain(self._sweep, complete) / (paid / len(known))
+        if worth >= least:
+            return ""
+        return f"another trial can gain at most {worth:.3g} per {what}; min_improvement_per_dollar is {least:g}"
 
     def save(self, checkpoint_path: str) -> None:
         """Do nothing: a resumed sweep gets its results again."""
