@@ -199,7 +199,7 @@ class RunRow(NamedTuple):
 
     id: str
     state: str
-    """As ``Run.status``, or why it cannot be read."""
+    """As ``Run.status``, or in one line why it cannot be read."""
     step: int
     num_steps: int
     loss: float | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -56,8 +55,6 @@ class JournalReader:
         self._folder = run / "journal"
         self._parts: dict[tuple[int, int], _Part] = {}
         self._closed: set[tuple[int, int]] = set()
-        self.changed_from = math.inf
-        """The lowest step that an event of the last read is about; infinite if it brought none."""
         self._fresh: list[_Part] = []
         """What the last read brought of each segment that has grown."""
         self._told: dict[tuple[int, int], _Told] = {}
@@ -80,9 +77,6 @@ class JournalReader:
             if now != before:
                 placed = [(at - before.steps, event) for at, event in part.placed[before.events :]]
                 self._fresh.append(_Part(steps=part.steps.take(slice(before.steps, None)), placed=placed))
-        about = [float(part.steps["step"].min()) for part in self._fresh if len(part.steps)]
-        about += [getattr(event, "step", 0) for part in self._fresh for _, event in part.placed]
-        self.changed_from = min(about, default=math.inf)
         return bool(self._fresh)
 
     @property
