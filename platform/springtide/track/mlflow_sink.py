@@ -325,10 +325,10 @@ def _figures(event: StepDone | Evaluated) -> dict[str, float]:
 
 
 def _monitor(run_id: str, uri: str) -> Any:
-    """Start MLflow's monitor of this node: CPU, memory, disk, network and GPUs, once a minute. None without psutil."""
-    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+    """Start MLflow's monitor of this node: CPU, memory, disk, network and GPUs, once a minute. None if it cannot start."""
+    with contextlib.suppress(Exception):  # as without psutil; metrics of the training do not wait for it
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-    with contextlib.suppress(ImportError):
         found = SystemMetricsMonitor(run_id, sampling_interval=60, resume_logging=True, tracking_uri=uri)
         found.start()
         return found
