@@ -67,10 +67,11 @@ def train() -> dict[str, Any]:
     """Train, resume, and return the figures of both."""
     recipe, rows = (configs.recipes.gpu_125m(), 64) if CUDA else (configs.recipes.tiny(), 12)
     more = {"corpus.vocab_size": 4096, "corpus.max_files": 300 if CUDA else 40}
-    more |= {"train.eval_tokens": 4 * recipe.shards.sequence_length, "checkpoint.every_steps": STEPS // 2}
+    more |= {"checkpoint.every_steps": STEPS // 2}
+    tokens = 4 * recipe.shards.sequence_length
     with tempfile.TemporaryDirectory() as folder:
         begin = time.monotonic()
-        config = runs.on_text_at_hand(recipe.override(more), folder, "smoke", rows, STEPS, train__eval_tokens=256)
+        config = runs.on_text_at_hand(recipe.override(more), folder, "smoke", rows, STEPS, train__eval_tokens=tokens)
         prepare_s = time.monotonic() - begin
         first_s = runs.torchrun(config, folder)
         first = runs.journal(config)

@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "ray": ("on_ray/",),
-    "mlflow": ("track/mlflow_sink.py",),
+    "mlflow": ("track/mlflow_sink.py", "track/mlflow_client.py"),
     "torch": (
         "dist/",
         "model/",

@@ -38,7 +38,7 @@ from springtide.on_ray.train.worker_lender import WorkerLender
 from springtide.shards import HELDOUT, TRAIN, load_manifest
 from springtide.store import Folder
 from springtide.stream import open_data
-from springtide.track.mlflow_sink import default_uri
+from springtide.track.mlflow_client import default_uri
 
 pytestmark = pytest.mark.cluster
 

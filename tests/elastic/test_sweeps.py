@@ -32,7 +32,7 @@ from springtide.on_ray.tune.tuner import BudgetStopper, ProgressCallback
 from springtide.on_ray.tune.worker_pool import WorkerPoolClient, open_worker_pool
 from springtide.store import Folder
 from springtide.track.journal import read_journal
-from springtide.track.mlflow_sink import default_uri
+from springtide.track.mlflow_client import default_uri
 from springtide.tuning import SweepFolder, name_of, read
 
 pytestmark = pytest.mark.cluster

@@ -22,7 +22,7 @@ from springtide.run.folder import REPORT, Run
 from springtide.store import Folder
 from springtide.stream import open_data
 from springtide.track.ledger import Prices
-from springtide.track.mlflow_sink import OFF, SweepSink, default_uri
+from springtide.track.mlflow_client import OFF, SweepSink, default_uri
 from springtide.tuning import (
     Chosen,
     Point,

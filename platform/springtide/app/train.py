@@ -30,7 +30,8 @@ from springtide.run.origin import read_origin, write_origin
 from springtide.store import Folder
 from springtide.track.console import Console
 from springtide.track.journal import Journal, stream_journal
-from springtide.track.mlflow_sink import OFF, MlflowSink, default_uri
+from springtide.track.mlflow_client import OFF, default_uri
+from springtide.track.mlflow_sink import MlflowSink
 from springtide.track.own_listener import OwnListener
 
 

@@ -97,7 +97,7 @@ def _registry(run: Run, name: str | None) -> str:
     if name is None:
         return ""
     from springtide.app.train import mlflow_uri
-    from springtide.track.mlflow_sink import check_registry
+    from springtide.track.mlflow_client import check_registry
 
     uri = mlflow_uri(run.config)
     check_registry(uri, name)
@@ -107,7 +107,7 @@ def _registry(run: Run, name: str | None) -> str:
 def _register(run: Run, uri: str, name: str, found: Exported) -> str:
     """Register an export; return the number of the version."""
     from springtide import config as configs
-    from springtide.track.mlflow_sink import register_export
+    from springtide.track.mlflow_client import register_export
 
     facts = {
         "checkpoint": found.checkpoint,

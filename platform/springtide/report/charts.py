@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from springtide.errors import legible
+from springtide.report.axis import Ticks, even_ticks, limits, log_values, round_values
 
 _SIZE = (480.0, 300.0)
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 10.0, 40.0, 40.0
@@ -28,11 +29,6 @@ _UNKNOWN = "#9ca3af"
 _SHADES = ((0xDC, 0x68, 0x03), (0xB9, 0xA5, 0x8F), (0x25, 0x63, 0xEB))
 """Worst, middle and best: distinguishable on light and on dark."""
 _THIN, _CURVE = 'stroke-width="0.7" opacity="0.6"', 'stroke-width="1.6" stroke-linejoin="round"'
-_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
-_ABBREVIATED = 1e4
-
-Ticks = list[tuple[float, str]]
-"""(position on the axis from 0 to 1, text) of each tick."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,70 +149,6 @@ def draw(
     return text
 
 
-def smooth(points: Sequence[tuple[float, float]], parts: int = 50) -> list[tuple[float, float]]:
-    """Return the moving average over 1/``parts`` of the curve; centered, so that it does not lag. NaN is ignored."""
-    values = np.array([y for _, y in points])
-    known = np.isfinite(values)
-    reach = len(values) // parts // 2
-    window = np.ones(2 * reach + 1)
-    totals = np.convolve(np.where(known, values, 0.0), window)[reach : reach + len(values)] if len(values) else values
-    counts = np.convolve(known.astype(float), window)[reach : reach + len(values)] if len(values) else values
-    return [(x, total / count) for (x, _), total, count in zip(points, totals, counts, strict=True) if count]
-
-
-def round_values(low: float, high: float, most: int, is_whole: bool = False) -> list[float]:
-    """Return round values from ``low`` to ``high``, at most ``most`` steps apart.
-
-    >>> round_values(2, 12, 5), round_values(0, 1, 4)
-    ([2.0, 4.0, 6.0, 8.0, 10.0, 12.0], [0.0, 0.5, 1.0])
-    """
-    step = _step(low, high, most, is_whole)
-    return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
-
-
-def log_values(low: float, high: float) -> list[float]:
-    """Return powers of ten from ``low`` to ``high``, with 2 and 5 between them if there are few.
-
-    >>> log_values(1, 10), log_values(1, 1000)
-    ([1.0, 2.0, 5.0, 10.0], [1.0, 10.0, 100.0, 1000.0])
-    """
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    times = (1.0, 2.0, 5.0) if high < 1000 * low else (1.0,)
-    return [value for power in powers for each in times if low <= (value := each * 10.0**power) <= high]
-
-
-def _step(low: float, high: float, most: int, is_whole: bool) -> float:
-    step = 10.0 ** math.floor(math.log10((high - low) / most))
-    step *= next(times for times in (1, 2, 5, 10, 20) if (high - low) / (times * step) <= most)
-    return max(1.0, step) if is_whole else step
-
-
-def _ticks(low: float, high: float, most: int, is_whole: bool = False) -> Ticks:
-    step = _step(low, high, most, is_whole)
-    largest = max(abs(low), abs(high))
-    values = round_values(low, high, most, is_whole)
-    return [((value - low) / (high - low), _label(value, step, largest)) for value in values]
-
-
-def _label(value: float, step: float, largest: float) -> str:
-    """Return a tick's text, ``step`` from the next one."""
-    unit, letter = next(((size, name) for size, name in _UNITS if largest >= max(size, _ABBREVIATED)), (1.0, ""))
-    if step < 1e-4 or largest >= 1e18:
-        return f"{value:.3g}" if value else "0"
-    digits = max(0, -math.floor(math.log10(step / unit) + 1e-9))
-    return f"{value / unit:.{digits}f}{letter}" if value else "0"
-
-
-def _limits(values: np.ndarray, room: float) -> tuple[float, float]:
-    """Return the ends of an axis that shows all values, with ``room`` of its length on either side."""
-    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-    length = high - low
-    if not length > 1e-9 * max(abs(low), abs(high)):
-        length = max(1.0, abs(high)) / room
-        return low - room * length / 2, high + room * length / 2
-    return low - room * length, high + room * length
-
-
 @dataclasses.dataclass(frozen=True)
 class _Frame:
     """The area between a chart's axes [pixels]."""
@@ -251,12 +183,12 @@ def _draw_curves(chart: Chart, width: float, height: float) -> Iterable[str]:
     frame = _Frame(_LEFT, _TOP, width - _RIGHT, height - _BOTTOM)
     lines = [(color, line, _finite(line.points)) for color, line in zip(_COLORS, chart.lines, strict=False)]
     points = np.concatenate([np.empty((0, 2)), *(found for _, _, found in lines)])
-    (left, right), (low, high) = _limits(points[:, 0], 0.02), _limits(points[:, 1], 0.05)
+    (left, right), (low, high) = limits(points[:, 0], 0.02), limits(points[:, 1], 0.05)
     if chart.from_zero:
-        low, high = 0.0, _limits(np.append(points[:, 1], 0.0), 0.05)[1]
+        low, high = 0.0, limits(np.append(points[:, 1], 0.0), 0.05)[1]
     yield _heading(chart.title, frame)
     yield from frame.axes(
-        *(chart.x_label, _ticks(left, right, 6), chart.y_label, _ticks(low, high, 5, chart.whole_numbers))
+        *(chart.x_label, even_ticks(left, right, 6), chart.y_label, even_ticks(low, high, 5, chart.whole_numbers))
     )
     for color, line, found in sorted(lines, key=lambda one: one[1].style != "faint"):  # below all others
         at = frame.place((found - [left, low]) / [right - left, high - low])
@@ -278,7 +210,7 @@ def _draw_bars(chart: Bars, width: float, height: float) -> Iterable[str]:
     each = 1 / max(1, len(chart.bars))
     labels = [(1 - (at + 0.5) * each, _cut(label, letters)) for at, (label, _) in enumerate(chart.bars)]
     yield _heading(chart.title, frame)
-    yield from frame.axes(chart.x_label, _ticks(0.0, most, 5), "", labels, upright=True)
+    yield from frame.axes(chart.x_label, even_ticks(0.0, most, 5), "", labels, upright=True)
     for (middle, _), (_, amount) in zip(labels, chart.bars, strict=True):
         yield _bar(frame, (0.0, amount / most), (middle - 0.35 * each, middle + 0.35 * each), _COLORS[0])
 
@@ -289,7 +221,7 @@ def _draw_columns(chart: Columns, width: float, height: float) -> Iterable[str]:
     every = [column for _, _, columns in shown for column in columns]
     (left, right), most = _ends([at for at, _ in every]), 1.05 * max([amount for _, amount in every], default=0) or 1.0
     yield _heading(chart.title, frame)
-    yield from frame.axes(chart.x_label, _ticks(left, right, 10, True), chart.y_label, _ticks(0.0, most, 5))
+    yield from frame.axes(chart.x_label, even_ticks(left, right, 10, True), chart.y_label, even_ticks(0.0, most, 5))
     for color, _, columns in shown:
         for at, amount in columns:
             sides = ((at - 0.35 - left) / (right - left), (at + 0.35 - left) / (right - left))
@@ -304,13 +236,13 @@ def _draw_strands(chart: Strands, width: float, height: float) -> Iterable[str]:
     room = 0.04 * (high - low) or 0.05
     low, high = low - room, high + room
     most = 1.02 * max([x for strand in chart.strands for x, _ in strand.points], default=0) or 1.0
-    ticks = _ticks(low, high, 5)
+    ticks = even_ticks(low, high, 5)
     if chart.is_log:
         values = log_values(10**low, 10**high)
         values = values[:: -(-len(values) // 8)] if len(values) > 2 else round_values(10**low, 10**high, 5)
         ticks = [((scale(value) - low) / (high - low), f"{value:.4g}") for value in values if value > 0]
     yield _heading(chart.title, frame)
-    yield from frame.axes(chart.x_label, _ticks(0.0, most, 5), chart.y_label, ticks)
+    yield from frame.axes(chart.x_label, even_ticks(0.0, most, 5), chart.y_label, ticks)
     for strand in _in_order(chart.strands):
         yield _strand(frame, strand, [(x / most, (scale(y) - low) / (high - low)) for x, y in strand.points])
 

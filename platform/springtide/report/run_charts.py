@@ -11,8 +11,8 @@ import numpy as np
 
 from springtide.events import Evaluated, Event, Failed, RolledBack, SaveFailed, Started
 from springtide.events.metrics import STEP_METRICS
-from springtide.report.charts import Chart, Series, smooth
-from springtide.report.thinning import Points, bucket_steps, mean, some, thin
+from springtide.report.charts import Chart, Series
+from springtide.report.thinning import Points, bucket_steps, mean, smooth, some, thin
 from springtide.track.timeline import StepColumns, Timeline
 
 _SOURCES_DRAWN, _SETS_DRAWN = 4, 4

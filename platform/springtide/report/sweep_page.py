@@ -7,17 +7,20 @@ import html
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
-from springtide.report.axis import label, ticks
-from springtide.report.charts import Bars, Columns, Parallel, Strand, Strands, Ticks, draw, round_values
+from springtide.report.axis import Ticks, log_values, round_values
+from springtide.report.charts import Bars, Columns, Parallel, Strand, Strands, draw
 from springtide.report.html import Cell, Link, cards, grid, page, switch, table
 from springtide.tuning.rank import SweepResult, fences
-from springtide.tuning.space import Point, Sweep
+from springtide.tuning.space import Point, Range, Sweep
 from springtide.tuning.trial import TrialOutcome
 
 _STATUSES = ("finished", "stopped", "failed", "waiting")
 _WIDE = 960.0  # pixels
+_GAP = 0.08
+"""Least distance between two ticks, as a fraction of the axis."""
 _WORDS = {"min": "least", "max": "greatest"}
 _NO_PAGES: Mapping[int, str] = {}
 _HEADINGS = (
@@ -63,6 +66,27 @@ def render(
     rows = [(_row(sweep, verdict, one, pages.get(one.number, "")), _is_best(verdict, one)) for one in best_first]
     sections.append(grid("All trials", [each for each in _HEADINGS if each[0] != "$" or verdict.dollars], rows))
     return page(title, sections)
+
+
+def label(value: Any) -> str:
+    """Return a value as text."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return ", ".join(map(label, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def ticks(one: Range) -> Ticks:
+    """Return the ticks of the ends and of round values between them, or of each choice."""
+    if one.kind == "choice":
+        return [(one.place(value), label(value)) for value in one.values]
+    low, high = map(float, one.values)
+    found = [(0.0, label(one.values[0])), (1.0, label(one.values[1]))]
+    values = log_values(low, high) if one.kind == "log_uniform" else round_values(low, high, 5, one.is_whole)
+    for value in values:
+        here = one.place(value) if low < value < high else 0.0
+        if min(abs(here - taken) for taken, _ in found) > _GAP:
+            found.append((here, label(int(value) if one.is_whole else float(value))))
+    return sorted(found)
 
 
 def figures(sweep: Sweep, verdict: SweepResult) -> list[tuple[str, str, str]]:

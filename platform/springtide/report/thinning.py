@@ -51,6 +51,17 @@ def mean(x: np.ndarray, y: np.ndarray, bucket: int) -> Points:
     return list(zip(middles.tolist(), values.tolist(), strict=True))
 
 
+def smooth(points: Sequence[tuple[float, float]], parts: int = 50) -> list[tuple[float, float]]:
+    """Return the moving average over 1/``parts`` of the curve; centered, so that it does not lag. NaN is ignored."""
+    values = np.array([y for _, y in points])
+    known = np.isfinite(values)
+    reach = len(values) // parts // 2
+    window = np.ones(2 * reach + 1)
+    totals = np.convolve(np.where(known, values, 0.0), window)[reach : reach + len(values)] if len(values) else values
+    counts = np.convolve(known.astype(float), window)[reach : reach + len(values)] if len(values) else values
+    return [(x, total / count) for (x, _), total, count in zip(points, totals, counts, strict=True) if count]
+
+
 def some(items: Sequence[tuple[float, float]], most: int) -> Points:
     """Return at most ``most`` items at even distances, the last among them."""
     every = -(-len(items) // most) or 1

@@ -1,4 +1,4 @@
-"""Sends a run's events to MLflow with ``MlflowClient.log_batch``, from a thread of the driver. Only this file imports MLflow.
+"""Sends a run's events to MLflow with ``MlflowClient.log_batch``, from a thread of the driver.
 
 Training never waits: events go into a queue of at most ``_MOST_UNSENT``. A full queue drops its oldest event and counts it. A
 server that is down is tried again. When it is back, dropped events are read from the journal, and so are, at the next start,
@@ -10,29 +10,37 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import functools
-import hashlib
 import json
 import logging
 import math
 import platform
 import re
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
-from pydantic import BaseModel, Field, TypeAdapter
-
-from springtide.errors import CommandFailed, ConfigError, SpringtideError, explain, legible, redacted
+from springtide.errors import SpringtideError, legible, redacted
 from springtide.events import Evaluated, Event, Rejected, Saved, Started, StepDone, Stopped
-from springtide.events.metrics import EVAL_METRICS, STEP_METRICS, tracked_name
+from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
 from springtide.store import Folder
+from springtide.track.mlflow_client import (
+    NAME_LENGTH,
+    RUN_FILE,
+    RUN_NOTE,
+    Settings,
+    client_of,
+    experiment_of,
+    log_batch,
+    mark_of,
+    metric_name,
+    metrics_of,
+    read_run_note,
+    tag_text,
+    valid_name,
+    write_run_note,
+)
 
-RUN_FILE = "mlflow.json"
-OFF = "off"
 _STEP_MARK, _EVAL_MARK = "springtide.step_sent", "springtide.eval_sent"
 _RUN, _FOLDER_MARK = "springtide.run", "springtide.folder_digest"
 _NAMES, _GROUPED = "springtide.metric_names", "grouped"
@@ -40,7 +48,6 @@ _NAMES, _GROUPED = "springtide.metric_names", "grouped"
 _CHECKPOINT, _NODE = "springtide.newest_checkpoint", "springtide.system_metrics_node"
 _NOTE = "mlflow.note.content"
 """The tag that the page of an MLflow run shows as its description, in Markdown."""
-_KIND, _MODEL_TRAINING = "mlflow.experimentKind", "custom_model_development"
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _MOST_UNSENT = 20_000
 """Most events in the queue, about 20 MB."""
@@ -48,13 +55,8 @@ _AT_ONCE = 1000
 """Most events that are taken from the queue at once."""
 _METRICS, _TAGS = 750, 80
 """Most of each per request, apart from one event's metrics and our marks; MLflow accepts 1000 and 100."""
-_NAME_LENGTH, _PARAM_LENGTH, _TAG_LENGTH, _DIGEST_LENGTH = 250, 500, 2000, 36
-_NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]", re.ASCII)
-_MODEL_NAME = re.compile(r"[\w\-. ]{1,200}", re.ASCII)
+_PARAM_LENGTH, _DIGEST_LENGTH = 500, 36
 _MARKDOWN = re.compile(r"[\\`|<>\r\n]")
-
-Settings = Mapping[str, Any]
-"""Dotted name -> value of every setting, without passwords: others can read the server."""
 
 _log = logging.getLogger(__name__)
 
@@ -69,59 +71,6 @@ class TrackedDataset(NamedTuple):
     """``training`` or ``evaluation``."""
     profile: Mapping[str, int]
     """Its sizes by name, such as ``tokens`` and ``rows``."""
-
-
-class _RunNote(BaseModel):
-    run_id: Annotated[str, Field(min_length=1, max_length=200)]
-    experiment_id: str
-    folder: str = ""
-    """As ``_mark_of`` the folder that it was written for: a folder may be moved, or copied."""
-
-
-_READ_NOTE = TypeAdapter(_RunNote)
-
-
-@functools.lru_cache(4096)
-def valid_name(name: str) -> str:
-    """Return the name of a metric or a tag as MLflow accepts it.
-
-    >>> valid_name("task/x@y/f1")
-    'task/x_y/f1'
-    """
-    found = _NOT_IN_A_NAME.sub("_", name)[:_NAME_LENGTH].strip("/") or "_"
-    return "/".join("_" if part in ("", ".", "..") else part for part in found.split("/"))
-
-
-@functools.lru_cache(4096)
-def metric_name(name: str) -> str:
-    """Return the name in MLflow of a figure of an event.
-
-    >>> metric_name("heldout_loss"), metric_name("objective/a+b")
-    ('heldout/loss', 'objective/a_b')
-    """
-    return valid_name(tracked_name(name))
-
-
-def read_run_note(folder: Folder) -> str:
-    """Return the id of the MLflow run that ``folder`` has noted; empty if it has none. Raises DamagedFile."""
-    return folder.read_as(RUN_FILE, _READ_NOTE).run_id if folder.exists(RUN_FILE) else ""
-
-
-def write_run_note(folder: Folder, run_id: str, experiment_id: str) -> None:
-    """Note in ``folder`` the MLflow run that it reports to."""
-    folder.write_json(RUN_FILE, {"run_id": run_id, "experiment_id": experiment_id, "folder": _mark_of(folder)})
-
-
-def pass_run_on(before: Folder, folder: Folder) -> None:
-    """Have ``folder`` report to the MLflow run of ``before``, if that has one."""
-    if before.exists(RUN_FILE):
-        note = before.read_as(RUN_FILE, _READ_NOTE)
-        write_run_note(folder, note.run_id, note.experiment_id)
-
-
-def default_uri(root: Folder) -> str:
-    """Return the URI of a sqlite file next to the runs, or in the working directory if the runs are in an object store."""
-    return f"sqlite:///{root.where('mlflow.db')}" if root.is_local else "sqlite:///mlflow.db"
 
 
 class MlflowSink:
@@ -232,7 +181,7 @@ class MlflowSink:
     def _connect(self) -> None:
         if self._client is not None:
             return
-        client = _client(self._uri)  # the import takes seconds; training does not wait for it
+        client = client_of(self._uri)  # the import takes seconds; training does not wait for it
         self._run_id = self._noted(client) or self._create(client)
         found = client.get_run(self._run_id).data
         self._marks = {mark: int(found.tags.get(mark, start)) for mark, start in self._marks.items()}
@@ -248,7 +197,7 @@ class MlflowSink:
         params = [one for one in _params(self._settings).items() if one[0] not in known]
         now = self._now(known)
         tags = [(name, value) for name, value in now.items() if self._known.get(name) != value]
-        _log_batch(client, self._run_id, params=params, tags=tags)
+        log_batch(client, self._run_id, params=params, tags=tags)
         self._known |= now
 
     def _noted(self, client: Any) -> str:
@@ -256,8 +205,8 @@ class MlflowSink:
         it."""
         if not self._folder.exists(RUN_FILE):
             return ""
-        note = self._folder.read_as(RUN_FILE, _READ_NOTE)
-        if note.folder not in ("", _mark_of(self._folder)):
+        note = self._folder.read_as(RUN_FILE, RUN_NOTE)
+        if note.folder not in ("", mark_of(self._folder)):
             first = client.get_run(note.run_id).data.tags.get(_RUN, "")
             with contextlib.suppress(SpringtideError, OSError):  # it was moved, or is out of reach
                 if read_run_note(Folder(first)) == note.run_id:
@@ -267,9 +216,9 @@ class MlflowSink:
         return note.run_id
 
     def _create(self, client: Any) -> str:
-        experiment_id = _experiment_of(client, self._settings, self._uri)
+        experiment_id = experiment_of(client, self._settings, self._uri)
         # a start that died after creating the run, before writing down its id, left a run with our tag
-        mark = _mark_of(self._folder)
+        mark = mark_of(self._folder)
         same = client.search_runs([experiment_id], f"tags.`{_FOLDER_MARK}` = '{mark}'", max_results=1)
         if same:
             run_id = same[0].info.run_id
@@ -286,7 +235,7 @@ class MlflowSink:
         settings = {key: (f"springtide.now.{key}", value) for key, value in _params(self._settings).items()}
         changed = [one for key, one in settings.items() if params.get(key, one[1]) != one[1] or one[0] in self._known]
         now = {**self._tags, _RUN: self._folder.url, _NODE: platform.node(), **dict(changed)}
-        return {valid_name(name): _tag_text(value) for name, value in now.items()}
+        return {valid_name(name): tag_text(value) for name, value in now.items()}
 
     def _send(self, events: Iterable[Event]) -> None:
         """Send what the server does not have yet."""
@@ -299,7 +248,7 @@ class MlflowSink:
             elif event.step > marks[mark]:
                 marks[mark] = event.step
                 named = {self._names(name): figure for name, figure in _figures(event).items()}
-                metrics += _metrics(named, event.time_s, event.step)
+                metrics += metrics_of(named, event.time_s, event.step)
                 if len(metrics) > _METRICS:
                     self._log(metrics, marks, tags)
                     metrics, tags = [], {}
@@ -309,11 +258,11 @@ class MlflowSink:
     def _note(self, event: Event, tags: dict[str, str]) -> None:
         """Put what an event says of the whole run into ``tags``: what trains, where its newest checkpoint is."""
         if isinstance(event, Rejected):
-            tags[valid_name(f"springtide.rejected.{event.name}")] = _tag_text(event.reason)
+            tags[valid_name(f"springtide.rejected.{event.name}")] = tag_text(event.reason)
             if tags.get(_CHECKPOINT, self._known.get(_CHECKPOINT, "")).endswith(f"/{event.name}"):
                 tags[_CHECKPOINT] = "none: the newest was rejected"
         elif isinstance(event, Saved):
-            tags[_CHECKPOINT] = _tag_text((self._folder / "checkpoints" / event.name).url)
+            tags[_CHECKPOINT] = tag_text((self._folder / "checkpoints" / event.name).url)
         elif isinstance(event, Started) and _NOTE not in self._known:  # a text of the user's own stays
             tags.setdefault(_NOTE, _description(self._settings, self._folder, event))
 
@@ -324,137 +273,15 @@ class MlflowSink:
         new = [(name, value) for name, value in tags.items() if self._known.get(name) != value][-_TAGS:]
         new += [(name, str(mark)) for name, mark in marks.items()]
         try:
-            _log_batch(self._client, self._run_id, metrics, tags=new)
+            log_batch(self._client, self._run_id, metrics, tags=new)
         except MlflowException as error:
             if error.error_code != "INVALID_PARAMETER_VALUE":
                 raise
-            _log_batch(self._client, self._run_id, tags=new[-len(marks) :])
+            log_batch(self._client, self._run_id, tags=new[-len(marks) :])
             steps = f"from step {self._marks[_STEP_MARK] + 1} to {marks[_STEP_MARK]}"
             self._warn(f"refuses metrics {steps}", error, "they are in the journal; later ones are sent")
         self._marks = dict(marks)
         self._known |= dict(new)
-
-
-class SweepSink:
-    """The one MLflow run of a sweep, the parent of its trials' runs. If the server is down there is none, and the sweep
-    continues."""
-
-    def __init__(self, settings: Settings, folder: Folder, uri: str) -> None:
-        """Find or create the run; ``id`` is empty if that failed."""
-        self.id, self._uri = "", uri
-        try:
-            client, run_id = _client(uri), read_run_note(folder)
-            if not run_id:
-                experiment_id, tags = _experiment_of(client, settings, uri), {"springtide.tuning": redacted(folder.url)}
-                run_id = str(client.create_run(experiment_id, tags=tags, run_name=folder.name).info.run_id)
-                write_run_note(folder, run_id, experiment_id)
-            self.id = run_id
-            client.update_run(run_id, status="RUNNING")
-        except Exception as error:  # no error of a server or its client may stop the sweep
-            _log.warning("%s; the sweep continues without it", redacted(f"MLflow at {uri} cannot be reached ({error})"))
-
-    def end(self, best: dict[str, Any], figures: dict[str, float]) -> None:
-        """Record the best trial's point and the sweep's figures."""
-        if not self.id:
-            return
-        try:
-            client, found = _client(self._uri), {metric_name(name): figure for name, figure in figures.items()}
-            tags = [(valid_name(f"springtide.best.{name}"), _tag_text(value)) for name, value in best.items()]
-            _log_batch(client, self.id, _metrics(found, time.time(), 0), tags=tags)
-            client.set_terminated(self.id, "FINISHED")
-        except Exception as error:
-            _log.warning("MLflow did not receive the end of the sweep: %s", redacted(str(error)))
-
-
-def check_registry(uri: str, name: str) -> None:
-    """Raise ConfigError if no model can be registered as ``name`` at the MLflow server of ``uri``; nothing is written."""
-    if not _MODEL_NAME.fullmatch(name) or name != name.strip():
-        limit = "must be 1 to 200 letters, digits, '_', '-', '.' or spaces between them"
-        raise ConfigError(explain("register", name, limit, "give another name"))
-    if uri == OFF:
-        remedy = "set track.mlflow_uri, or MLFLOW_TRACKING_URI"
-        raise ConfigError(explain("register", name, "needs MLflow, which is off for this run", remedy))
-    try:
-        _client(uri).search_registered_models(max_results=1)
-    except Exception as error:
-        limit = f"MLflow at {redacted(uri)} cannot be reached ({error})"
-        raise ConfigError(explain("register", name, limit, "start the server, or leave --register out")) from None
-
-
-def register_export(
-    uri: str, name: str, run: Folder, export: str, settings: Settings, facts: Mapping[str, object]
-) -> str:
-    """Register an export as the next version of a model in MLflow's registry. The weights stay where they are: MLflow gets
-    the export's URL, the signature and the facts.
-
-    Args:
-        uri: of the MLflow server.
-        name: of the model; created if there is none.
-        run: folder of the run that the checkpoint is of.
-        export: URL of the export.
-        settings: of the run.
-        facts: what is said of the version, such as ``checkpoint``; tags ``springtide.<name>``.
-
-    Returns:
-        The number of the version.
-
-    Raises:
-        CommandFailed: the server refused it. The export is complete.
-    """
-    try:
-        client, run_id, where = _client(uri), read_run_note(run) or None, redacted(export)
-        experiment_id = client.get_run(run_id).info.experiment_id if run_id else _experiment_of(client, settings, uri)
-        tags = {valid_name(f"springtide.{key}"): _tag_text(value) for key, value in facts.items()}
-        tags |= {"springtide.export": _tag_text(where)}
-        external = {**tags, "mlflow.model.isExternal": "true"}
-        model = client.create_logged_model(experiment_id, name, run_id, external, model_type="causal-lm")
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "export.json").write_text(json.dumps({"uri": where}, allow_nan=False))
-            _model_file(model, run_id, where).save(f"{folder}/MLmodel")
-            client.log_model_artifacts(model.model_id, folder)
-        client.finalize_logged_model(model.model_id, "READY")
-        if not client.search_registered_models(f"name = '{name}'", max_results=1):
-            client.create_registered_model(name, description="Exported by springtide; each version says where it is.")
-        note = f"An export by springtide, at `{where}`. Load it from there: MLflow has no copy of the weights."
-        source = f"models:/{model.model_id}"
-        made = client.create_model_version(name, source, run_id, tags=tags, description=note, model_id=model.model_id)
-        return str(made.version)
-    except Exception as error:
-        problem = f"MLflow at {uri} did not register it as {name} ({error}); the export {export} is complete"
-        raise CommandFailed(redacted(f"{problem}: give the same command again when the server can")) from None
-
-
-def _model_file(model: Any, run_id: str | None, where: str) -> Any:
-    """Return the file from which MLflow reads a model's signature: token ids in, the logits of each next token out."""
-    import numpy
-    from mlflow.models import Model, ModelSignature
-    from mlflow.types import Schema, TensorSpec
-
-    ids = Schema([TensorSpec(numpy.dtype("int64"), (-1, -1), "input_ids")])
-    logits = Schema([TensorSpec(numpy.dtype("float32"), (-1, -1, -1), "logits")])
-    named = {"model_id": model.model_id, "model_uuid": model.model_id, "metadata": {"springtide.export": where}}
-    return Model(model.artifact_location, run_id, signature=ModelSignature(ids, logits), **named)
-
-
-def _client(uri: str) -> Any:
-    from mlflow import MlflowClient
-
-    logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs every table it creates
-    for name in ("mlflow.store", "mlflow.system_metrics"):  # they log at every try what is said here once
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    return MlflowClient(tracking_uri=uri)
-
-
-def _experiment_of(client: Any, settings: Settings, uri: str) -> str:
-    """Return the id of the experiment that the settings name; create it if there is none. Its kind is model training,
-    unless its users chose another."""
-    name, root = settings["track.experiment"], Folder(settings["run.root"])
-    if experiment := client.get_experiment_by_name(name):
-        if _KIND not in experiment.tags:
-            client.set_experiment_tag(experiment.experiment_id, _KIND, _MODEL_TRAINING)
-        return str(experiment.experiment_id)
-    artifacts = root.where("mlartifacts") if uri.startswith("sqlite") and root.is_local else None
-    return str(client.create_experiment(name, artifacts, tags={_KIND: _MODEL_TRAINING}))
 
 
 def _log_datasets(client: Any, run_id: str, datasets: Iterable[TrackedDataset]) -> None:
@@ -466,7 +293,7 @@ def _log_datasets(client: Any, run_id: str, datasets: Iterable[TrackedDataset]) 
         where = redacted(one.url)
         kind = where.partition("://")[0] if "://" in where else "local"
         source, profile = (json.dumps(facts, allow_nan=False) for facts in ({"uri": where}, dict(one.profile)))
-        dataset = Dataset(one.name[:_NAME_LENGTH], one.digest[:_DIGEST_LENGTH], kind, source, profile=profile)
+        dataset = Dataset(one.name[:NAME_LENGTH], one.digest[:_DIGEST_LENGTH], kind, source, profile=profile)
         inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", one.context)]))
     if inputs:
         client.log_inputs(run_id, inputs)
@@ -476,7 +303,7 @@ def _description(settings: Settings, folder: Folder, started: Started) -> str:
     """Return what a run trains and how to look at it, in Markdown."""
     size = f"**{started.num_parameters:,} parameters**" if started.num_parameters else "A model"
     total, least, most = (settings[name] for name in ("train.total", "elastic.min_workers", "elastic.max_workers"))
-    here = _MARKDOWN.sub("_", legible(redacted(folder.url)))[:_NAME_LENGTH]
+    here = _MARKDOWN.sub("_", legible(redacted(folder.url)))[:NAME_LENGTH]
     return (
         f"{size} on {int(total):,} tokens, with {least} to {most} workers; {started.world_size} at the first start.\n\n"
         f"Its checkpoints are in `{here}/checkpoints`; MLflow has no copy of them. `springtide report {here}` shows where time "
@@ -497,29 +324,6 @@ def _figures(event: StepDone | Evaluated) -> dict[str, float]:
     return found
 
 
-def _metrics(figures: Mapping[str, float], time_s: float, step: int) -> list[Any]:
-    """Return figures of one time and step as MLflow's metrics."""
-    from mlflow.entities import Metric
-
-    return [Metric(name, float(figure), int(time_s * 1000), step) for name, figure in figures.items()]
-
-
-def _log_batch(
-    client: Any,
-    run_id: str,
-    metrics: Sequence[Any] = (),
-    params: Sequence[tuple[str, str]] = (),
-    tags: Sequence[tuple[str, str]] = (),
-) -> None:
-    """Send metrics, params and tags, in as many requests as MLflow's limits ask for."""
-    from mlflow.entities import Param, RunTag
-
-    values, marks = [Param(*one) for one in params], [RunTag(*one) for one in tags]
-    while metrics or values or marks:
-        client.log_batch(run_id, metrics[:1000], values[:100], marks[:100], synchronous=True)
-        metrics, values, marks = metrics[1000:], values[100:], marks[100:]
-
-
 def _monitor(run_id: str, uri: str) -> Any:
     """Start MLflow's monitor of this node: CPU, memory, disk, network and GPUs, once a minute. None without psutil."""
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
@@ -531,14 +335,5 @@ def _monitor(run_id: str, uri: str) -> Any:
     return None
 
 
-def _tag_text(value: object) -> str:
-    return redacted(str(value))[:_TAG_LENGTH]
-
-
 def _params(settings: Settings) -> dict[str, str]:
     return {name: str(value)[:_PARAM_LENGTH] for name, value in settings.items()}
-
-
-def _mark_of(folder: Folder) -> str:
-    """Return a digest by which a run is found: MLflow's filters cannot escape a quote in a path."""
-    return hashlib.sha256(folder.url.encode()).hexdigest()[:32]

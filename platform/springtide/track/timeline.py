@@ -275,10 +275,10 @@ def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
             if default is dataclasses.MISSING:
                 return None
             column = column.fill_null(default)
-        if name in COLUMNS:
-            columns[name] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        elif name in ("kind", "format") and column.unique().to_pylist() != [{"kind": "step", "format": FORMAT}[name]]:
+        if name in ("kind", "format") and column.unique().to_pylist() != [{"kind": "step", "format": FORMAT}[name]]:
             return None
+        if column.type != pa.string():
+            columns[name] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     if not _are_taken(columns):
         return None
     found: dict[str, np.ndarray] = {}
@@ -289,8 +289,10 @@ def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
         for field, column in zip(extra.type, extra.flatten(), strict=True):
             if field.type not in (pa.int64(), pa.float64(), pa.null()):
                 return None
-            found[field.name] = column.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    return StepColumns(columns, dict(list(found.items())[:MOST_EXTRAS]))
+            found[field.name] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    if any(np.isinf(column).any() for column in (*columns.values(), *found.values())):
+        return None  # ``event`` takes 1e999, and refuses a whole number of 400 digits
+    return StepColumns({name: columns[name] for name in COLUMNS}, dict(list(found.items())[:MOST_EXTRAS]))
 
 
 def _value_of_nulls(name: str, column: pa.Array, lines: bytes) -> Any:

@@ -100,7 +100,7 @@ def importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, floa
     return {each.field: float(shares.get(each.field, 0.0)) for each in sweep.space}
 
 
-def possible_gain(sweep: Sweep, trials: Sequence[tuple[Point, float]]) -> float:
+def possible_improvement(sweep: Sweep, trials: Sequence[tuple[Point, float]]) -> float:
     """Return how much better than the best trial a point of the space can still be, in the objective's unit.
 
     It is Optuna's upper bound on the regret (Makarova et al., 2022), for a confidence of 90%. Infinity while fewer than four

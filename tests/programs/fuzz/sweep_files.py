@@ -23,7 +23,7 @@ from springtide.events import Evaluated, Started, Stopped
 from springtide.store import Folder
 from springtide.track.journal import Journal
 from springtide.track.ledger import Prices
-from springtide.track.mlflow_sink import RUN_FILE
+from springtide.track.mlflow_client import RUN_FILE
 from springtide.tuning import Chosen, SweepFolder, TrialEnd, member_config, name_of, rank_trials, read, with_takeover
 
 TINY = configs.recipes.tiny()
@@ -89,7 +89,7 @@ class MlflowNotes(Target):
     name = "mlflow"
 
     def make(self) -> None:
-        from springtide.track.mlflow_sink import write_run_note
+        from springtide.track.mlflow_client import write_run_note
 
         write_run_note(Folder(self.root), "0" * 32, "1")
 
@@ -97,7 +97,7 @@ class MlflowNotes(Target):
         return {RUN_FILE: "json"}
 
     def read(self, random: Random) -> None:
-        from springtide.track.mlflow_sink import read_run_note
+        from springtide.track.mlflow_client import read_run_note
 
         found = read_run_note(Folder(self.root))
         must(isinstance(found, str), f"the id of a run: {found!r}")

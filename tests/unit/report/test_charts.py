@@ -10,19 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.report.charts import (
-    AnyChart,
-    Bars,
-    Chart,
-    Columns,
-    Parallel,
-    Series,
-    Strand,
-    Strands,
-    draw,
-    log_values,
-    round_values,
-)
+from springtide.report.axis import log_values, round_values
+from springtide.report.charts import AnyChart, Bars, Chart, Columns, Parallel, Series, Strand, Strands, draw
 
 SVG = "{http://www.w3.org/2000/svg}"
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}

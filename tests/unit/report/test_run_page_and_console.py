@@ -27,10 +27,10 @@ from springtide.events import (
     StepDone,
     Stopped,
 )
-from springtide.report.charts import Chart, Series, draw, smooth
+from springtide.report.charts import Chart, Series, draw
 from springtide.report.run_charts import curves, energy_chart, loss_chart, wait_chart, world_size_chart
 from springtide.report.run_page import RunFacts, charts, render
-from springtide.report.thinning import bucket_steps, thin
+from springtide.report.thinning import bucket_steps, smooth, thin
 from springtide.track.console import Console
 from springtide.track.timeline import timeline_of
 

@@ -22,7 +22,8 @@ from springtide.errors import CommandFailed, ConfigError
 from springtide.events import Evaluated, Event, Rejected, Saved, Started, Stopped
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
 from springtide.store import Folder
-from springtide.track.mlflow_sink import MlflowSink, TrackedDataset, check_registry, register_export
+from springtide.track.mlflow_client import check_registry, register_export
+from springtide.track.mlflow_sink import MlflowSink, TrackedDataset
 
 
 @pytest.fixture(scope="module")

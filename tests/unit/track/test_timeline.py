@@ -191,6 +191,7 @@ WORDS = (
     "9007199254740993",
     "1,2",
     '1, "term": 2',
+    "1" * 400,
     "1}",
     "[]",
 )
@@ -204,6 +205,11 @@ def test_odd_values_are_taken_as_by_json(value: str) -> None:
         written = re.sub(rb'("%s": )[^,}]*' % name.encode(), lambda match: match[1] + value.encode(), lines[2])
         data = b"".join([*lines[:2], written, lines[3]])
         assert_same(in_columns(data), by_json(data))
+
+
+def test_large_whole_figures_are_read() -> None:
+    lines = [_line(dataclasses.replace(step(number), extra={"rows": 2**53 + 1})) for number in (1, 2)]
+    assert_same(in_columns(b"".join(lines)), by_json(b"".join(lines)))
 
 
 @pytest.mark.parametrize("seed", range(4))

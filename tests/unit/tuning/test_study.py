@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from springtide.report.axis import ticks
+from springtide.report.sweep_page import ticks
 from springtide.tuning.rank import comparable, fences
 from springtide.tuning.space import Budget, Point, Range, Sweep
-from springtide.tuning.study import importance, possible_gain
+from springtide.tuning.study import importance, possible_improvement
 from springtide.tuning.trial import Rung, TrialOutcome
 
 RATE = Range("optim.peak_lr", "log_uniform", (1e-5, 1e-1))
@@ -86,7 +86,7 @@ def test_points_from_a_file_are_those_of_the_space() -> None:
     points = [{rate.field: 1e-5 * 10**number, betas.field: list(betas.values[number % 2])} for number in range(5)]
     outcomes = [TrialOutcome(at, point, "finished", (Rung(1, RUNG, float(at)),)) for at, point in enumerate(points)]
     assert importance(sweep, outcomes)[rate.field] > 0.3
-    assert possible_gain(sweep, [(point, float(at)) for at, point in enumerate(points)]) > 0
+    assert possible_improvement(sweep, [(point, float(at)) for at, point in enumerate(points)]) > 0
 
 
 def test_a_rate_matters_by_its_logarithm() -> None:
@@ -197,7 +197,7 @@ BOWL = far_from(3e-3)
 
 
 def gain_after(trials: int, objective: Callable[[Point], float] = BOWL, sweep: Sweep = SWEEP) -> float:
-    return possible_gain(sweep, [(drawn(number), objective(drawn(number))) for number in range(trials)])
+    return possible_improvement(sweep, [(drawn(number), objective(drawn(number))) for number in range(trials)])
 
 
 def test_what_can_still_be_gained_shrinks_with_the_trials_to_what_is_left() -> None:
@@ -216,14 +216,14 @@ def test_a_greatest_objective_has_the_same_gain_as_its_negative() -> None:
 
 def test_the_gain_is_unknown_before_four_points_differ() -> None:
     few = [(drawn(number % 3), 1.0 + number) for number in range(9)]
-    assert possible_gain(SWEEP, few) == math.inf
-    assert possible_gain(SWEEP, [*few, (drawn(3), math.nan), (drawn(4), math.inf)]) == math.inf
-    assert possible_gain(SWEEP, [*few, (drawn(3), 2.0)]) < math.inf
+    assert possible_improvement(SWEEP, few) == math.inf
+    assert possible_improvement(SWEEP, [*few, (drawn(3), math.nan), (drawn(4), math.inf)]) == math.inf
+    assert possible_improvement(SWEEP, [*few, (drawn(3), 2.0)]) < math.inf
 
 
 def test_a_diverged_trial_does_not_promise_a_gain() -> None:
     trials = [(drawn(number), far_from(3e-3)(drawn(number))) for number in range(16)]
-    assert possible_gain(SWEEP, [*trials, (drawn(16), 1e9)]) < 3 * possible_gain(SWEEP, trials)
+    assert possible_improvement(SWEEP, [*trials, (drawn(16), 1e9)]) < 3 * possible_improvement(SWEEP, trials)
 
 
 def test_the_same_trials_get_the_same_answers() -> None:

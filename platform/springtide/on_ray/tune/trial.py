@@ -25,7 +25,7 @@ from springtide.on_ray.tune.worker_pool import WorkerPoolClient
 from springtide.store import Folder
 from springtide.track.journal import read_journal
 from springtide.track.ledger import Prices, costs, ledger
-from springtide.track.mlflow_sink import pass_run_on
+from springtide.track.mlflow_client import pass_run_on
 from springtide.tuning import Generation, member_config, number_of, trial_config, with_takeover
 
 _log = logging.getLogger(__name__)

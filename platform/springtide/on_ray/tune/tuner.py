@@ -38,7 +38,7 @@ from springtide.tuning import (
     number_of,
     shares,
 )
-from springtide.tuning.study import possible_gain
+from springtide.tuning.study import possible_improvement
 
 if TYPE_CHECKING:
     from ray.tune.experiment import Trial as TuneTrial
@@ -121,7 +121,7 @@ class SearchAdapter(Searcher):
             for trial_id, one in self._results.items()
             if one.get("over") and "failed" not in one and one.get("tokens", 0) >= furthest
         ]
-        worth = possible_gain(self._sweep, complete) / (paid / len(known))
+        worth = possible_improvement(self._sweep, complete) / (paid / len(known))
         if worth >= least:
             return ""
         return f"another trial can gain at most {worth:.3g} per {what}; min_improvement_per_dollar is {least:g}"
