@@ -12,7 +12,7 @@ from quick import BENCHMARKS
 from springtide.config.steps import StepsDone
 from springtide.events import Event, Failed, Left, Started, StepDone
 
-sys.path.insert(0, str(BENCHMARKS))
+sys.path.append(str(BENCHMARKS))  # last: tests/programs has a layouts.py, too
 recovery_phases, recovery_torchft = map(importlib.import_module, ("recovery_phases", "recovery_torchft"))
 
 
