@@ -70,7 +70,7 @@ drills: .venv/.ready
 
 # a sweep of sixteen trials that loses six nodes and its driver; what `make test` leaves out of its second half: a population
 # that loses its driver, a run that loses its driver with all workers, the demo, the notebook of fine-tuning, killed runs of an adapter, of pairs and of a mixture, the
-# benchmark of sweeps
+# benchmark of sweeps, the golden runs
 sweeps: .venv/.ready
 	$(BIN)/python tests/programs/swept.py 16 6 60
 	$(BIN)/python -m pytest --full -m full tests/elastic
