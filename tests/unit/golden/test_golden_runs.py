@@ -160,7 +160,7 @@ def test_trial_and_best_of_a_sweep_go_on(capsys: pytest.CaptureFixture[str], tmp
 
 @pytest.mark.parametrize("follow", ["as it was", ""])
 def test_run_that_took_up_text_goes_on(follow: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Settings that name the mixture go on. Those that follow an index go on, too, or the mixture is named in their place."""
+    """Settings that name the mixture go on. Those that follow an index go on, too, or are told of the mixture."""
     records = [json.loads(file.read_text()) for file in sorted((RUNS["followed"] / "followed").iterdir())]
     urls = [url for record in records for url in record["datasets"].values()]
     given: dict[str, Any] = yaml.safe_load((RUNS["followed"] / "config.yaml").read_text())
@@ -175,7 +175,7 @@ def test_run_that_took_up_text_goes_on(follow: str, capsys: pytest.CaptureFixtur
     except ConfigError as error:
         said = str(error)
     if said and follow:
-        assert all(one in said for one in ("stream.mixture", *urls))
+        assert "stream.mixture" in said  # the file has its datasets
     else:
         assert not said
         check_finished(capsys, "followed")
