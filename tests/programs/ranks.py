@@ -58,10 +58,10 @@ def run_here(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
         dist.destroy_process_group()
 
 
-def _forking() -> Any:
+def forking() -> Any:
     """A server that has imported everything forks the ranks: importing torch and springtide takes longer than most tests."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ranks", "loops", "torch._dynamo", "torch.distributed.checkpoint"])
+    context.set_forkserver_preload(["ranks", "loops", "saving", "torch._dynamo", "torch.distributed.checkpoint"])
     # Python 3.11's server hears of no sys.path, and passes over in silence what it does not find
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(
@@ -73,7 +73,7 @@ def _forking() -> Any:
 
 def run_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What ``function(world, *arguments)`` returns on each rank."""
-    context = _forking()
+    context = forking()
     results = context.Queue()
     store, where = meeting_place()
     environment = {**os.environ, **where, "WORLD_SIZE": str(world_size)}

@@ -3,7 +3,6 @@ can be compared with what was saved."""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 from faults import arm
+from ranks import forking
 from torch import nn
 
 from springtide.checkpoint import leases, writer_process
@@ -97,20 +97,11 @@ def save_with_a_fault(url: str, where: str, nth: int, told: str) -> list[SaveOut
     return save(url, [5, 10])
 
 
-@functools.cache
-def context() -> Any:
-    """Processes that have imported everything when they begin."""
-    import multiprocessing
-
-    found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(["ranks", "loops", "saving", "torch._dynamo"])
-    return found
-
-
 def apart(function: Any, *arguments: Any, **keywords: Any) -> Any:
     """What ``function`` returns in a process of its own; None when that is killed."""
-    ours, theirs = context().Pipe(duplex=False)
-    process = context().Process(target=_apart, args=(theirs, dict(os.environ), function, arguments, keywords))
+    context = forking()  # the one server of this process: whoever starts it decides what it imports, and from where
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_apart, args=(theirs, dict(os.environ), function, arguments, keywords))
     process.start()
     theirs.close()
     try:
@@ -155,9 +146,10 @@ def claim_together(barrier: Any, results: Any, url: str, number: int) -> None:
 
 def apart_all(function: Any, url: str, number: int) -> list[Any]:
     """What ``number`` processes that run ``function`` together say."""
-    barrier, results = context().Barrier(number), context().Queue()
+    context = forking()
+    barrier, results = context.Barrier(number), context.Queue()
     processes = [
-        context().Process(target=_with, args=(dict(os.environ), function, barrier, results, url, one))
+        context.Process(target=_with, args=(dict(os.environ), function, barrier, results, url, one))
         for one in range(number)
     ]
     for process in processes:
