@@ -31,7 +31,8 @@ class Act:
 
     step: int
     what: str
-    """``kill``, ``drain``, ``hang`` or ``add``; ``kill-copies`` kills a node and those with copies of its snapshots at once."""
+    """``kill``, ``drain``, ``hang`` or ``add``; ``kill-copies`` kills a node and those with copies of its snapshots at once;
+    ``wait`` does nothing, and so waits for ``workers``."""
     nodes: int = 1
     workers: int = 0
     """Wait until this number of workers trains; 0 for any number."""
@@ -39,6 +40,8 @@ class Act:
     """Time between the notice and the loss, for ``drain`` [s]."""
 
     def __str__(self) -> str:
+        if self.what == "wait":
+            return f"{self.workers} workers train"
         many = f"{self.nodes} nodes" if self.nodes > 1 else "a node"
         verb = {"kill": "is killed", "drain": "is announced to leave", "hang": "hangs", "add": "joins"}
         verb["kill-copies"] = "is killed together with its copies"
@@ -118,18 +121,34 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
         "a node and the node with the copy of its snapshots are killed at once; the others have the state on their devices",
         strategy="ddp",
     ),
-    "regrow": lambda *_: Scenario(3, (Act(40, "kill"), Act(60, "add")), 260, "a node is killed, another one joins"),
+    "regrow": lambda *_: Scenario(
+        3,
+        (Act(40, "kill", workers=3), Act(60, "add", workers=2), Act(60, "wait", workers=3)),
+        _ENDLESS,
+        "a node is killed, another one joins",
+        steps_after=40,
+    ),
     "hang": lambda *_: Scenario(
         3, (Act(40, "hang", workers=3),), 60, "a worker's process is stopped and does not answer"
     ),
     "resize": lambda *_: Scenario(
         8,
-        (Act(15, "drain", 3, 8), Act(35, "add", 2, 5), Act(60, "add", 1, 7), Act(80, "kill", 1, 8)),
-        230,
+        (Act(15, "drain", 3, 8), Act(35, "add", 2, 5), Act(60, "add", 1, 7), Act(80, "kill", 1, 8), Act(80, "wait", 1, 7)),
+        _ENDLESS,
         "8 -> 5 -> 7 -> 8 -> 7 workers: three leave with a notice, two join, another joins, one leaves without",
+        steps_after=40,
     ),
     "all": lambda *_: Scenario(
-        3, (Act(15, "drain"), Act(60, "kill"), Act(80, "add")), 320, "one leaves with a notice, one without, one joins"
+        3,
+        (
+            Act(15, "drain", workers=3),
+            Act(20, "kill", workers=2),
+            Act(30, "add", workers=1),
+            Act(30, "wait", workers=2),
+        ),
+        _ENDLESS,
+        "one leaves with a notice, one without, one joins",
+        steps_after=20,
     ),
     "trace": traced,
 }
@@ -200,6 +219,8 @@ class Stage:
 
     def _do(self, act: Act, here: str = "") -> None:
         """Carry out an act, on the node ``here``, or on the oldest one that stays."""
+        if act.what == "wait":
+            return
         node = self._cluster.add() if act.what == "add" else here or self._staying()[0]
         if act.what == "kill-copies":
             lost = [node, *place(self._staying(), {}, 1)[node]]

@@ -10,7 +10,7 @@ import pytest
 
 from springtide.app.drill import DrillResult, commits_lost, drill
 from springtide.app.promises import CopiesLost
-from springtide.app.scenarios import ActDone
+from springtide.app.scenarios import SCENARIOS, ActDone
 from springtide.errors import ConfigError
 from springtide.events import Event, Saved, Started
 from springtide.track.ledger import KINDS, Ledger, Restart
@@ -96,3 +96,15 @@ def test_a_commit_is_lost_when_a_group_begins_before_it() -> None:
     saved = Saved(step=10, name="step-10", size_bytes=1, written_bytes=1, save_time_s=0.1, stall_s=0.0)
     events: list[Event] = [begun(0), saved, begun(10), begun(12), begun(9), begun(9)]
     assert commits_lost(events) == 2
+
+
+@pytest.mark.parametrize("name", ["all", "regrow", "resize"])
+def test_each_act_of_a_drill_waits_for_what_the_one_before_did(name: str) -> None:
+    """A machine that trains fast reaches the step of a kill before the group of a notice has ended: one restart for both."""
+    scenario = SCENARIOS[name]()
+    now = scenario.workers
+    for act in scenario.acts:
+        assert act.workers == now, act
+        now += {"drain": -act.nodes, "kill": -act.nodes, "add": act.nodes, "wait": 0}[act.what]
+    assert scenario.acts[-1].what == "wait"
+    assert scenario.steps_after > 0

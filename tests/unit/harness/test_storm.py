@@ -57,6 +57,14 @@ def test_an_act_waits_for_its_step_and_its_workers_and_hits_the_oldest_node(tmp_
     assert stage.over_at == 8
 
 
+def test_the_last_act_may_wait_for_a_size_and_do_nothing() -> None:
+    stage, cluster = stage_of(Act(5, "wait", workers=3))
+    stage.reach(6, 2)
+    assert stage.over_at is None
+    stage.reach(7, 3)
+    assert (stage.over_at, stage.done, cluster.did) == (7, [], [])
+
+
 def test_an_act_at_a_point_waits_for_its_point_and_hits_the_node_that_reached_it() -> None:
     stage, cluster = stage_of(ActAt(5, "hang"), ActAt(5, "kill", at="restore-before"), ActAt(6, "add"))
     stage.pass_point(Reached("restore", "before", 20))  # not yet
