@@ -41,8 +41,9 @@ _MOST_SHOWN = 2000
 """Characters of a value that are shown: aliases in YAML make short files long."""
 _LINE = 300
 """Characters of an error that a list shows."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+"""Control characters except newline and tab, which command a terminal; characters that reverse the direction of what follows;
+and what neither UTF-8 nor XML can hold, such as bytes of a file name that are not UTF-8."""
 
 
 class SpringtideError(Exception):
@@ -131,12 +132,12 @@ def look_up(table: Mapping[str, _T], field: str, value: str) -> _T:
 
 
 def explain(field: str, value: object, limit: str, remedy: str) -> str:
-    """Return an error message of the form ``field = value: limit; remedy``, redacted.
+    """Return an error message of the form ``field = value: limit; remedy``, redacted and printable.
 
     >>> explain("train.total", 0, "trains on nothing", "give at least one token")
     'train.total = 0: trains on nothing; give at least one token'
     """
-    return redacted(f"{field} = {_cut(_SHORT.repr(value))}: {_cut(limit)}; {remedy}")
+    return printable(redacted(f"{field} = {_cut(_SHORT.repr(value))}: {_cut(limit)}; {remedy}"))
 
 
 def _cut(text: str) -> str:
@@ -144,21 +145,21 @@ def _cut(text: str) -> str:
 
 
 def damaged(file: str, what: str) -> DamagedFile:
-    """Return the error for a damaged ``file``, redacted.
+    """Return the error for a damaged ``file``, redacted and printable.
 
     >>> damaged("runs/a/leases/0001.json", "its owner is None")
     DamagedFile('runs/a/leases/0001.json: its owner is None; restore the file from a copy, or remove it')
     """
-    return DamagedFile(redacted(f"{file}: {_cut(what)}; restore the file from a copy, or remove it"))
+    return DamagedFile(printable(redacted(f"{file}: {_cut(what)}; restore the file from a copy, or remove it")))
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return what an error says, redacted, in one line of at most 300 characters.
+    """Return an error's message, redacted and printable, in one line of at most 300 characters.
 
     >>> in_one_line(ConfigError("a = 1: is wrong; use 2\\n  b = 1: is wrong; use 2"))
     'a = 1: is wrong; use 2 b = 1: is wrong; use 2'
     """
-    text = redacted(" ".join(str(error).split()) or type(error).__name__)
+    text = printable(redacted(" ".join(str(error).split()) or type(error).__name__))
     return text if len(text) <= _LINE else f"{text[:_LINE]} ..."
 
 
@@ -174,19 +175,10 @@ def redacted(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` without control characters but newline and tab: printed, they command the reader's terminal.
+    """Return ``text`` with U+FFFD in place of each character that a terminal obeys, or that a page or a log cannot hold. All
+    text of a stranger goes through here before it is shown.
 
     >>> printable("red: \\x1b[31m")
     'red: \ufffd[31m'
     """
-    return _CONTROL.sub("\ufffd", text)
-
-
-def legible(text: str) -> str:
-    """Return ``text`` with U+FFFD for what a page or a drawing cannot hold: control characters, and bytes of a file's name that
-    are not UTF-8.
-
-    >>> legible("a\\x07b\\udcff")
-    'a�b�'
-    """
-    return _NOT_IN_XML.sub("\ufffd", text)
+    return _UNPRINTABLE.sub("\ufffd", text)

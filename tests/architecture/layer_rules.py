@@ -94,7 +94,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 """Package -> the files that may import it."""
 
 EDGES = (
-    *("app/train.py", "app/doctor.py", "training/__main__.py"),
+    *("app/tracking_server.py", "app/doctor.py", "training/__main__.py"),
     *("on_ray/cluster/session.py", "on_ray/cluster/connect.py"),
 )
 """Where the environment is read, once a process."""
@@ -177,6 +177,20 @@ def environment_readers(package: Path) -> list[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv"} and file not in EDGES
     ]
+
+
+def raw_prints(package: Path) -> list[str]:
+    """Uses of print, sys.stdout.write and sys.stderr.write in ``cli/``, where only ``output.say`` makes text printable."""
+    found = []
+    for file, tree in sources(package):
+        if not file.startswith("cli/") or file == "cli/output.py":
+            continue
+        for node in ast.walk(tree):
+            is_print = isinstance(node, ast.Name) and node.id == "print"
+            is_write = isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.stdout.write", "sys.stderr.write")
+            if is_print or is_write:
+                found.append(f"{file}:{node.lineno} prints raw text: call cli.output.say")  # type: ignore[attr-defined]
+    return found
 
 
 def too_long(package: Path) -> list[str]:

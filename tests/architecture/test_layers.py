@@ -30,6 +30,7 @@ RULES = [
     rules.private_ray,
     rules.impure,
     rules.environment_readers,
+    rules.raw_prints,
     rules.too_long,
     rules.undocumented,
 ]
@@ -126,6 +127,8 @@ def test_the_house_keeps(rule: Callable[[Path], list[str]]) -> None:
         (rules.forbidden_packages, "track/journal.py", "def f():\n    from mlflow import MlflowClient"),
         (rules.forbidden_packages, "stream/bad.py", "from torch import nn"),
         (rules.environment_readers, "model/bad.py", "import os\nx = os.environ['A']"),
+        (rules.raw_prints, "cli/bad.py", "f(say=print)"),
+        (rules.raw_prints, "cli/bad.py", "import sys\nsys.stdout.write('a')"),
         (rules.too_long, "model/bad.py", "x = 1\n" * 401),
         (rules.too_long, "model/bad.py", "def f():\n" + "    x = 1\n" * 61),
         (rules.undocumented, "model/bad.py", '"""Fine."""\ndef f():\n    pass'),

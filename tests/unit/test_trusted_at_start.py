@@ -63,10 +63,10 @@ def test_a_resume_needs_no_flag_and_so_do_commands_on_the_run(run: Folder, capsy
 
 
 def test_changed_code_is_refused_with_both_digests(run: Folder, capsys: pytest.CaptureFixture[str]) -> None:
-    before = code_digest(SOURCE)
+    before = code_digest(SOURCES)
     Path("trusted_model/layers.py").write_text("WIDTH = 9\n")
     said = _resume(capsys)
-    assert f"has changed since you trusted it: its digest was {before} and is {code_digest(SOURCE)}" in said
+    assert f"has changed since you trusted it: its digest was {before} and is {code_digest(SOURCES)}" in said
     assert "--trust-code" in said
     with pytest.raises(ConfigError, match=before):
         st.open_run("runs/mine").evaluate()
@@ -94,7 +94,7 @@ def test_a_claim_that_somebody_else_wrote_or_copied_is_worth_nothing(
     assert last is not None
     shutil.copytree("runs/mine", "runs/sent")
     sent = Folder(str(tmp_path / "runs" / "sent"))
-    assert leases.trusted_code(run, SOURCES) == code_digest(SOURCE) == leases.newest(sent).code  # type: ignore[union-attr]
+    assert leases.trusted_code(run, SOURCES) == code_digest(SOURCES) == leases.newest(sent).code  # type: ignore[union-attr]
     assert leases.trusted_code(sent, SOURCES) == "", "a copy of my own run: the seal names the folder"
     for seal in ("", "0" * 64, 5, None):
         forged = dataclasses.asdict(last) | {"seal": seal}
@@ -130,36 +130,36 @@ def test_without_a_home_to_write_to_the_flag_stays_needed(
 def test_worker_groups_of_torchrun_put_it_into_their_claim_too(run: Folder) -> None:
     group = GroupLease(run, "", "", sources=SOURCES)
     group.claim()
-    assert leases.trusted_code(run, SOURCES) == code_digest(SOURCE)
+    assert leases.trusted_code(run, SOURCES) == code_digest(SOURCES)
     Path("trusted_model/layers.py").write_text("WIDTH = 9\n")
     group.claim()
-    assert leases.trusted_code(run, SOURCES) != code_digest(SOURCE), "what was trusted is what its first claim says"
+    assert leases.trusted_code(run, SOURCES) != code_digest(SOURCES), "what was trusted is what its first claim says"
 
 
 def test_the_digest_is_of_the_package_or_of_the_one_file(run: Folder) -> None:
-    before = code_digest(SOURCE)
+    before = code_digest(SOURCES)
     assert len(before) == 32
-    assert code_digest("trusted_model.net:other") == before
+    assert code_digest({"model.source": "trusted_model.net:other"}) == before
     Path("trusted_model/data").mkdir()
     Path("trusted_model/data/weights.bin").write_bytes(b"no code")
-    assert code_digest(SOURCE) == before
+    assert code_digest(SOURCES) == before
     Path("trusted_model/data/more.py").write_text("")
-    assert code_digest(SOURCE) != before
+    assert code_digest(SOURCES) != before
     Path("plain").mkdir()  # no __init__.py: not a package that the user has drawn a line around
     Path("plain/one.py").write_text("1")
-    one = code_digest("plain.one:build")
+    one = code_digest({"model.source": "plain.one:build"})
     Path("plain/two.py").write_text("2")
-    assert code_digest("plain.one:build") == one != ""
-    assert code_digest("nowhere.at.all:build") == ""
+    assert code_digest({"model.source": "plain.one:build"}) == one != ""
+    assert code_digest({"model.source": "nowhere.at.all:build"}) == ""
     with pytest.raises(ConfigError):
         check_trusted({"model.source": "nowhere.at.all:build"}, "a file", False, "")
 
 
 def test_a_seal_is_of_the_fields_that_name_the_code(run: Folder) -> None:
     both = {"model.source": SOURCE, "optim.source": SOURCE}
-    assert code_digest(SOURCE, SOURCE) not in ("", code_digest(SOURCE))
-    assert code_digest(SOURCE, "nowhere.at.all:build") == ""
+    assert code_digest(both) not in ("", code_digest(SOURCES))
+    assert code_digest({**SOURCES, "optim.source": "nowhere.at.all:build"}) == ""
     leases.claim(run, "next", trains=False, sources=both)
-    assert leases.trusted_code(run, both) == code_digest(SOURCE, SOURCE)
+    assert leases.trusted_code(run, both) == code_digest(both)
     assert leases.trusted_code(run, SOURCES) == "", "claimed with an optimizer, too"
     assert leases.trusted_code(run, {"model.source": SOURCE, "objective.source": SOURCE}) == ""

@@ -6,7 +6,7 @@ import html
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from springtide.errors import ConfigError, explain, legible
+from springtide.errors import ConfigError, explain, printable
 from springtide.on_ray.cluster.session import named_cluster
 from springtide.on_ray.cluster.worker_queue import QueueRow, queue_rows, read_quotas, write_quotas
 
@@ -33,7 +33,7 @@ class QueueTable(NamedTuple):
         rows = ("".join(f"<td>{html.escape(cell)}</td>" for cell in _cells(one)) for one in self.rows)
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         table = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>" if body else f"<p>{_NOBODY}</p>"
-        return legible(table + "".join(f"<p>{html.escape(line)}</p>" for line in self._limits()))
+        return printable(table + "".join(f"<p>{html.escape(line)}</p>" for line in self._limits()))
 
     def _limits(self) -> list[str]:
         return [f"queue {name}: at most {most} workers" for name, most in sorted(self.quotas.items())]

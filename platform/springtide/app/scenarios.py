@@ -133,7 +133,13 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
     ),
     "resize": lambda *_: Scenario(
         8,
-        (Act(15, "drain", 3, 8), Act(35, "add", 2, 5), Act(60, "add", 1, 7), Act(80, "kill", 1, 8), Act(80, "wait", 1, 7)),
+        (
+            Act(15, "drain", 3, 8),
+            Act(35, "add", 2, 5),
+            Act(60, "add", 1, 7),
+            Act(80, "kill", 1, 8),
+            Act(80, "wait", 1, 7),
+        ),
         _ENDLESS,
         "8 -> 5 -> 7 -> 8 -> 7 workers: three leave with a notice, two join, another joins, one leaves without",
         steps_after=40,

@@ -100,7 +100,7 @@ def sweep(
     """
     from springtide.app.prepare import as_begun, prepare
     from springtide.app.resolve import absolute
-    from springtide.app.train import mlflow_uri
+    from springtide.app.tracking_server import mlflow_uri
     from springtide.on_ray.cluster.session import check_resources, cluster, worker_speed
     from springtide.on_ray.cluster.stop_signals import stop_signals
     from springtide.on_ray.tune.schedulers import POPULATIONS, scheduler_of
@@ -109,6 +109,7 @@ def sweep(
     table = read_file(space, base) if isinstance(space, str) else read(space, base)
     _check(base, name, scheduler)
     base = absolute(base)  # trials have their drivers in other processes
+    uri = mlflow_uri(base)
     judges = scheduler_of(scheduler, table)
     root = Folder(base.run.root)
     folder = SweepFolder(root / (name or time.strftime("sweep-%Y%m%d-%H%M%S-") + secrets.token_hex(2)))
@@ -124,7 +125,6 @@ def sweep(
             for remark in remarks:
                 say(remark)
             base = prepare(base)
-        uri = mlflow_uri(base)
         sink = SweepSink(configs.flatten(configs.redact(base)), folder.root, uri) if uri != OFF else None
         # a URI from the environment may have a password: trials get it through ``tracking_uri``, not in their config
         own = uri if uri == default_uri(root) else base.track.mlflow_uri

@@ -14,6 +14,7 @@ from springtide import config as configs
 from springtide.app import provenance
 from springtide.app.deadline import begun_s
 from springtide.app.resolve import ResolvedRun, resolved
+from springtide.app.tracking_server import mlflow_uri
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import step_of
 from springtide.checkpoint.fresh_start import begin_from_scratch
@@ -27,10 +28,9 @@ from springtide.events.listeners import Listeners
 from springtide.run.folder import Run
 from springtide.run.live_report import live_report
 from springtide.run.origin import read_origin, write_origin
-from springtide.store import Folder
 from springtide.track.console import Console
 from springtide.track.journal import Journal, stream_journal
-from springtide.track.mlflow_client import OFF, default_uri
+from springtide.track.mlflow_client import OFF
 from springtide.track.mlflow_sink import MlflowSink
 from springtide.track.own_listener import OwnListener
 
@@ -79,6 +79,7 @@ def train(
         >>> run.finished  # doctest: +SKIP
         True
     """
+    uri = mlflow_uri(config, tracking_uri)
     with resolved(
         config,
         resume=resume,
@@ -91,7 +92,7 @@ def train(
             with Console(found.config.num_steps, found.config.track.progress) as console:
                 console.say(*found.remarks)
         else:
-            _claim_and_train(found, mlflow_uri(found.config, tracking_uri), listen, workers)
+            _claim_and_train(found, uri, listen, workers)
     return found.run
 
 
@@ -124,7 +125,7 @@ def _claim_and_train(found: ResolvedRun, uri: str, listen: Callable[[Event], Non
 @contextlib.contextmanager
 def _lease(found: ResolvedRun) -> Iterator[leases.Lease]:
     """Hold the run for the block. Raises RunExists if another driver holds it."""
-    lease = leases.claim(found.run.folder, secrets.token_hex(8), trains=False, sources=found.config.sources)
+    lease = leases.claim(found.run.folder, secrets.token_hex(8), trains=False, sources=found.config.needs_trust)
     try:
         yield lease
     finally:
@@ -255,13 +256,3 @@ def sample(
         prompt, tokens or run.config.train.sample_tokens, temperature, seed=seed, step=step, trust_code=trust_code
     )
     return Sampled(step=step, prompt=prompt, text=found.text)
-
-
-def mlflow_uri(config: Config, given: str = "") -> str:
-    """Return the MLflow URI for a run of ``config``: ``given``, else the config's, else the environment's, else a file next to
-    the runs. It may have a password, and is not written anywhere."""
-    # a server that is down may cost a retry, not minutes inside its client
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-    chosen = given or config.track.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI", "")
-    return chosen or default_uri(Folder(config.run.root))

@@ -99,9 +99,9 @@ def claim(
     yields: bool = False,
 ) -> Lease:
     """Claim the next term. ``trains``: for a worker group, not only for a driver. ``again``: for an owner that has
-    claimed before. ``ends``: the term that the same worker group has held until now. ``sources``: the user's own
-    code (``Config.sources``), which is trusted: an unattended resume may run it. ``yields``: another owner may take over at
-    once, although this process is alive. The number of requests does not grow with the number of leases.
+    claimed before. ``ends``: the term that the same worker group has held until now. ``sources``: all that
+    may run code (``Config.needs_trust``), which is trusted: an unattended resume may run it. ``yields``: another owner may take
+    over at once, although this process is alive. The number of requests does not grow with the number of leases.
 
     A newest lease whose file is damaged counts as lost, but not with ``again``: then another owner may have claimed it.
 
@@ -118,7 +118,7 @@ def claim(
     if last and last.owner != owner and (again or _is_held(run, last)):
         raise _held_by(run, last)
     same = last if last and last.owner == owner else None
-    code = same.code if same else code_digest(*sources.values()) if sources else ""
+    code = same.code if same else code_digest(sources)
     number, groups, losses = 1, 0, 0
     if last is None:
         _check_store(run)
@@ -196,6 +196,7 @@ def _trust(run: Folder, sources: Mapping[str, str], code: str) -> str:
     named = [sources.get(field, "") for field in CODE_FIELDS]
     while named and not named[-1]:  # what a version that knew fewer fields has sealed
         named.pop()
+    named += sorted(sources.keys() - {*CODE_FIELDS})  # variables, whose values are in the digest
     return to_json([run.url, *named, code])
 
 

@@ -7,7 +7,8 @@ import os
 from functools import partial
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_json, add_trust, config_of, print_json
+from springtide.cli.options import add_config, add_json, add_trust, config_of
+from springtide.cli.output import print_json, say
 from springtide.cli.progress import progress_bars
 
 _PREPARE = """  springtide data prepare --recipe demo
@@ -90,8 +91,8 @@ def _label(options: argparse.Namespace) -> int:
         facts = found.model_dump(mode="json", exclude={"groups", "format"})
         print_json({"labels": url, "digest": found.digest, **facts})
         return 0
-    print(f"labels {url}\n  digest {found.digest}, of the dataset {found.dataset}")
-    print(f"  {found.what}{f', k = {found.k}' if found.k else ''}, {found.row_bytes:,} bytes a row")
-    print(f"  by {', '.join(f'{name} {value}' for name, value in found.labeller.items())}")
-    print(f"to learn from them, set objective.source and objective.labels = {url}")
+    say(f"labels {url}\n  digest {found.digest}, of the dataset {found.dataset}")
+    say(f"  {found.what}{f', k = {found.k}' if found.k else ''}, {found.row_bytes:,} bytes a row")
+    say(f"  by {', '.join(f'{name} {value}' for name, value in found.labeller.items())}")
+    say(f"to learn from them, set objective.source and objective.labels = {url}")
     return 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_json, print_json
-from springtide.errors import printable, redacted
+from springtide.cli.options import add_json
+from springtide.cli.output import print_json, say
 
 _DOCTOR = """  springtide doctor                          # versions, devices, memory, disk, environment, gloo
   springtide doctor --store s3://bucket/runs   # the store, too: latency, speed, conditional puts, its clock
@@ -36,11 +36,11 @@ def _doctor(options: argparse.Namespace) -> int:
     for one in doctor(options.store, options.root, upload=options.upload):
         found.append(one)
         if not options.json:
-            print(printable(redacted(one.describe())), flush=True)
+            say(one.describe())
     failed = sum(one.status == "fail" for one in found)
     warned = sum(one.status == "warn" for one in found)
     if options.json:
         print_json({"ok": not failed, "checks": [one._asdict() for one in found]})
     else:
-        print(f"{len(found)} checks: {failed} failed, {warned} warnings")
+        say(f"{len(found)} checks: {failed} failed, {warned} warnings")
     return 1 if failed else 0

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_json, add_trust, config_of, print_json, stdout_for_json
+from springtide.cli.options import add_config, add_json, add_trust, config_of
+from springtide.cli.output import print_json, say, stdout_for_json
 from springtide.errors import ConfigError, explain
 
 if TYPE_CHECKING:
@@ -134,10 +135,10 @@ def _estimate(options: argparse.Namespace) -> int:
     if options.json:
         print_json({**found.as_dict(), "evenness": even.as_dict()})
         return 0
-    print(f"tensors of a step, on each of {found.workers} workers:")
+    say(f"tensors of a step, on each of {found.workers} workers:")
     for words, size in found.as_dict().items():
-        print(f"  {gigabytes(size):>10}  {words}")
-    print(even.describe())
+        say(f"  {gigabytes(size):>10}  {words}")
+    say(even.describe())
     return 0
 
 
@@ -168,7 +169,7 @@ def _simulate(options: argparse.Namespace) -> int:
         rates = FailureRates(options.mttf * 3600, options.spare, options.hangs, options.racks)
         least, seed = options.min_workers, options.seed
         found = simulate_failures(options.nodes, options.days, rates, least, costs, options.lanes, seed)
-    print_json(found.as_dict()) if options.json else print(found.describe())
+    print_json(found.as_dict()) if options.json else say(found.describe())
     return 0
 
 
@@ -190,17 +191,17 @@ def _simulate_deadline(options: argparse.Namespace, costs: Costs) -> int:
         costs,
         options.lanes,
     )
-    print_json(found.as_dict()) if options.json else print(found.describe())
+    print_json(found.as_dict()) if options.json else say(found.describe())
     return 0
 
 
 def _drill(options: argparse.Namespace) -> int:
     from springtide.app.drill import drill
 
-    say = functools.partial(print, flush=True)
+    say = functools.partial(print)
     with stdout_for_json() if options.json else contextlib.nullcontext() as answer:
         found = drill(options.scenario, say, options.faults, options.trace, options.keep, options.notice)
-        answer(found.as_dict()) if answer else print(f"\n{found.describe()}")
+        answer(found.as_dict()) if answer else say(f"\n{found.describe()}")
     return 0 if found.ok else 1
 
 
@@ -227,5 +228,5 @@ def _notice(options: argparse.Namespace) -> int:
                 "--file", str(file), f"cannot be written ({error})", "choose another file, also as elastic.notice_file"
             )
         ) from None
-    print(f"{file}: this node goes away in {options.left_s:g} s")
+    say(f"{file}: this node goes away in {options.left_s:g} s")
     return 0

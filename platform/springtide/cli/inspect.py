@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from springtide import config as configs
-from springtide.cli.options import print_json
+from springtide.cli.output import print_json, say
 from springtide.errors import ConfigError, explain
 
 if TYPE_CHECKING:
@@ -79,30 +79,30 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
         }
         print_json({"dataset": url, **facts, "splits": splits, "sources": sources})
         return 0
-    print(
+    say(
         f"dataset {url}\n  digest {manifest.digest}, {manifest.vocab_size} ids, rows of {manifest.sequence_length} tokens"
     )
     for name, split in manifest.splits.items():
-        print(
+        say(
             f"  {name}: {split.documents} documents, {split.tokens} tokens, {split.rows} rows, {len(split.shards)} shards"
         )
     for name, own in manifest.sources.items() if len(manifest.sources) > 1 else ():
         train, heldout = (own.get(split) for split in (TRAIN, HELDOUT))
         trained = f"{train.tokens} tokens in {train.rows} rows, " if train else ""
-        print(f"  source {name}: {trained}{heldout.tokens if heldout else 0} tokens held out")
+        say(f"  source {name}: {trained}{heldout.tokens if heldout else 0} tokens held out")
     source = manifest.source
     dropped = ", ".join(f"{count} {reason}" for reason, count in source["dropped"].items() if count)
-    print(f"  from {source['source']}: {source['documents']} documents; dropped: {dropped or 'none'}")
+    say(f"  from {source['source']}: {source['documents']} documents; dropped: {dropped or 'none'}")
     lengths = ", ".join(f"{count} from {edge}" for edge, count in source["documents_by_tokens"] if count)
-    print(f"  documents by number of tokens: {lengths}")
+    say(f"  documents by number of tokens: {lengths}")
     if Folder(url).exists(CARD):
-        print(f"  card {Folder(url).where(CARD)}")
+        say(f"  card {Folder(url).where(CARD)}")
     for broken in source["broken"]:
-        print(f"  broken: {broken['name']}: {broken['reason']}: {broken['sample'][:60]!r}")
+        say(f"  broken: {broken['name']}: {broken['reason']}: {broken['sample'][:60]!r}")
     shown = HELDOUT if manifest.is_eval_only else TRAIN
     rows = SplitReader(Folder(url), manifest, shown).read(_first_rows(manifest.splits[shown].rows))
     for row, text in zip(rows.sample_ids, rows_text(rows.tokens, vocabulary), strict=True):
-        print(f"  row {row}: {text[:100]!r}")
+        say(f"  row {row}: {text[:100]!r}")
     return 0
 
 
@@ -128,9 +128,9 @@ def _show_run(url: str, only: str, verify: bool, as_json: bool) -> int:
         shown = [{**one.facts, "problem": one.reason} for one in found]
         print_json({"run": run.id, "status": status, "steps": len(run.steps), "checkpoints": shown})
     else:
-        print(f"run {run.id}: {status}, {len(run.steps)} of {run.config.num_steps} steps, {len(starts)} starts")
+        say(f"run {run.id}: {status}, {len(run.steps)} of {run.config.num_steps} steps, {len(starts)} starts")
         for start in [] if only else starts:
-            print(f"  started at step {start.step} with {start.world_size} workers {start.resumed_from}")
+            say(f"  started at step {start.step} with {start.world_size} workers {start.resumed_from}")
         for one in found:
-            print(f"  {one}" + (", verified" if verify and one.state == "committed" else ""))
+            say(f"  {one}" + (", verified" if verify and one.state == "committed" else ""))
     return 1 if any(one.state == "bad" for one in found) else 0

@@ -28,8 +28,9 @@ from typing import Any
 
 from springtide.cli import data, doctor, elastic, metrics, model, plan, queue, run, sweep, train
 from springtide.cli.commands import Commands
+from springtide.cli.output import say
 from springtide.cli.status import Status, status_of
-from springtide.errors import ConfigError, SpringtideError, explain, printable, redacted
+from springtide.errors import ConfigError, SpringtideError, explain
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SpringtideError, ValueError, OSError) as error:
         return complain(error)
     except KeyboardInterrupt as error:
-        print("\nstopped at once; --resume continues from the last checkpoint", file=sys.stderr)
+        say("\nstopped at once; --resume continues from the last checkpoint", error=True)
         return status_of(error)
 
 
@@ -82,7 +83,7 @@ def _unknown(option: str) -> ConfigError:
 
 def complain(error: BaseException) -> Status:
     """Print an error that ends a command, as every command does, and return the exit status."""
-    print(f"springtide: {printable(redacted(str(error)))}", file=sys.stderr)
+    say(f"springtide: {error}", error=True)
     return status_of(error)
 
 
@@ -95,7 +96,7 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from importlib import metadata
 
-        print(f"springtide {metadata.version('springtide')}")
+        say(f"springtide {metadata.version('springtide')}")
         parser.exit()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_json, print_json
+from springtide.cli.options import add_json
+from springtide.cli.output import print_json, say
 
 _EXAMPLES = "  springtide metrics                       # names, units and meanings"
 
@@ -25,5 +26,5 @@ def _metrics(options: argparse.Namespace) -> int:
         width = max(len(row.name) for row in rows()) + len(EXPORTED)
         for row in rows():
             name, labels = f"{EXPORTED}{row.name}", ", ".join(row.labels)
-            print(f"{name:{width}}  {row.kind:7}  {row.unit:10}  {row.meaning} ({labels})")
+            say(f"{name:{width}}  {row.kind:7}  {row.unit:10}  {row.meaning} ({labels})")
     return 0

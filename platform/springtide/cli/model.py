@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from springtide.cli import text
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_json, add_trust, print_json
-from springtide.errors import ConfigError, explain, printable
+from springtide.cli.options import add_json, add_trust
+from springtide.cli.output import print_json, say
+from springtide.errors import ConfigError, explain
 
 if TYPE_CHECKING:
     from springtide.run.exchange import Exported
@@ -83,12 +84,10 @@ def _export(options: argparse.Namespace) -> int:
         print_json({**found._asdict(), **({"version": version} if version else {})})
         return 0
     for remark in found.remarks:
-        print(f"note: {remark}")
-    print(
-        f"wrote {found.url}: {found.checkpoint} as {found.architecture}, {found.size_bytes / 2**20:.1f} MiB of weights"
-    )
+        say(f"note: {remark}")
+    say(f"wrote {found.url}: {found.checkpoint} as {found.architecture}, {found.size_bytes / 2**20:.1f} MiB of weights")
     if version:
-        print(f"registered {options.register} version {version} in MLflow")
+        say(f"registered {options.register} version {version} in MLflow")
     return 0
 
 
@@ -96,7 +95,7 @@ def _registry(run: Run, name: str | None) -> str:
     """Return the URI of the MLflow server that a model is registered at; empty without a name."""
     if name is None:
         return ""
-    from springtide.app.train import mlflow_uri
+    from springtide.app.tracking_server import mlflow_uri
     from springtide.track.mlflow_client import check_registry
 
     uri = mlflow_uri(run.config)
@@ -129,10 +128,10 @@ def _import(options: argparse.Namespace) -> int:
     from springtide.run.exchange import import_model
 
     run = import_model(options.folder, options.out, options.adapter)
-    print(f"wrote {run.folder.url}/checkpoints/{run.checkpoints[-1]}: weights only")
-    print(f"its settings are in {run.folder.where('config.yaml')}; start a run from it:")
-    print(f"  springtide train --config {run.folder.where('config.yaml')} --run.id NAME --corpus.source TEXT \\")
-    print(f"    --train.start-from {run.folder.url} --train.start-with weights --optim.peak-lr 1e-5")
+    say(f"wrote {run.folder.url}/checkpoints/{run.checkpoints[-1]}: weights only")
+    say(f"its settings are in {run.folder.where('config.yaml')}; start a run from it:")
+    say(f"  springtide train --config {run.folder.where('config.yaml')} --run.id NAME --corpus.source TEXT \\")
+    say(f"    --train.start-from {run.folder.url} --train.start-with weights --optim.peak-lr 1e-5")
     return 0
 
 
@@ -149,7 +148,7 @@ def _average(options: argparse.Namespace) -> int:
     from springtide.run.folder import open_run
 
     found = open_run(options.run).average(options.to, options.last, options.ema)
-    print(f"wrote {found.folder.url}/checkpoints/{found.checkpoints[-1]}: weights only")
+    say(f"wrote {found.folder.url}/checkpoints/{found.checkpoints[-1]}: weights only")
     return 0
 
 
@@ -177,9 +176,9 @@ def _fisher(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found._asdict())
         return 0
-    print(f"wrote {found.url}: Fisher information of {found.checkpoint}, on {found.tokens:,} tokens")
-    print("start a run that forgets less with these settings:")
-    print(f"  --train.start-from {found.checkpoint} --train.start-with weights --objective.anchor {found.url}")
+    say(f"wrote {found.url}: Fisher information of {found.checkpoint}, on {found.tokens:,} tokens")
+    say("start a run that forgets less with these settings:")
+    say(f"  --train.start-from {found.checkpoint} --train.start-with weights --objective.anchor {found.url}")
     return 0
 
 
@@ -217,7 +216,7 @@ def _evaluate(options: argparse.Namespace) -> int:
     if options.tasks:
         return _score(options)
     found = open_run(options.run).evaluate(options.step, options.tokens, options.trust_code)
-    print_json(dataclasses.asdict(found)) if options.json else print(found.describe())
+    print_json(dataclasses.asdict(found)) if options.json else say(found.describe())
     return 0
 
 
@@ -242,5 +241,5 @@ def _score(options: argparse.Namespace) -> int:
     found, table = score(
         lambda: text_model(run, step_of(checkpoint), trust), names, options.limit, options.batch_size, trust
     )
-    print_json({"checkpoint": checkpoint, "tasks": found}) if options.json else print(printable(table))
+    print_json({"checkpoint": checkpoint, "tasks": found}) if options.json else say(table)
     return 0

@@ -7,14 +7,13 @@ time of ``springtide --help``.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
 import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
+from springtide.cli.output import say
 from springtide.errors import ConfigError, explain
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ COMMON = frozenset(
 )
 """Fields that ``--help`` shows."""
 _START_FROM = "train.start_from"
+_URL = re.compile(r"[\w+.-]+://[^\s'\"{}\[\],]+")
 _OF_CHATS = ("sft", "lora")
 """Recipes that take the chat template of an imported model."""
 
@@ -77,29 +77,6 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def print_json(value: Any, file: IO[str] | None = None) -> None:
-    """Print ``value`` as the answer to --json, by default to standard output."""
-    from springtide.store import to_json
-
-    print(to_json(value), file=file)
-
-
-@contextlib.contextmanager
-def stdout_for_json() -> Iterator[Callable[[Any], None]]:
-    """Yield a ``print_json`` that alone writes to standard output. What else is printed there, by Ray's threads, libraries and
-    child processes, goes to standard error; in a process of its own for good, because Ray may speak up to its end."""
-    own = sys.__stdout__
-    if own is not None and sys.stdout is own:
-        own.flush()
-        with os.fdopen(os.dup(own.fileno()), "w") as answer:
-            os.dup2(sys.stderr.fileno(), own.fileno())
-            yield functools.partial(print_json, file=answer)
-    else:  # whoever called has replaced it
-        replaced = sys.stdout
-        with contextlib.redirect_stdout(sys.stderr):
-            yield functools.partial(print_json, file=replaced)
-
-
 def add_resume(parser: argparse.ArgumentParser, help: str) -> None:
     """Add ``--resume``: True, or ``auto``; False without it."""
     parser.add_argument("--resume", nargs="?", const=True, default=False, choices=["auto"], metavar="auto", help=help)
@@ -127,9 +104,13 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
     given = {name: value for name, value in vars(options).items() if "." in name}
     base, file = _base(options)
     config = base.override({name: _value(name, text) for name, text in given.items()})
+    if "track.mlflow_uri" in given:
+        from springtide.app.tracking_server import name_server
+
+        name_server(given["track.mlflow_uri"])
     trusts, sources = getattr(options, "trust_code", False), config.prepare_sources
     if runs_code:
-        sources = sources | config.sources
+        sources = sources | config.needs_trust
     if file and sources.keys() - given.keys() and not trusts:
         from springtide.run.find import trusted_code
 
@@ -149,6 +130,7 @@ def _base(options: argparse.Namespace) -> tuple[Config, str]:
         return configs.recipe(options.recipe), ""
     from springtide.checkpoint.branch import split
     from springtide.config.data import MODEL_TEMPLATE
+    from springtide.config.inherit import left_behind
     from springtide.run.folder import Run
     from springtide.shards import CHAT_TEMPLATE
 
@@ -156,7 +138,15 @@ def _base(options: argparse.Namespace) -> tuple[Config, str]:
     if not folder.exists(configs.RUN_CONFIG):
         remedy = "name the folder of a run, or of an imported model"
         raise ConfigError(explain(_START_FROM, start_from, f"has no {configs.RUN_CONFIG}", remedy))
-    config = configs.recipes.FINE_TUNING[options.recipe](Run(folder).config, start_from)
+    run, given = Run(folder).config, vars(options)
+    if options.recipe == "continue":
+        typed = [url for name, text in given.items() if "." in name for url in _URL.findall(text)]
+        config = configs.recipes.continued(run, start_from, typed)
+    else:
+        config = configs.recipes.FINE_TUNING[options.recipe](run, start_from)
+    for name, line in left_behind(run, config).items():
+        if name not in given:
+            say(f"note: {line}", error=True)
     if options.recipe in _OF_CHATS and not config.corpus.chat_template and folder.exists(CHAT_TEMPLATE):
         config = config.override({"corpus.chat_template": MODEL_TEMPLATE})
     return config, folder.where(configs.RUN_CONFIG)

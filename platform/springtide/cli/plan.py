@@ -6,7 +6,8 @@ import argparse
 import functools
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_json, config_of, print_json
+from springtide.cli.options import add_config, add_json, config_of
+from springtide.cli.output import print_json, say
 
 _PLAN = """  springtide plan --recipe llama3_8b --cluster nodes.yaml             # node types, prices and links in a file
   springtide plan --recipe gpu_1b --cluster nodes.yaml --measured runs/RUN   # tokens/s from what a run measured
@@ -42,5 +43,5 @@ def _plan(options: argparse.Namespace) -> int:
 
     config = config_of(options, runs_code=False)
     found = plan(config, options.cluster, options.measured, options.measured_on, options.vocabulary)
-    print_json(found.as_dict()) if options.json else print(found.describe())
+    print_json(found.as_dict()) if options.json else say(found.describe())
     return 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_json, print_json
+from springtide.cli.options import add_json
+from springtide.cli.output import print_json, say
 from springtide.errors import ConfigError, explain
 
 _QUEUE = """  RAY_ADDRESS=auto springtide queue                      # on one of its nodes: who has what, and waits for what
@@ -31,7 +32,7 @@ def _queue(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"runs": [one._asdict() for one in found.rows], "quotas": found.quotas})
     else:
-        print(found.describe())
+        say(found.describe())
     return 0
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from springtide.cli import runs
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_json, print_json
+from springtide.cli.options import add_json
+from springtide.cli.output import print_json, say
 from springtide.errors import printable
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _steer(verb: Verb, options: argparse.Namespace) -> int:
     if options.json:
         print_json({"verb": verb, **found.model_dump(mode="json", exclude={"format"})})
     else:
-        print(printable(f"{verb}: at step {found.step}: {found.text}"))
+        say(f"{verb}: at step {found.step}: {found.text}")
     return 0
 
 
@@ -94,7 +95,7 @@ def _verify(options: argparse.Namespace) -> int:
     if options.json:
         print_json(found.as_dict())
     else:
-        print(
+        say(
             f"{'ok' if found.ok else 'NOT OK'}: {found.steps_checked} steps checked against the order "
             f"{found.order_identity}; {found.steps_trained_again} trained again, world sizes {list(found.world_sizes)}"
         )
@@ -104,20 +105,20 @@ def _verify(options: argparse.Namespace) -> int:
             else ""
         )
         checkpoints = f"{found.checkpoints_checked} checkpoint{'s' * (found.checkpoints_checked != 1)}"
-        print(f"  the chain of the training state proves {found.steps_proven_by_chain} steps, in {checkpoints}{lost}")
+        say(f"  the chain of the training state proves {found.steps_proven_by_chain} steps, in {checkpoints}{lost}")
         if found.goes_on_from:
-            print(f"  it goes on from the chain of {found.goes_on_from}")
+            say(f"  it goes on from the chain of {found.goes_on_from}")
         for wrong in found.chain_mismatches:
             between = f"steps {wrong.after + 1} to {wrong.step}"
-            print(f"  {wrong.where}: other {between}: chain expected {wrong.expected}, found {wrong.found}")
+            say(f"  {wrong.where}: other {between}: chain expected {wrong.expected}, found {wrong.found}")
         for one in found.mismatches:
-            print(f"  step {one.step}: expected {one.expected}, found {one.found}")
+            say(f"  step {one.step}: expected {one.expected}, found {one.found}")
         for few in found.token_mismatches:
-            print(f"  step {few.step}: {few.expected} tokens expected, found {few.found}")
+            say(f"  step {few.step}: {few.expected} tokens expected, found {few.found}")
         if found.missing:
-            print(f"  neither in the journal nor proven by a chain: {list(found.missing)}")
+            say(f"  neither in the journal nor proven by a chain: {list(found.missing)}")
         if found.checkpoints_unread:
-            print(f"  no chain can be read in: {', '.join(found.checkpoints_unread)}")
+            say(f"  no chain can be read in: {', '.join(found.checkpoints_unread)}")
     return 0 if found.ok else 1
 
 
@@ -131,32 +132,30 @@ def _report(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"run": run.id, **book.as_dict(), "unknown_events": timeline.unknown})
         return 0
-    print(f"run {run.id}: {book.held:.0f} worker-seconds held, {book.goodput:.1%} of them in new steps")
+    say(f"run {run.id}: {book.held:.0f} worker-seconds held, {book.goodput:.1%} of them in new steps")
     if book.total_dollars:
         per_million = book.dollars_per_million_tokens
-        print(
-            f"  {book.total_dollars:.2f} $ for {book.tokens / 1e6:.2f} million tokens, {per_million:.4f} $ per million"
-        )
+        say(f"  {book.total_dollars:.2f} $ for {book.tokens / 1e6:.2f} million tokens, {per_million:.4f} $ per million")
     if book.total_kwh:
         sources = printable("; ".join(book.energy_sources)) or "unknown"
-        print(f"  {book.total_kwh:.3g} kWh in {book.energy_counted / book.held:.1%} of that time ({sources})")
+        say(f"  {book.total_kwh:.3g} kWh in {book.energy_counted / book.held:.1%} of that time ({sources})")
         if again := book.energy_kwh["recomputed"]:
-            print(f"  recomputed steps cost {again:.3g} kWh")
+            say(f"  recomputed steps cost {again:.3g} kWh")
     for kind, seconds in book.spent.items():
         if seconds:
             money = f"  {book.dollars[kind]:10.2f} $" if book.total_dollars else ""
             energy = f"  {book.energy_kwh[kind]:10.3g} kWh" if book.total_kwh else ""
-            print(f"  {kind.replace('_', ' '):16} {seconds:10.1f}  {seconds / book.held:6.1%}{money}{energy}")
+            say(f"  {kind.replace('_', ' '):16} {seconds:10.1f}  {seconds / book.held:6.1%}{money}{energy}")
     for one in book.restarts:
-        print(
+        say(
             f"  step {one.step}: {one.workers_before} -> {one.workers_after} workers, {one.gap_s:.1f} s without a step, "
             f"{one.steps_lost} steps lost; {one.cause}"
         )
     for straggler in book.stragglers:
-        print(f"  {straggler.describe()}")
+        say(f"  {straggler.describe()}")
     if timeline.unknown:
         kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(timeline.unknown.items()))
         count = sum(timeline.unknown.values())
-        print(f"  skipped: {count} events of kinds that this version does not know: {kinds}")
-    print(f"  {run.report}")
+        say(f"  skipped: {count} events of kinds that this version does not know: {kinds}")
+    say(f"  {run.report}")
     return 0

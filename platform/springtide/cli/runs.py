@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_json, print_json
+from springtide.cli.options import add_json
+from springtide.cli.output import print_json, say
 from springtide.errors import SpringtideError, printable, redacted
 
 if TYPE_CHECKING:
@@ -226,9 +227,9 @@ def _follow(watcher: _Watcher, console: Console, every_s: float) -> None:
     before = ""
     for messages, now in watcher.looks(every_s):
         for message in messages if before else ():  # history is in the journal
-            print(_clean(message), flush=True)
+            say(_clean(message))
         if (line := watcher.line(now)) != before:
-            print(line, flush=True)
+            say(line)
             before = line
 
 
@@ -259,21 +260,19 @@ def _list(options: argparse.Namespace) -> int:
         print_json([row._asdict() for row in rows])
         return 0
     if not rows:
-        print(f"no runs below {options.root}")
+        say(f"no runs below {options.root}")
         return 0
     width = max(len(row.id) for row in rows)
     figures = (f"{'step':>15}", f"{'loss':>8}", "workers", "goodput", f"{'$':>9}", f"{'kWh':>9}")
     heads = (f"{'state':17}", *figures, "last event (UTC)", "where")
-    print("  ".join((f"{'run':{width}}", *heads)))
+    say("  ".join((f"{'run':{width}}", *heads)))
     for row in rows:
         seen = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.seen_s)) if row.seen_s else "none"
         loss = "" if row.loss is None else f"{row.loss:.4f}"
         step = f"{row.step}/{row.num_steps}"
-        print(
-            printable(
-                f"{row.id:{width}}  {row.state:17}  {step:>15}  {loss:>8}  {row.workers:>7}  {row.goodput:>7.1%}  "
-                f"{row.dollars:>9.2f}  {row.energy_kwh:>9.3g}  {seen:16}  {row.where}".rstrip()
-            )
+        say(
+            f"{row.id:{width}}  {row.state:17}  {step:>15}  {loss:>8}  {row.workers:>7}  {row.goodput:>7.1%}  "
+            f"{row.dollars:>9.2f}  {row.energy_kwh:>9.3g}  {seen:16}  {row.where}".rstrip()
         )
     return 0
 
@@ -293,11 +292,11 @@ def _compare(options: argparse.Namespace) -> int:
 def _print(found: Comparison) -> None:
     one, other = found.runs
     if found.identical:
-        print(f"identical: {found.common_steps} steps on the same samples, with the same losses bit for bit")
+        say(f"identical: {found.common_steps} steps on the same samples, with the same losses bit for bit")
     else:
         for what, step in (("samples", found.first_other_samples), ("loss", found.first_other_loss)):
             where = "none" if step is None else f"step {step}"
-            print(f"first step with other {what}: {where}, of {found.common_steps} that both have")
+            say(f"first step with other {what}: {where}, of {found.common_steps} that both have")
     rows: list[tuple[str, str, str]] = [("", one.id, other.id)]
     for name in (
         "last_step",
@@ -318,9 +317,9 @@ def _print(found: Comparison) -> None:
         rows.append((f"{name}{mark}", _short(a), _short(b)))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
-        print(printable("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()))
+        say("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
     if found.changes_training:
-        print("* changes what is learned")
+        say("* changes what is learned")
 
 
 def _figure(value: float | None) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_json, add_resume, add_trust, config_of, print_json
+from springtide.cli.options import add_config, add_json, add_resume, add_trust, config_of
+from springtide.cli.output import print_json, say
 
 _EXAMPLES = """  springtide sweep --space tune_spaces/lr_and_decay.py --recipe tiny
   springtide sweep --space tune_spaces/lr_and_decay.py --recipe demo --name first --scheduler none --elastic.max-workers 4
@@ -41,7 +41,6 @@ def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
 def _sweep(options: argparse.Namespace) -> int:
     from springtide.app.sweep import sweep
 
-    say = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else print
     result = sweep(
         config_of(options),
         options.space,
@@ -51,7 +50,7 @@ def _sweep(options: argparse.Namespace) -> int:
         seed=options.seed,
         concurrent=options.concurrent,
         resume=options.resume,
-        say=say,
+        say=partial(say, error=options.json),
     )
     if options.json:
         print_json(result.as_dict())

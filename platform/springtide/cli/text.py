@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_json, add_trust, print_json
-from springtide.errors import ConfigError, explain, printable
+from springtide.cli.options import add_json, add_trust
+from springtide.cli.output import print_json, write
+from springtide.errors import ConfigError, explain
 
 _GENERATE = """  springtide model generate runs/RUN --prompt "def " --tokens 64
   springtide model generate runs/RUN --prompts prompts.txt --temperature 0 --json
@@ -56,29 +56,23 @@ def _generate(options: argparse.Namespace) -> int:
     model = open_text(options.run, options.step, options.trust_code)
     streams = len(prompts) == 1 and not options.json
     if streams and not options.chat:
-        _say(prompts[0])
+        write(prompts[0])
     found = model.generate(
         prompts,
         options.tokens,
         sampling,
         options.stop,
         options.chat,
-        (lambda _, text: _say(text)) if streams else None,
+        (lambda _, text: write(text)) if streams else None,
     )
     if options.json:
         print_json({"texts": [one._asdict() for one in found]})
     elif streams:
-        _say("\n")
+        write("\n")
     else:
         for one in found:
-            _say(f"--- {one.prompt}\n{one.text}\n")
+            write(f"--- {one.prompt}\n{one.text}\n")
     return 0
-
-
-def _say(text: str) -> None:
-    """Print at once, without what commands a terminal."""
-    sys.stdout.write(printable(text))
-    sys.stdout.flush()
 
 
 def _read(name: str) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_config, add_resume, add_trust, config_of, program
+from springtide.cli.output import say
 from springtide.cli.progress import progress_bars
 from springtide.errors import redacted
 
@@ -66,11 +67,11 @@ def _train(options: argparse.Namespace) -> int:
         run = demonstrate(config, progress) if options.demo else train(config, **how, progress=progress)
     if not run.finished:
         steps = f"step {run.last_step} of {run.config.num_steps}"
-        print(f"\nstopped at {steps}; the same command with --resume continues from there")
+        say(f"\nstopped at {steps}; the same command with --resume continues from there")
     elif options.demo:
         _farewell(run)
     else:
-        print(f"\nrun {run.id}: {len(run.steps)} steps; report {run.report}")
+        say(f"\nrun {run.id}: {len(run.steps)} steps; report {run.report}")
     return 0
 
 
@@ -80,7 +81,7 @@ def _show(found: ResolvedRun) -> int:
 
     start = redacted(found.starts_from) if found.starts_from else "step 0"
     lines = [f"run {found.run.id} would start from {start}", *found.remarks]
-    print("".join(f"# {line}\n" for line in lines) + configs.dump(configs.redact(found.config)), end="")
+    say("".join(f"# {line}\n" for line in lines) + configs.dump(configs.redact(found.config)), end="")
     return 0
 
 
@@ -89,7 +90,7 @@ def _farewell(run: Run) -> None:
     from springtide.app.demo import account
 
     root, folder, springtide = run.config.run.root, run.folder.url, program()
-    print(
+    say(
         f"""
 {account(run)}
 

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import hmac
 import importlib
+import json
 import os
 import secrets
 import stat
@@ -32,6 +33,8 @@ _RETURNS = {
     LISTENER: "a listener of events",
     "corpus.filter": "the text or None",
 }
+_VARIABLE = "elastic.env."
+"""Beginning of the field of an environment variable that needs trust (``Config.needs_trust``)."""
 _KEY = "~/.springtide/trust.key"
 _KEY_BYTES = 32
 
@@ -49,20 +52,39 @@ def code_fingerprint() -> str:
 def check_trusted(
     sources: Mapping[str, str], where: str, trust_code: bool, claimed: str = "", named: Collection[str] = ()
 ) -> None:
-    """Raise ConfigError if the config in ``where`` names code to run (``sources``, as ``Config.sources``), ``trust_code`` is
-    False, and its digest is not the one that the user trusted when the run started (``claimed``). For configs that the
-    user may not have written; the fields ``named`` he has given himself."""
-    others = {field: source for field, source in sources.items() if field not in named}
-    if not others or trust_code or (claimed and claimed == (now := code_digest(*sources.values()))):
+    """Check that the user trusts what a config of unknown origin would run.
+
+    Args:
+        sources: what it runs, as ``Config.needs_trust``.
+        where: file of the config, for the error.
+        trust_code: the user trusts it.
+        claimed: digest of what the user trusted when the run started; empty if it did not start.
+        named: settings that the user has given himself; they are trusted.
+
+    Raises:
+        ConfigError: something in ``sources`` is neither trusted, nor given by the user, nor what ``claimed`` is the digest of.
+    """
+    others = {field: source for field, source in sources.items() if not {field, _section_field(field)} & {*named}}
+    if not others or trust_code or (claimed and claimed == (now := code_digest(sources))):
         return
-    modules = [source.partition(":")[0] for source in others.values()]
-    run = "; ".join(f"module {one} would be imported and run, from {file_of(one)}" for one in dict.fromkeys(modules))
-    what = f"is code that {where} names: {run}"
+    functions = {field: source for field, source in others.items() if not field.startswith(_VARIABLE)}
+    modules = dict.fromkeys(source.partition(":")[0] for source in functions.values())
+    runs = [f"module {one} would be imported and run, from {file_of(one)}" for one in modules]
+    runs += [
+        f"{field.removeprefix(_VARIABLE)} may load a library, run a program or write a file in each worker"
+        for field in others.keys() - functions.keys()
+    ]
+    what = f"is {'code' if functions else 'a variable'} that {where} names: {'; '.join(runs)}"
     if claimed:
         what += f"; it has changed since you trusted it: its digest was {claimed} and is {now or 'none'}"
     remedy = "read it, then pass --trust-code (in Python: trust_code=True) if you trust its author, or name it yourself"
     (first, source), *rest = others.items()
     raise ConfigError(explain(" and ".join([first, *(field for field, _ in rest)]), source, what, remedy))
+
+
+def _section_field(field: str) -> str:
+    """Return the setting that ``field`` belongs to: ``elastic.env.NAME`` is a part of ``elastic.env``."""
+    return ".".join(field.split(".")[:2])
 
 
 def find_code(field: str, source: str) -> Callable[..., object]:
@@ -93,12 +115,22 @@ def find_code(field: str, source: str) -> Callable[..., object]:
     return found
 
 
-def code_digest(*sources: str) -> str:
-    """Hash the code that ``sources`` name, 32 hex digits; empty if there is none for one of them. Imports nothing."""
-    digests = list(map(_digest, sources))
+def code_digest(sources: Mapping[str, str]) -> str:
+    """Hash what a run would run: the code of the functions, and the values of the variables.
+
+    Args:
+        sources: as ``Config.needs_trust``.
+
+    Returns:
+        32 hex digits; empty if there is nothing, or a function has no code. Imports nothing.
+    """
+    digests = [_digest(source) for field, source in sources.items() if not field.startswith(_VARIABLE)]
+    variables = {field: value for field, value in sources.items() if field.startswith(_VARIABLE)}
+    if variables:
+        digests.append(hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).hexdigest()[:32])
     if len(digests) == 1 or "" in digests:
         return "" if "" in digests else digests[0]
-    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:32]
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:32] if digests else ""
 
 
 def _digest(source: str) -> str:

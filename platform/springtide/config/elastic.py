@@ -14,7 +14,112 @@ from springtide.errors import explain
 _OURS = ("CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 _OURS_BEGIN = ("RAY_", "TORCH_NCCL_", "TORCHELASTIC_")
 """Variables that decide who a worker is and how it lets go of its group."""
+ALLOWED_ENV = frozenset(
+    [
+        "NCCL_SOCKET_IFNAME",
+        "NCCL_SOCKET_FAMILY",
+        "NCCL_SOCKET_NTHREADS",
+        "NCCL_NSOCKS_PERTHREAD",
+        "NCCL_OOB_NET_ENABLE",
+        "NCCL_OOB_NET_IFNAME",
+        "NCCL_IB_HCA",
+        "NCCL_IB_DISABLE",
+        "NCCL_IB_GID_INDEX",
+        "NCCL_IB_ADDR_FAMILY",
+        "NCCL_IB_ADDR_RANGE",
+        "NCCL_IB_ROCE_VERSION_NUM",
+        "NCCL_IB_TIMEOUT",
+        "NCCL_IB_RETRY_CNT",
+        "NCCL_IB_PKEY",
+        "NCCL_IB_SL",
+        "NCCL_IB_TC",
+        "NCCL_IB_FIFO_TC",
+        "NCCL_IB_AR_THRESHOLD",
+        "NCCL_IB_ADAPTIVE_ROUTING",
+        "NCCL_IB_QPS_PER_CONNECTION",
+        "NCCL_IB_SPLIT_DATA_ON_QPS",
+        "NCCL_IB_PCI_RELAXED_ORDERING",
+        "NCCL_IB_CUDA_SUPPORT",
+        "NCCL_IB_MERGE_NICS",
+        "NCCL_CROSS_NIC",
+        "NCCL_NET",
+        "NCCL_NET_GDR_LEVEL",
+        "NCCL_NET_GDR_READ",
+        "NCCL_NET_GDR_C2C",
+        "NCCL_NET_SHARED_BUFFERS",
+        "NCCL_NET_SHARED_COMMS",
+        "NCCL_DMABUF_ENABLE",
+        "NCCL_P2P_DISABLE",
+        "NCCL_P2P_LEVEL",
+        "NCCL_P2P_DIRECT_DISABLE",
+        "NCCL_P2P_NET_CHUNKSIZE",
+        "NCCL_P2P_PXN_LEVEL",
+        "NCCL_PXN_DISABLE",
+        "NCCL_SHM_DISABLE",
+        "NCCL_BUFFSIZE",
+        "NCCL_NTHREADS",
+        "NCCL_MIN_NCHANNELS",
+        "NCCL_MAX_NCHANNELS",
+        "NCCL_MIN_CTAS",
+        "NCCL_MAX_CTAS",
+        "NCCL_MIN_P2P_NCHANNELS",
+        "NCCL_MAX_P2P_NCHANNELS",
+        "NCCL_CGA_CLUSTER_SIZE",
+        "NCCL_ALGO",
+        "NCCL_PROTO",
+        "NCCL_NVLS_ENABLE",
+        "NCCL_MNNVL_ENABLE",
+        "NCCL_CUMEM_ENABLE",
+        "NCCL_CUMEM_HOST_ENABLE",
+        "NCCL_COLLNET_ENABLE",
+        "NCCL_COLLNET_NODE_THRESHOLD",
+        "NCCL_GRAPH_MIXING_SUPPORT",
+        "NCCL_GRAPH_REGISTER",
+        "NCCL_LOCAL_REGISTER",
+        "NCCL_LAUNCH_MODE",
+        "NCCL_CHECK_POINTERS",
+        "NCCL_DEBUG",
+        "NCCL_DEBUG_SUBSYS",
+        "NCCL_IGNORE_CPU_AFFINITY",
+        "NCCL_IGNORE_DISABLED_P2P",
+        "NCCL_RAS_ENABLE",
+        "GLOO_SOCKET_IFNAME",
+        "FI_PROVIDER",
+        "FI_LOG_LEVEL",
+        "FI_TCP_IFACE",
+        "FI_EFA_USE_DEVICE_RDMA",
+        "FI_EFA_FORK_SAFE FI_EFA_USE_HUGE_PAGE",
+        "FI_EFA_SET_CUDA_SYNC_MEMOPS",
+        "FI_MR_CACHE_MONITOR",
+        "OFI_NCCL_PROTOCOL",
+        "OFI_NCCL_DISABLE_DMABUF",
+        "RDMAV_FORK_SAFE",
+        "RDMAV_HUGEPAGES_SAFE",
+        "UCX_NET_DEVICES",
+        "UCX_TLS",
+        "UCX_IB_GID_INDEX",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "CUDA_DEVICE_ORDER",
+        "CUDA_LAUNCH_BLOCKING",
+        "CUDA_MODULE_LOADING",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "NVIDIA_TF32_OVERRIDE",
+        "PYTORCH_ALLOC_CONF",
+        "PYTORCH_CUDA_ALLOC_CONF",
+        "OMP_NUM_THREADS",
+        "MKL_NUM_THREADS",
+        "TORCH_CPP_LOG_LEVEL",
+        "TORCH_DISTRIBUTED_DEBUG",
+        "TORCH_SHOW_CPP_STACKTRACES",
+    ]
+)
+"""Variables that hold an interface, a level, a switch or a number. Any other may load a library, run a program or write a file
+(``LD_PRELOAD``, ``NCCL_NET_PLUGIN``, ``NCCL_DEBUG_FILE``, ``TORCH_LOGS``, which imports the modules that it names), so it
+needs the trust that code needs."""
 _SECRET = re.compile("TOKEN|SECRET|PASSWORD|CREDENTIAL|ACCESS_KEY|API_KEY", re.IGNORECASE)
+
+
+_VALUE = re.compile("[^\\x00-\\x1f\\x7f]{0,4096}")
 
 
 class ElasticConfig(Section):
@@ -29,8 +134,9 @@ class ElasticConfig(Section):
     gpus_per_worker: float = free(default=0.0, ge=0)
     """GPUs that a worker reserves in Ray [gpus]."""
     env: dict[str, str] = free(default={})
-    """Environment variables of the workers on GPUs, set before torch is loaded, such as ``{NCCL_SOCKET_IFNAME: eth0}``: for
-    NCCL and the network's libraries, which read nothing else [table]."""
+    """Environment variables of the workers on GPUs, set before torch is loaded, such as ``{NCCL_SOCKET_IFNAME: eth0}``.
+    Variables that hold interfaces, levels and numbers are known by name. From a file, any other needs ``--trust-code``, because
+    it may load a library or write a file [table]."""
     grow: Literal["when_it_pays", "always", "never"] = free(default="when_it_pays")
     """Whether to use nodes that join: if they save more time than the restart takes, always, or never [name]."""
     max_failures: int = free(default=3, ge=0)
@@ -67,12 +173,20 @@ class ElasticConfig(Section):
     leave_on_rebalance: bool = free(default=False)
     """Whether to leave a node that AWS recommends to rebalance, before its loss is certain [flag]."""
 
+    @property
+    def unlisted_env(self) -> dict[str, str]:
+        """The variables that need trust, as those in ``ALLOWED_ENV`` do not: ``elastic.env.NAME`` -> value."""
+        return {f"elastic.env.{name}": value for name, value in sorted(self.env.items()) if name not in ALLOWED_ENV}
+
     @model_validator(mode="after")
     def _check_env(self) -> ElasticConfig:  # of the section, whose messages do not show the whole field
         for name, value in self.env.items():
             field, remedy = f"elastic.env.{name}", "name a variable of NCCL, libfabric, gloo or torch"
             if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
                 raise ValueError(explain(field, value, "is not a name of a variable", remedy))
+            if not _VALUE.fullmatch(value):
+                limit = "must be at most 4,096 printable characters"
+                raise ValueError(explain(field, value[:100], limit, "shorten it, or remove control characters"))
             if name in _OURS or name.startswith(_OURS_BEGIN):
                 raise ValueError(explain(field, value, "is set by springtide, Ray or torchrun", "leave it out"))
             if _SECRET.search(name):

@@ -80,7 +80,7 @@ def load_config(path: str | Path, trust_code: bool = False) -> Config:
 
     Args:
         path: the file, such as the ``config.yaml`` of a run.
-        trust_code: accept a file that names code to run (``Config.sources``, ``Config.prepare_sources``).
+        trust_code: accept a file that names code to run (``Config.needs_trust``, ``Config.prepare_sources``).
 
     Raises:
         ConfigError: the file cannot be read or is not a valid config, or it names code and ``trust_code`` is not set. A stored
@@ -99,7 +99,7 @@ def load_config(path: str | Path, trust_code: bool = False) -> Config:
         raise ConfigError(
             explain("config", str(path), f"cannot be read ({error.strerror})", "check the path")
         ) from None
-    check_trusted(config.prepare_sources | config.sources, str(path), trust_code)
+    check_trusted(config.prepare_sources | config.needs_trust, str(path), trust_code)
     return config
 
 

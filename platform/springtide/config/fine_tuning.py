@@ -9,18 +9,13 @@ Examples:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import json
+from collections.abc import Callable, Sequence
 
-from springtide.config.data import CorpusConfig, ShardsConfig, StreamConfig
-from springtide.config.engine import OptimConfig
-from springtide.config.quantities import Tokens
-from springtide.config.schema import Config, RunConfig, TrainConfig
+from springtide.config.inherit import inherited, is_named
+from springtide.config.schema import Config
 from springtide.errors import ConfigError, explain
 
-_MADE_HERE = ("bpe", "bytes")
-"""Tokenizers that are written into the dataset."""
-_TOKENIZER = "tokenizer.json"
 _ROWS = ("packing", "mask_across_documents", "rows_per_group", "groups_per_shard", "heldout_fraction")
 
 
@@ -32,9 +27,9 @@ def sft(run: Config, start_from: str) -> Config:
         start_from: that run's folder, or one of its checkpoints.
 
     Returns:
-        The run's model, tokenizer, layout and workers, with a low learning rate (Touvron et al., "Llama 2", 2023, section 3.1:
-        2e-5). ``corpus.source`` is yours to name, and ``corpus.chat_template`` where the run has none: ``model`` for that of an
-        imported model, which the command line takes by itself.
+        The run's model, tokenizer, length of rows and precision (``inherit.INHERITED``), with a low learning rate (Touvron et
+        al., "Llama 2", 2023, section 3.1: 2e-5). ``corpus.source`` is yours to name, and ``corpus.chat_template`` where the run
+        has none: ``model`` for that of an imported model, which the command line takes by itself.
 
     Examples:
         >>> found = st.recipes.sft(st.open_run("runs/mine").config, "runs/mine")
@@ -127,7 +122,7 @@ def distill(run: Config, start_from: str) -> Config:
         start_from: that run's folder, or one of its checkpoints.
 
     Returns:
-        The run's model, tokenizer, layout, rows and workers, with a third of its learning rate. The text is yours to name
+        The run's model, tokenizer, rows and precision, with a third of its learning rate. The text is yours to name
         (``corpus.source`` or ``shards.dataset``), and the teacher: ``objective.teacher``, or its ``objective.labels``.
 
     Examples:
@@ -138,18 +133,23 @@ def distill(run: Config, start_from: str) -> Config:
     return _trained_on(run, start_from).override({"objective.source": "distill"})
 
 
-def continued(run: Config, start_from: str) -> Config:
+def continued(run: Config, start_from: str, named: Sequence[str] = ()) -> Config:
     """Return settings that train a model on with new text, a quarter of each batch being replay of the text that it knows; on
     the command line, ``continue``.
 
     Args:
         run: settings of the model's run, which names its dataset.
         start_from: that run's folder, or one of its checkpoints.
+        named: more URLs that the user has typed. ``run`` may come from a stranger, so its datasets must be local or on a
+            host of these or of ``start_from``.
 
     Returns:
-        The run's model, tokenizer, layout, rows and workers. A third of its learning rate is reached anew, and falls to a tenth
+        The run's model, tokenizer, rows and precision. A third of its learning rate is reached anew, and falls to a tenth
         of that (Ibrahim et al., "Simple and scalable strategies to continually pre-train large language models", 2024).
         ``corpus.source``, the new text, is yours to name; it is prepared as ``new`` beside ``old``.
+
+    Raises:
+        ConfigError: ``run`` has no dataset, or one on a host that the user has not named.
 
     Examples:
         >>> found = st.recipes.continued(st.open_run("runs/mine").config, "runs/mine")
@@ -161,6 +161,11 @@ def continued(run: Config, start_from: str) -> Config:
         problem = "has no dataset to replay: its run was imported, or prepares its text yet"
         remedy = "name datasets and weights yourself: docs/how-to/continue.md"
         raise ConfigError(explain("train.start_from", start_from, problem, remedy))
+    for url in known.values():
+        if not any(is_named(url, one) for one in (start_from, *named)):
+            limit = f"names a dataset to replay on a host that you did not name: {url}"
+            remedy = f"to allow it: --stream.mixture '{json.dumps({'new': '', **known})}'"
+            raise ConfigError(explain("train.start_from", start_from, limit, remedy))
     shares = {"new": 3.0, **dict.fromkeys(known, 1.0 / len(known))}
     mixture = {"new": "", **known}
     return _trained_on(run, start_from).override({"stream.mixture": mixture, "stream.weights": [{"shares": shares}]})
@@ -178,27 +183,11 @@ FINE_TUNING: dict[str, Callable[[Config, str], Config]] = {
 
 
 def _tuned(run: Config, start_from: str, peak_lr: float) -> Config:
-    """Return the settings that fine-tuning shares."""
-    shards = {name: getattr(run.shards, name) for name in ("root", "sequence_length", "token_type")}
-    return Config(
-        run=RunConfig(root=run.run.root),
-        corpus=_corpus(run),
-        model=run.model,
-        shards=ShardsConfig(**shards, packing="best_fit", mask_across_documents=True),
-        stream=StreamConfig(global_batch=run.stream.global_batch),
-        parallel=run.parallel,
-        optim=OptimConfig(peak_lr=peak_lr, warmup=Tokens(0), schedule="cosine", weight_decay=0.0),
-        train=TrainConfig(
-            start_from=start_from,
-            start_with="weights",
-            micro_batch=run.train.micro_batch,
-            eval_tokens=run.train.eval_tokens,
-            sample_tokens=0,
-        ),
-        checkpoint=run.checkpoint,
-        elastic=run.elastic,
-        track=run.track,
-    )
+    """Return the settings that fine-tuning shares: facts about the model of ``run`` (``inherit``), and a schedule."""
+    optim = {"peak_lr": peak_lr, "warmup": 0, "schedule": "cosine", "weight_decay": 0.0}
+    changes = {"train.start_from": start_from, "train.start_with": "weights", "train.sample_tokens": 0}
+    changes |= {f"optim.{name}": value for name, value in optim.items()}
+    return inherited(run).override({**changes, "shards.packing": "best_fit", "shards.mask_across_documents": True})
 
 
 def _trained_on(run: Config, start_from: str) -> Config:
@@ -211,15 +200,3 @@ def _trained_on(run: Config, start_from: str) -> Config:
         "optim.final_lr_ratio": 0.1,
     }
     return tuned.override({**same, **optim})
-
-
-def _corpus(run: Config) -> CorpusConfig:
-    """Return a corpus that has to be named, with the tokenizer of ``run`` and its ends of texts."""
-    same: dict[str, Any] = {
-        name: getattr(run.corpus, name) for name in ("end_of_text", "begin_of_text", "chat_template")
-    }
-    tokenizer = run.corpus.tokenizer
-    if tokenizer in _MADE_HERE:
-        dataset = run.shards.dataset or next(iter(run.stream.mixture.values()), "")
-        tokenizer = f"{dataset.rstrip('/')}/{_TOKENIZER}" if dataset else tokenizer
-    return CorpusConfig(source="", tokenizer=tokenizer, **same)

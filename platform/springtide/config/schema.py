@@ -236,6 +236,12 @@ class Config(Section):
         return {field: value for field, value in zip(CODE_FIELDS, values, strict=True) if value}
 
     @property
+    def needs_trust(self) -> dict[str, str]:
+        """All that can run code in a run: ``sources``, and the environment variables that are not known to be harmless
+        (``elastic.ALLOWED_ENV``): field -> value."""
+        return self.sources | self.elastic.unlisted_env
+
+    @property
     def prepare_sources(self) -> dict[str, str]:
         """The same of what prepares a dataset; empty where there is one."""
         filters = self.corpus.filter and not self.shards.dataset

@@ -22,13 +22,14 @@ from springtide.corpus.near_duplicates import (
 )
 from springtide.corpus.pieces import Piece, without
 from springtide.corpus.sources import CorpusReader, Unit, open_source
-from springtide.corpus.tokenizer import Tokenizer, check_byte_counts, open_tokenizer, tokenizer_file
+from springtide.corpus.tokenizer import UNSPLIT, Tokenizer, check_byte_counts, open_tokenizer, probe, tokenizer_file
 
 __all__ = [
     "BANDS",
     "BINS",
     "SIMILAR",
     "TEMPLATE_BYTES",
+    "UNSPLIT",
     "BadChat",
     "Broken",
     "ChatTemplate",
@@ -53,6 +54,7 @@ __all__ = [
     "jaccard",
     "open_source",
     "open_tokenizer",
+    "probe",
     "quotes",
     "quotes_of",
     "read_template",

@@ -71,15 +71,21 @@ def infill(
         for span in spans
         for piece in span.pieces
     )
-    encoded = vocabulary.encode(texts)
+    encoded = vocabulary.try_encode(texts)
     for document, spans in zip(documents, planned, strict=True):
         if not _is_changed(spans):
             yield None
             continue
         ids = document.ids
+        pieces = [[ids[piece] if ids is not None else next(encoded) for piece in span.pieces] for span in spans]
+        if any(
+            one is None for span in pieces for one in span
+        ):  # a piece that cannot be split, although the whole text can
+            yield None
+            continue
+        end = None if ids is not None else -1
         yield [
-            _laid_out([ids[piece] if ids is not None else next(encoded)[:-1] for piece in span.pieces], span, infilling)
-            for span in spans
+            _laid_out([one[:end] for one in found], span, infilling) for found, span in zip(pieces, spans, strict=True)
         ]
 
 

@@ -6,6 +6,8 @@ import itertools
 import json
 import logging
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,14 @@ _FALLBACK = re.compile(r"<0x[0-9A-F]{2}>")
 _STEPS = ("normalizer", "pre_tokenizer", "decoder")
 """The parts of a ``tokenizer.json`` that determine how its tokens are spelled."""
 
+_MOST_GROWTH = 16
+"""How many times as long the replacements of a tokenizer may make a text. Known tokenizers reach 4."""
+UNSPLIT = "the tokenizer cannot split"
+"""Why a text is dropped that the library cannot encode."""
+_LONG_RUN = 50_000
+"""Characters of a run in a text that a tokenizer is trained on: the time of training grows with the square (1 s for these)."""
+_LONG_RUNS = re.compile(rf"(?s)(.)\1{{{_LONG_RUN},}}")
+
 _log = logging.getLogger(__name__)
 
 
@@ -40,6 +50,8 @@ class Tokenizer:
         """``end_of_text``: the token that ends a document, or its id; empty looks for the usual names. CorpusError if
         ``tokenizer`` has none of them, ConfigError if it lacks the one that is given."""
         self.tokenizer = tokenizer
+        for step in ("normalizer", "decoder"):
+            _check_growth(step, getattr(tokenizer, step))
         tokenizer.encode_special_tokens = True  # text that spells a special token is text
         _encode_whole_texts(tokenizer)
         self.end_of_text: int = self._end_of_text(end_of_text)
@@ -83,17 +95,40 @@ class Tokenizer:
             raise ConfigError(str(error).replace("the tokenizer;", f"the tokenizer {name};")) from None
         except CorpusError as error:
             raise CorpusError(str(error).replace("'(file)'", repr(name))) from None
-        except BaseException as error:  # the library raises plain Exceptions, and panics that are not even that
-            if isinstance(error, (KeyboardInterrupt, SystemExit, MemoryError)):
+        except BaseException as error:
+            if not is_of_the_library(error):
                 raise
             limit = f"is not a tokenizer that can be used ({str(error)[:300]})"
             raise CorpusError(explain("corpus.tokenizer", name, limit, "give a tokenizer.json")) from None
 
     def encode(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
-        """Yield one uint32 array of ids per text, the end-of-document id appended. Encodes batches of texts in parallel."""
+        """Yield one uint32 array of ids per text, the end-of-document id appended. Encodes batches of texts in parallel.
+
+        Raises:
+            CorpusError: the library cannot encode a text.
+        """
+        for ids in self.try_encode(texts):
+            if ids is None:
+                remedy = "remove long runs of one character from it, or use another tokenizer"
+                raise CorpusError(f"{UNSPLIT} a text; {remedy}")
+            yield ids
+
+    def try_encode(self, texts: Iterable[str]) -> Iterator[np.ndarray | None]:
+        """Yield as ``encode``, and None for a text that the library cannot encode: its regular expressions give up on some
+        texts of one repeated character, and it panics."""
         for batch in _batches(texts):
-            for encoding in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-                yield np.array([*encoding.ids, self.end_of_text], dtype=np.uint32)
+            for ids in self._encoded(batch):
+                yield None if ids is None else np.array([*ids, self.end_of_text], dtype=np.uint32)
+
+    def _encoded(self, batch: list[str]) -> list[list[int] | None]:
+        try:
+            return [one.ids for one in self.tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
+        except BaseException as error:
+            if not is_of_the_library(error):
+                raise
+            if len(batch) == 1:
+                return [None]
+            return [ids for text in batch for ids in self._encoded([text])]
 
     def decode(self, ids: Iterable[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -123,6 +158,55 @@ class Tokenizer:
                 lengths[index] = _text_bytes(added.content, spaced and added.normalized)
         lengths[self.end_of_text] = 0  # not every file marks it as special
         return lengths
+
+
+def is_of_the_library(error: BaseException) -> bool:
+    """Return whether ``error`` comes from tokenizers: plain Exceptions, and panics of Rust, which are only BaseExceptions."""
+    return not isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError))
+
+
+def probe(text: str, name: str) -> None:
+    """Load a tokenizer.json in a process of its own, and encode a few texts with it.
+
+    Args:
+        text: content of the file.
+        name: of the file, for the error.
+
+    Raises:
+        CorpusError: that process did not end well: memory ran out, or it took too long.
+    """
+    command = [sys.executable, "-I", str(Path(__file__).with_name("tokenizer_probe.py"))]
+    done = subprocess.run(
+        command, input=text.encode("utf-8", "replace"), capture_output=True, check=False, env={}, start_new_session=True
+    )
+    if done.stdout != b"ok":
+        ended = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
+        last = (done.stderr.decode("utf-8", "replace").strip() or "no message").splitlines()[-1][:300]
+        limit = f"cannot be used: a process that loaded it and encoded a few texts ended with {ended} ({last})"
+        raise CorpusError(explain("corpus.tokenizer", name, limit, "use another tokenizer.json"))
+
+
+def _check_growth(step: str, found: Any) -> None:
+    """Raise CorpusError if a step's replacements may make a text much longer: Rust aborts where memory runs out."""
+    state = json.loads(found.__getstate__()) if found is not None else {}
+    growth = 1.0
+    for part in _parts(state):
+        if part.get("type") == "Replace":
+            pattern, content = part["pattern"], len(part["content"])
+            # a regular expression may match the empty text between any two characters
+            growth *= max(1.0, content / max(1, len(pattern["String"])) if "String" in pattern else 1 + content)
+    if growth > _MOST_GROWTH:
+        limit = f"its {step} may make a text {growth:,.0f} times as long, and {_MOST_GROWTH} is the limit"
+        raise CorpusError(explain("corpus.tokenizer", "(file)", limit, "use another tokenizer.json"))
+
+
+def _parts(step: Any) -> Iterator[dict[str, Any]]:
+    """Yield the steps in a part of a ``tokenizer.json``, those inside sequences included."""
+    if isinstance(step, dict):
+        yield step
+        for key in ("normalizers", "pretokenizers", "decoders"):
+            for part in step.get(key, ()):
+                yield from _parts(part)
 
 
 def check_byte_counts(vocabulary: Tokenizer, name: str, texts: Iterable[str]) -> None:
@@ -164,10 +248,7 @@ def _encode_whole_texts(tokenizer: tokenizers.Tokenizer) -> None:
 
 def _kinds(step: dict[str, Any] | None) -> list[str]:
     """Return the types in a part of a ``tokenizer.json``, those inside a sequence included."""
-    if step is None:
-        return []
-    inner = [part for key in ("normalizers", "pretokenizers", "decoders") for part in step.get(key, ())]
-    return [step["type"], *(kind for part in inner for kind in _kinds(part))]
+    return [part["type"] for part in _parts(step)]
 
 
 def _text_bytes(token: str, spaced: bool) -> int:
@@ -189,8 +270,25 @@ def train_bpe(
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.train_from_iterator(_trainable(PATTERNS[pattern], texts), trainer)
     return Tokenizer(tokenizer, special_tokens[0])
+
+
+def _trainable(pattern: str, texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts without what training cannot take: long runs of one character, and texts that cannot be split."""
+    words = _byte_level_words(pattern)  # its own: training holds a lock on the tokenizer's while it reads these texts
+    for text in texts:
+        if len(text) <= _LONG_RUN:
+            yield text
+            continue
+        text = _LONG_RUNS.sub(lambda run: run[1] * _LONG_RUN, text)
+        try:
+            words.pre_tokenize_str(text)
+        except BaseException as error:
+            if not is_of_the_library(error):
+                raise
+            continue
+        yield text
 
 
 def _byte_level_words(pattern: str) -> pre_tokenizers.PreTokenizer:
@@ -286,7 +384,9 @@ def open_tokenizer(
     if file is None:
         known = f"is neither 'bpe' nor 'bytes' nor '{_TIKTOKEN}NAME' nor a file"
         raise ConfigError(explain("corpus.tokenizer", kind, known, "give a tokenizer.json"))
-    return Tokenizer.from_json(Folder(file.parent).read(file.name).decode("utf-8", "replace"), kind, end_of_text)
+    text = Folder(file.parent).read(file.name).decode("utf-8", "replace")
+    probe(text, kind)
+    return Tokenizer.from_json(text, kind, end_of_text)
 
 
 def tokenizer_file(kind: str) -> Path | None:

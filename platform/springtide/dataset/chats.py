@@ -51,6 +51,8 @@ def laid_out(
             done += 1
     except BadChat as error:
         raise source.blamed(documents[done].name, error) from None
+    except CorpusError as error:
+        raise CorpusError(f"{documents[done].name}: {error}") from None
 
 
 def check_pairs(counts: Sequence[Mapping[str, Any]], source: str) -> None:

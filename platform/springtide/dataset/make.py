@@ -145,7 +145,7 @@ def fingerprint(
     sections = {"corpus": corpus.model_dump(mode="json")}
     sections["shards"] = shards.model_dump(mode="json", exclude={"root", "dataset"})
     hashed = as_hashed(sections)
-    code = [code_digest(corpus.filter)] if corpus.filter else []
+    code = [code_digest({"corpus.filter": corpus.filter})] if corpus.filter else []
     code += [digest.of_bytes(text.encode()) for text in texts.values() if text]
     if file := tokenizer_file(corpus.tokenizer):
         code.append(f"tokenizer {digest.of_bytes(Folder(file.parent).read(file.name))}")

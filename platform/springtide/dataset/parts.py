@@ -23,6 +23,7 @@ from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import (
     BANDS,
     BINS,
+    UNSPLIT,
     Broken,
     ChatTemplate,
     CorpusReader,
@@ -41,7 +42,7 @@ from springtide.dataset.apart import open_exclusions
 from springtide.dataset.chats import laid_out, too_long
 from springtide.dataset.columns import ColumnFile, Documents, Layout, Sizes, sizes
 from springtide.dataset.repeats import Repeats, write_pieces
-from springtide.errors import ConfigError, explain, legible, redacted
+from springtide.errors import ConfigError, explain, printable, redacted
 from springtide.shards import TOKENIZER, masked
 from springtide.store import Folder
 
@@ -122,7 +123,7 @@ def make_part(job: PartJob) -> None:
     parts: list[Sizes] = []
     found = _cleaned(job, vocabulary, counts, edits, samples, dropped)
     for documents in _batches(_unrepeated(job, found, edits, dropped) if job.buckets else found):
-        rows = _tokenised(job, documents, vocabulary)
+        rows = _tokenised(job, documents, vocabulary, dropped)
         if job.template:
             rows = [row for row in rows if not dropped.add(too_long(row["tokens"], job.shards), row["document"])]
         if job.corpus.apart_from:
@@ -238,8 +239,11 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     yield batch
 
 
-def _tokenised(job: PartJob, documents: list[Document], vocabulary: Tokenizer) -> list[dict[str, Any]]:
-    """Return the rows of a part, in the order of their places in the dataset."""
+def _tokenised(
+    job: PartJob, documents: list[Document], vocabulary: Tokenizer, dropped: _Examples
+) -> list[dict[str, Any]]:
+    """Return the rows of a part, in the order of their places in the dataset, and count the documents that cannot be
+    tokenised."""
     key = job.shards.seed.to_bytes(8, "little")
     rows: list[dict[str, Any]] = []
     if job.template:
@@ -248,6 +252,9 @@ def _tokenised(job: PartJob, documents: list[Document], vocabulary: Tokenizer) -
     else:
         encoded = _encoded(documents, vocabulary, job)
     for document, (ids, is_predicted) in zip(documents, encoded, strict=True):
+        if ids is None:
+            dropped.add(f"{UNSPLIT} it", document)
+            continue
         place = hashlib.blake2b(document.digest, key=key, digest_size=16).digest()
         share = int.from_bytes(document.digest[:8], "little")
         group = job.group or _first_folder(document.name)
@@ -265,12 +272,13 @@ def chat_template(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsCon
 
 def _encoded(
     documents: list[Document], vocabulary: Tokenizer, job: PartJob
-) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Yield the ids of each document, the end-of-document id appended: those that it came with, or of its text. A begin-of-text
-    that it came with is removed: the dataset's own stands there. All are predicted: None."""
+) -> Iterator[tuple[np.ndarray | None, np.ndarray | None]]:
+    """Yield the ids of each document, the end-of-document id appended: those that it came with, or of its text, None if the
+    tokenizer cannot split that. A begin-of-text that it came with is removed: the dataset's own stands there. All are
+    predicted: None."""
     end, tokenizer = np.array([vocabulary.end_of_text], dtype=np.uint32), job.corpus.tokenizer
     bos_id = begin_of_text(vocabulary, job.corpus, job.shards)
-    encoded = vocabulary.encode(document.text for document in documents if document.ids is None)
+    encoded = vocabulary.try_encode(document.text for document in documents if document.ids is None)
     for document in documents:
         if document.ids is None:
             yield next(encoded), None
@@ -329,7 +337,7 @@ def _first_folder(name: str) -> str:
 
 def shown(name: str) -> str:
     """Return a file's name for the manifest and the card: names are bytes, and that of a URL may end in a signature."""
-    return legible(redacted(name))
+    return printable(redacted(name))
 
 
 @functools.lru_cache(maxsize=1)

@@ -25,7 +25,7 @@ from springtide.checkpoint.validate import ITEM_BYTES
 from springtide.checkpoint.weights_only import PART_BYTES, write_weights
 from springtide.config.engine import ModelConfig
 from springtide.corpus.hub import pinned
-from springtide.corpus.tokenizer import Tokenizer
+from springtide.corpus.tokenizer import Tokenizer, probe
 from springtide.errors import ConfigError, explain, redacted
 from springtide.interop.families import Family
 from springtide.interop.hf_config import FILE, read_config
@@ -110,6 +110,7 @@ def open_model(folder: Folder) -> ImportedModel:
     if folder.exists(TOKENIZER):
         data = folder.read(TOKENIZER).decode("utf-8", "replace")
         # any id will do: it is not asked for here
+        probe(data, folder.where(TOKENIZER))
         vocabulary = Tokenizer.from_json(data, folder.where(TOKENIZER), eos_id or 0)
         if vocabulary.size > model.vocab_size:
             problem = f"has more ids than the {model.vocab_size} rows of the embedding"

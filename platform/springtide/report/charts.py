@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from springtide.errors import legible
+from springtide.errors import printable
 from springtide.report.axis import Ticks, even_ticks, limits, log_values, round_values
 
 _SIZE = (480.0, 300.0)
@@ -306,7 +306,7 @@ def _strand(frame: _Frame, strand: Strand, at: Sequence[tuple[float, float]]) ->
     color = _INK if strand.best else _UNKNOWN if strand.shade is None else _shade(strand.shade)
     look = f'stroke-width="{2.6 if strand.best else 4.0 if len(at) == 1 else 1.2}" stroke-linecap="round"'
     look += ' stroke-dasharray="4 3"' * (strand.shade is None) + ' stroke-opacity="0.55"' * strand.faint
-    title = f"<title>{html.escape(legible(strand.note))}</title>"
+    title = f"<title>{html.escape(printable(strand.note))}</title>"
     wide = f'<path d="{path}" fill="none" stroke="transparent" stroke-width="7"/>'
     return f'<g class="noted">{title}{wide}<path d="{path}" fill="none" stroke="{color}" {look}/></g>'
 
@@ -365,4 +365,4 @@ def _cut(text: str, letters: int) -> str:
 
 
 def _text(x: float, y: float, text: str, how: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" {how}>{html.escape(legible(text))}</text>' if text else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" {how}>{html.escape(printable(text))}</text>' if text else ""

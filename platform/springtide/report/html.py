@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
-from springtide.errors import legible
+from springtide.errors import printable
 
 _STYLE = """
 :root { --bg: #ffffff; --fg: #1f2937; --soft: #6b7280; --grid: #e5e7eb; --card: #f7f8fa; color-scheme: light dark; }
@@ -84,7 +84,7 @@ def page(title: str, sections: Iterable[str], script: str = "") -> str:
     head = f"{meta}<title>{html.escape(title)}</title><style>{_STYLE}</style>{run}"
     heading = f"<h1>{html.escape(title)}</h1>"
     body = f"<body>{heading}{''.join(sections)}</body>"
-    return legible(f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n')
+    return printable(f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n')
 
 
 def data_block(json: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from springtide.errors import legible
+from springtide.errors import printable
 from springtide.events import Evaluated, Event, Monitored, Sampled, Saved, SaveFailed, Started, Waited
 from springtide.events.metrics import STEP_METRICS, utilisation
 from springtide.report.charts import draw
@@ -91,7 +91,7 @@ def handle(run_id: str, timeline: Timeline) -> str:
     """Return what a notebook shows of a run: its name, how it stands, and its charts. Names and errors in it are text."""
     steps, state = timeline.steps, run_state(timeline.events).describe()
     at = f", step {int(steps['step'][-1]):,}" if len(steps) and " at step " not in state else ""
-    said = legible(f"<p><b>{html.escape(run_id)}</b>: {html.escape(state + at)}</p>")
+    said = printable(f"<p><b>{html.escape(run_id)}</b>: {html.escape(state + at)}</p>")
     return said + (charts(timeline) if len(timeline.steps) else "")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import shlex
 import time
 from typing import Literal
 
@@ -45,7 +46,8 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
         # steps that the run has skipped stay skipped
         config = config.override({"stream.skip": sorted({*config.stream.skip, *run.config.stream.skip})})
     elif resume and resume != "auto":
-        raise ConfigError(explain("run.id", name, f"is not under {root.url}: nothing to resume", "omit --resume"))
+        remedy = f"omit --resume{_or_root_of_model(config)}"
+        raise ConfigError(explain("run.id", name, f"is not under {root.url}: nothing to resume", remedy))
     try:
         run.folder.check_writable()
     except OSError as error:
@@ -83,11 +85,11 @@ def check_taken_up(config: Config, run: Run) -> None:
 def trusted_code(config: Config) -> str:
     """Return the digest of the user's own code that this user trusted when the run of ``config``, which would be resumed,
     last started; empty if there is none."""
-    if not config.sources:
+    if not config.needs_trust:
         return ""
     root = Folder(config.run.root)
     name = config.run.id or _newest(root, config, needed=False)
-    return leases.trusted_code(root / name, config.sources) if name else ""
+    return leases.trusted_code(root / name, config.needs_trust) if name else ""
 
 
 def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) -> None:
@@ -120,9 +122,23 @@ def _newest(root: Folder, config: Config, needed: bool) -> str:
             return name
     if not needed:
         return ""
-    raise ConfigError(
-        explain("run.id", "", f"no run of this config is under {root.url}", "name the run with --run.id, or start one")
-    )
+    remedy = f"name the run with --run.id, or start one{_or_root_of_model(config)}"
+    raise ConfigError(explain("run.id", "", f"no run of this config is under {root.url}", remedy))
+
+
+def _or_root_of_model(config: Config) -> str:
+    """Return a remedy for a run that is not where it is searched: up to commit 9c427aee, a run that started from another run's
+    model was put under the root of that run. Reads that run's config, and contacts nothing that the config names."""
+    if not config.train.start_from:
+        return ""
+    model = Run(branch.split(config.train.start_from)[0])
+    try:
+        root = model.config.run.root
+    except (SpringtideError, OSError):
+        return ""
+    if Folder(config.run.root).url == root or config.run.root == root:
+        return ""
+    return f", or search where the model's run is: --run.root {shlex.quote(redacted(root))}"
 
 
 def _made_up() -> str:

@@ -67,7 +67,7 @@ def write_fisher(
 
     if tokens < 1:
         raise ConfigError(explain("tokens", tokens, "is not a number of tokens", "give at least one row's"))
-    target, config = Folder(to), run.config
+    target, config = Folder(to), run.config.override({"feed.cache": ""})
     if target.names():
         raise ConfigError(explain("out", to, "is not empty", "name another folder"))
     check_model_code(run.folder, config, trust_code)

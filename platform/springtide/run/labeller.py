@@ -97,7 +97,7 @@ def _of_run(run: Folder, name: str, by: str, trust_code: bool) -> tuple[Labeller
     config = configs.build_stored(manifest.config) if manifest.config else Run(run).config
     sources = {field: value for field, value in config.sources.items() if field == "model.source"}
     if sources:
-        claimed = leases.trusted_code(run, config.sources)
+        claimed = leases.trusted_code(run, config.needs_trust)
         configs.check_trusted(sources, run.where(RUN_CONFIG), trust_code, claimed)
     facts: dict[str, str | int] = {"run": run.name, "checkpoint": name, "step": int(step_of(name) or 0)}
     facts |= {"weights": _hash(repr(sorted(weights))), "precision": config.parallel.precision}

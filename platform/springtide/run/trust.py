@@ -11,5 +11,5 @@ from springtide.store import Folder
 def check_model_code(run: Folder, config: Config, trust_code: bool) -> None:
     """Raise ConfigError if the model of a run with ``config`` is code that is not trusted, by ``trust_code`` or because this
     user started the run with it."""
-    sources = config.sources if config.model.source else {}  # only the model is run
+    sources = config.needs_trust if config.model.source else {}  # only the model is run
     configs.check_trusted(sources, run.where(RUN_CONFIG), trust_code, leases.trusted_code(run, sources))

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
-from springtide.errors import SpringtideError, legible, redacted
+from springtide.errors import SpringtideError, printable, redacted
 from springtide.events import Evaluated, Event, Rejected, Saved, Started, StepDone, Stopped
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
 from springtide.store import Folder
@@ -303,7 +303,7 @@ def _description(settings: Settings, folder: Folder, started: Started) -> str:
     """Return what a run trains and how to look at it, in Markdown."""
     size = f"**{started.num_parameters:,} parameters**" if started.num_parameters else "A model"
     total, least, most = (settings[name] for name in ("train.total", "elastic.min_workers", "elastic.max_workers"))
-    here = _MARKDOWN.sub("_", legible(redacted(folder.url)))[:NAME_LENGTH]
+    here = _MARKDOWN.sub("_", printable(redacted(folder.url)))[:NAME_LENGTH]
     return (
         f"{size} on {int(total):,} tokens, with {least} to {most} workers; {started.world_size} at the first start.\n\n"
         f"Its checkpoints are in `{here}/checkpoints`; MLflow has no copy of them. `springtide report {here}` shows where time "

@@ -6,7 +6,7 @@ import html
 import sys
 from typing import Any
 
-from springtide.errors import legible
+from springtide.errors import printable
 
 
 def in_notebook() -> bool:
@@ -41,4 +41,4 @@ def bar_html(done: int, total: int, figures: str) -> str:
     '<progress value="3" max="60"></progress> step 3/60&ensp;loss 5.1'
     """
     bar = f'<progress value="{done}" max="{max(1, total)}"></progress> step {done}/{total}'
-    return bar + f"&ensp;{legible(html.escape(figures))}"
+    return bar + f"&ensp;{printable(html.escape(figures))}"

@@ -58,8 +58,8 @@ def main() -> None:
             explain("shards.dataset", config.shards.dataset, "must be set here, and run.id too", "use a saved config")
         )
     folder = Folder(config.run.root) / config.run.id
-    claimed = leases.trusted_code(folder, config.sources)
-    configs.check_trusted(config.sources, options.config, options.trust_code, claimed)
+    claimed = leases.trusted_code(folder, config.needs_trust)
+    configs.check_trusted(config.needs_trust, options.config, options.trust_code, claimed)
     before = (
         configs.parse(folder.read(configs.RUN_CONFIG), folder.where(configs.RUN_CONFIG))
         if folder.exists(configs.RUN_CONFIG)
@@ -114,7 +114,7 @@ def train(
         on_first(lambda: check_begin(run))
     if config.objective.teacher:
         on_first(lambda: branch.keep(config.objective.teacher, config.run.id, TEACHER))
-    claim = functools.partial(leases.claim, folder, owner, trains=False, sources=config.sources)
+    claim = functools.partial(leases.claim, folder, owner, trains=False, sources=config.needs_trust)
     term = on_first(lambda: claim().term)  # first: whoever is refused writes nothing
     try:
         if from_scratch and not on_first(lambda: begin_once(folder, term, job_of_torchrun())):

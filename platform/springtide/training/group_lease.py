@@ -29,7 +29,7 @@ class GroupLease:
     node: str
     """Node of this rank; empty if unknown."""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The user's own code, which a group without a driver trusts (``Config.sources``)."""
+    """The user's own code, which a group without a driver trusts (``Config.needs_trust``)."""
     term: int = 0
     """Term of the lease that the group holds now; every rank knows it."""
 

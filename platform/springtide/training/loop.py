@@ -108,7 +108,7 @@ class TrainLoop:
         self.state = TrainState(model, optimizer, StepGuard(config), fingerprint(config), *beside)
         nodes = self.placement.nodes
         node = nodes[self.world.rank] if nodes else ""
-        self.lease = GroupLease(self.folder, self.placement.owner, node, config.sources)
+        self.lease = GroupLease(self.folder, self.placement.owner, node, config.needs_trust)
         self.data_waits_s = [0.0] * self.world.size
         """How long each rank has waited for its feed since this worker group began [s]."""
         self.state.energy = energy_meter(self.world)

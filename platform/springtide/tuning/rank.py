@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from springtide.errors import legible
+from springtide.errors import printable
 from springtide.tuning.space import Budget, Sweep
 from springtide.tuning.trial import TrialOutcome
 
@@ -70,7 +70,7 @@ class SweepResult:
             rows += f"<tr{weight}>{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
         costs = f"{self.worker_s:,.0f} worker-seconds" + (f", ${self.dollars:,.2f}" if self.dollars else "")
         head = f"<p>{len(self.outcomes)} trials, {self.tokens:,} tokens, {costs}; the best first</p>"
-        return legible(f"{head}<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>")
+        return printable(f"{head}<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>")
 
 
 def rank_trials(sweep: Sweep, outcomes: Sequence[TrialOutcome], chosen: Sequence[int] = ()) -> SweepResult:

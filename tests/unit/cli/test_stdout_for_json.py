@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from springtide.cli.options import stdout_for_json
+from springtide.cli.output import stdout_for_json
 
 NOISY = """
 import atexit, os, subprocess, sys, threading
-from springtide.cli.options import stdout_for_json
+from springtide.cli.output import stdout_for_json
 
 print("before", file=sys.stderr)
 with stdout_for_json() as answer:

@@ -48,16 +48,16 @@ def parsed(*words: str) -> Config:
 
 
 @pytest.mark.parametrize("name", sorted(FINE_TUNING))
-def test_it_takes_the_model_its_tokenizer_and_workers_and_nothing_of_its_data(name: str, model: Run) -> None:
-    before, found = model.config, parsed("--recipe", name, "--train.start-from", model.folder.url, "--run.id", "tuned")
-    assert (found.model.num_heads, found.model.dim, found.elastic, found.track) == (
-        *(8, before.model.dim),
-        *(before.elastic, before.track),
-    )
+def test_it_takes_the_model_and_its_tokenizer_and_no_data_or_workers(name: str, model: Run) -> None:
+    named = ("--stream.mixture", "{new: '', old: s3://bucket/data}") if name == "continue" else ()
+    words = ("--recipe", name, "--train.start-from", model.folder.url, "--run.id", "tuned", *named)
+    before, found = model.config, parsed(*words)
+    assert (found.model.num_heads, found.model.dim) == (8, before.model.dim)
+    assert (found.elastic, found.track, found.checkpoint) == (Config().elastic, Config().track, Config().checkpoint)
     assert found.corpus.tokenizer == "s3://bucket/data/tokenizer.json"
     assert (found.corpus.source, found.shards.dataset, found.stream.skip, found.train.seed) == ("", "", (), 0)
     assert (found.train.start_from, found.train.start_with) == (model.folder.url, "weights")
-    assert (found.run.id, found.run.root, found.optim.ema_half_life) == ("tuned", before.run.root, 0)
+    assert (found.run.id, found.run.root, found.optim.ema_half_life) == ("tuned", "runs", 0)
     assert found.shards.sequence_length == before.shards.sequence_length
     assert (found.model.adapter == "none") == (name != "lora")
     assert found == configs.parse(configs.dump(found).encode())
@@ -71,15 +71,15 @@ def test_what_is_given_wins(model: Run) -> None:
 
 def test_texts_are_packed_as_the_runs_and_the_old_ones_are_replayed(model: Run) -> None:
     """Two generations: what a continued run has learned is replayed by the next one."""
-    before = model.config
+    before, typed = model.config, ("--run.root", "s3://bucket/runs")
     for name in ("distill", "continue"):
-        found = parsed("--recipe", name, "--train.start-from", model.folder.url)
+        found = parsed("--recipe", name, "--train.start-from", model.folder.url, *typed)
         assert (found.shards.packing, found.shards.rows_per_group) == ("concat", before.shards.rows_per_group)
         assert found.optim.peak_lr == pytest.approx(before.optim.peak_lr / 3)
         assert found.optim.warmup == before.optim.warmup
     assert found.stream.mixture == {"new": "", "old": "s3://bucket/data"}
     model.write_config(found.override({"stream.mixture": {**found.stream.mixture, "new": "s3://bucket/new"}}))
-    again = parsed("--recipe", "continue", "--train.start-from", model.folder.url)
+    again = parsed("--recipe", "continue", "--train.start-from", model.folder.url, *typed)
     assert again.stream.mixture == {"new": "", "old-new": "s3://bucket/new", "old-old": "s3://bucket/data"}
     assert again.stream.weights[0].shares == {"new": 3, "old-new": 0.5, "old-old": 0.5}
     model.write_config(before.override({"shards.dataset": ""}))

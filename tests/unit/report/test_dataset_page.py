@@ -12,7 +12,7 @@ import pytest
 import springtide as st
 from springtide.app.prepare import CARD
 from springtide.dataset import open_dataset
-from springtide.errors import legible
+from springtide.errors import printable
 from springtide.report.charts import Bars, draw
 from springtide.report.html import page as render_page
 
@@ -64,7 +64,7 @@ def test_names_that_are_no_text_are_told_as_far_as_they_are(tmp_path: Path) -> N
     assert "li\ufffd\ufffdnes.jsonl@0: not JSON" in page
     with pytest.raises(UnicodeEncodeError):
         "\udcff".encode()
-    assert legible("a\x00\udcff\ufffe\t\n\u00e9") == "a\ufffd\ufffd\ufffd\t\n\u00e9"
+    assert printable("a\x00\udcff\ufffe\t\n\u00e9") == "a\ufffd\ufffd\ufffd\t\n\u00e9"
     made = draw([Bars("title\x07", "x\udcff", [("bar\x1b", 1.0)])])
     ET.fromstring(made.encode())
     render_page("run\udcff", ["<p>\udcff</p>"]).encode()

@@ -1,0 +1,78 @@
+"""Choose the MLflow server of a run. Credentials of the environment go only to a server that the user has named himself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from springtide.config import Config
+from springtide.errors import ConfigError, explain, redacted
+from springtide.store import Folder
+from springtide.track.mlflow_client import OFF, default_uri
+
+_FIELD = "track.mlflow_uri"
+_URI = "MLFLOW_TRACKING_URI"
+_CREDENTIALS = (
+    *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_AUTH"),
+    *("MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH", "PGPASSWORD", "MYSQL_PWD"),
+)
+"""Variables whose values MLflow's clients send to whatever server they are given."""
+_CREDENTIALS_FILE = Path("~/.mlflow/credentials")
+_LOADS_DRIVERS = "mssql"
+"""The scheme whose URI may name a library to load (ODBC's ``Driver=``)."""
+_named: set[tuple[str, str | None, int | None]] = set()
+
+
+def name_server(uri: str) -> None:
+    """Note that the user has typed ``uri`` on the command line: its server may get credentials."""
+    _named.add(_server_of(uri))
+
+
+def mlflow_uri(config: Config, given: str = "") -> str:
+    """Return the MLflow URI for a run. It may have a password, and is not written anywhere.
+
+    Args:
+        config: settings of the run; they may come from a file of a stranger.
+        given: URI that the caller names.
+
+    Returns:
+        ``given``, else the config's URI, else the environment's, else that of a sqlite file next to the runs.
+
+    Raises:
+        ConfigError: only the config names the server, and the environment has credentials, which it would get.
+    """
+    # a server that is down may cost a retry, not minutes inside its client
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    chosen = given or config.track.mlflow_uri
+    if chosen and not given:
+        _check_named(chosen)
+    return chosen or os.environ.get(_URI, "") or default_uri(Folder(config.run.root))
+
+
+def _check_named(uri: str) -> None:
+    server = _server_of(uri)
+    if uri == OFF or server in _named or server == _server_of(os.environ.get(_URI, "")):
+        return
+    scheme, host, _ = server
+    remedy = f"name it yourself: --{_FIELD} URI, or {_URI}=URI (in Python also train(tracking_uri=...))"
+    if scheme == _LOADS_DRIVERS:
+        raise ConfigError(
+            explain(_FIELD, redacted(uri), "may load a database driver, and only the config names it", remedy)
+        )
+    found = [name for name in _CREDENTIALS if os.environ.get(name)]
+    if _CREDENTIALS_FILE.expanduser().exists():
+        found.append(str(_CREDENTIALS_FILE))
+    if host and found and scheme != "databricks":  # whose host is in the user's own profile
+        limit = f"only the config names this server, which would get {' and '.join(found)}"
+        raise ConfigError(explain(_FIELD, redacted(uri), limit, remedy))
+
+
+def _server_of(uri: str) -> tuple[str, str | None, int | None]:
+    """Return scheme, host and port. ConfigError if ``uri`` is no URI."""
+    try:
+        found = urlsplit(uri)
+        return found.scheme.partition("+")[0].lower(), found.hostname, found.port
+    except ValueError as error:
+        raise ConfigError(explain(_FIELD, redacted(uri), f"is not a URI ({error})", "correct it")) from None

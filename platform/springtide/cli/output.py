@@ -1,0 +1,45 @@
+"""Print the output of commands. No other file of ``cli`` calls ``print``, so no text of a stranger reaches a terminal raw."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+from springtide.errors import printable, redacted
+
+
+def say(text: str = "", *, error: bool = False, end: str = "\n") -> None:
+    """Print ``text`` at once, printable and without passwords, to standard output or, with ``error``, to standard error."""
+    print(printable(redacted(text)), file=sys.stderr if error else sys.stdout, end=end, flush=True)
+
+
+def write(text: str) -> None:
+    """Print a part of a generated text at once, printable, and otherwise as it is."""
+    print(printable(text), end="", flush=True)
+
+
+def print_json(value: Any, file: IO[str] | None = None) -> None:
+    """Print ``value`` as the answer to --json, by default to standard output. JSON escapes what is not printable."""
+    from springtide.store import to_json
+
+    print(to_json(value), file=file)
+
+
+@contextlib.contextmanager
+def stdout_for_json() -> Iterator[Callable[[Any], None]]:
+    """Yield a ``print_json`` that alone writes to standard output. What else is printed there, by Ray's threads, libraries and
+    child processes, goes to standard error; in a process of its own for good, because Ray may speak up to its end."""
+    own = sys.__stdout__
+    if own is not None and sys.stdout is own:
+        own.flush()
+        with os.fdopen(os.dup(own.fileno()), "w") as answer:
+            os.dup2(sys.stderr.fileno(), own.fileno())
+            yield functools.partial(print_json, file=answer)
+    else:  # whoever called has replaced it
+        replaced = sys.stdout
+        with contextlib.redirect_stdout(sys.stderr):
+            yield functools.partial(print_json, file=replaced)

@@ -1,0 +1,106 @@
+"""What a run takes from the run of the model that it starts from.
+
+That run may come from a stranger. So only facts about the model are taken, never a place to write to, a host to call, a kind of
+machine or an environment variable.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from urllib.parse import urlsplit
+
+from springtide.config.data import CorpusConfig, ShardsConfig, StreamConfig
+from springtide.config.elastic import ElasticConfig
+from springtide.config.engine import ParallelConfig
+from springtide.config.fields import fields
+from springtide.config.schema import Config, TrainConfig
+from springtide.errors import redacted
+
+INHERITED = {
+    "model.*": "the architecture",
+    "corpus.tokenizer": "the tokenizer; one that was trained lies in the run's dataset, and is read from there",
+    "corpus.end_of_text": "the token that ends a text",
+    "corpus.begin_of_text": "the token that begins a text",
+    "corpus.chat_template": "the chat template",
+    "shards.sequence_length": "the length of a row",
+    "shards.token_type": "the width of a stored id",
+    "stream.global_batch": "rows of a step",
+    "parallel.precision": "the precision of products",
+    "parallel.reduction": "the precision of sums",
+    "train.micro_batch": "rows computed at once",
+    "train.eval_tokens": "held-out tokens to evaluate on",
+    "shards.packing": "how documents fill rows (`distill`, `continue`)",
+    "shards.mask_across_documents": "attention across documents (`distill`, `continue`)",
+    "shards.rows_per_group": "rows of a row group (`distill`, `continue`)",
+    "shards.groups_per_shard": "row groups of a file (`distill`, `continue`)",
+    "shards.heldout_fraction": "share of held-out documents (`distill`, `continue`)",
+    "optim.peak_lr": "the learning rate, of which a third is used (`distill`, `continue`)",
+    "optim.warmup": "the length of the warm-up (`distill`, `continue`)",
+    "optim.weight_decay": "the weight decay (`distill`, `continue`)",
+    "stream.mixture": "datasets to replay (`continue`): local, or on a host that you typed",
+    "shards.dataset": "the same of a run with one dataset; its tokenizer",
+}
+"""Setting -> what it is, of all that ``inherited`` takes. SECURITY.md has the same table."""
+_USED_TO_BE = ("run.root", "shards.root", "parallel.", "checkpoint.", "elastic.", "track.")
+"""Beginnings of the settings that fine-tuning took from the model's run up to commit 9c427aee."""
+_MADE_HERE = ("bpe", "bytes")
+"""Tokenizers that are written into the dataset."""
+_TOKENIZER = "tokenizer.json"
+
+
+def inherited(run: Config) -> Config:
+    """Return a config with the facts about the model of ``run`` (``INHERITED``), and defaults for the rest."""
+    tokenizer = run.corpus.tokenizer
+    if tokenizer in _MADE_HERE:
+        dataset = run.shards.dataset or next(iter(run.stream.mixture.values()), "")
+        tokenizer = f"{dataset.rstrip('/')}/{_TOKENIZER}" if dataset else tokenizer
+    ends = {name: getattr(run.corpus, name) for name in ("end_of_text", "begin_of_text", "chat_template")}
+    lanes = min(ElasticConfig().max_workers, run.stream.global_batch)
+    return Config(
+        elastic=ElasticConfig(max_workers=lanes),  # a worker needs a row of each step
+        corpus=CorpusConfig(source="", tokenizer=tokenizer, **ends),
+        model=run.model,
+        shards=ShardsConfig(sequence_length=run.shards.sequence_length, token_type=run.shards.token_type),
+        stream=StreamConfig(global_batch=run.stream.global_batch),
+        parallel=ParallelConfig(precision=run.parallel.precision, reduction=run.parallel.reduction),
+        train=TrainConfig(micro_batch=run.train.micro_batch, eval_tokens=run.train.eval_tokens),
+    )
+
+
+def left_behind(run: Config, config: Config) -> dict[str, str]:
+    """Return the settings of ``run`` that ``config``, which starts from its model, does not take although versions up to commit
+    9c427aee did.
+
+    Returns:
+        Setting -> a line that names its value and the flag that repeats it. Settings with equal values are left out.
+    """
+    before, after = run.model_dump(mode="json"), config.model_dump(mode="json")
+    found = {}
+    for name in fields():
+        section, field = name.split(".")
+        value = before[section][field]
+        if not name.startswith(_USED_TO_BE) or name in INHERITED or value == after[section][field]:
+            continue
+        flag = f"--{name} {shlex.quote(redacted(_spelled(value)))}"
+        found[name] = f"{name} is not taken from the model's run; to repeat its value: {flag}"
+    return found
+
+
+def is_named(url: str, by: str) -> bool:
+    """Return whether ``url`` is a local path, or on the host (for object stores, in the bucket) of the URL ``by``.
+
+    Examples:
+        >>> is_named("s3://mine/data", "s3://mine/runs/a"), is_named("s3://other/data", "s3://mine/runs/a")
+        (True, False)
+        >>> is_named("/data", "runs/a"), is_named("https://evil.example/data", "runs/a")
+        (True, False)
+    """
+    place, known = urlsplit(url), urlsplit(by)
+    is_local = "::" not in url and place.scheme in ("", "file") and not place.netloc
+    return is_local or ("::" not in url and (place.scheme, place.netloc) == (known.scheme, known.netloc))
+
+
+def _spelled(value: object) -> str:
+    """Return a value as the command line takes it; lists and tables are YAML's flow style, of which JSON is a part."""
+    return value if isinstance(value, str) else json.dumps(value)

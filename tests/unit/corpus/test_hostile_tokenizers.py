@@ -1,0 +1,107 @@
+"""Tokenizers and texts that make the library give up, or grow without end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from springtide.app.prepare import prepare
+from springtide.config import Config
+from springtide.corpus import UNSPLIT, Tokenizer, open_tokenizer, probe
+from springtide.corpus.tokenizer import train_bpe
+from springtide.errors import CorpusError
+from springtide.shards import load_manifest
+from springtide.store import Folder
+
+CATASTROPHE = "a" * 26 + "!"
+"""What ``(a+)+$`` gives up on."""
+
+
+def _with(**parts: Any) -> str:
+    """A byte-level tokenizer.json with other parts."""
+    return json.dumps(json.loads(train_bpe(["hello world"], 300).to_json()) | parts)
+
+
+def _gives_up() -> str:
+    return _with(
+        pre_tokenizer={"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+    )
+
+
+def _replace(content: str, times: int, **pattern: str) -> dict[str, Any]:
+    one = {"type": "Replace", "pattern": pattern, "content": content}
+    return {"type": "Sequence", "normalizers": [one] * times}
+
+
+def test_a_text_that_cannot_be_split_is_none_and_the_others_are_encoded() -> None:
+    found = Tokenizer.from_json(_gives_up())
+    one, bad, other = found.try_encode(["b", CATASTROPHE, "bc"])
+    assert bad is None
+    assert [len(ids) for ids in (one, other) if ids is not None] == [2, 3]
+    with pytest.raises(CorpusError, match=UNSPLIT):
+        list(found.encode(["b", CATASTROPHE]))
+    [again] = found.encode(["bc"])
+    assert np.array_equal(again, other), "the library still works"
+
+
+def test_a_prepare_counts_and_names_the_document(tiny: Config, tmp_path: Path) -> None:
+    """A file of 10 KB ended it, without a name."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for number in range(60):
+        (texts / f"{number:02d}.txt").write_text(f"honest text number {number}: " + "words and words " * 40)
+    with gzip.open(texts / "odd.txt.gz", "wb") as file:
+        file.write(b" " * 10_100_000 + b"a")
+    changes = {"shards.dataset": "", "corpus.source": str(texts), "shards.root": str(tmp_path / "data")}
+    config = prepare(
+        tiny.override({**changes, "corpus.tokenizer": "bpe", "corpus.vocab_size": 300, "corpus.max_files": 0})
+    )
+    manifest = load_manifest(Folder(config.shards.dataset))
+    dropped = {reason: count for reason, count in manifest.source["dropped"].items() if reason.startswith(UNSPLIT)}
+    assert list(dropped.values()) == [1]
+    assert "odd.txt" in json.dumps(manifest.source)
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "growth"),
+    [
+        (_replace("a" * 100, 8, String="a"), "10,000,000,000,000,000"),
+        (_replace("a" * 17, 1, Regex="a*"), "18"),
+        (_replace("aa", 5, String="a"), "32"),
+        ({"type": "Sequence", "normalizers": [_replace("aa", 5, String="a")]}, "32"),
+    ],
+)
+def test_replacements_that_lengthen_are_refused(normalizer: dict[str, Any], growth: str) -> None:
+    with pytest.raises(CorpusError, match=f"its normalizer may make a text {growth} times as long"):
+        Tokenizer.from_json(_with(normalizer=normalizer))
+
+
+def test_usual_replacements_pass() -> None:
+    size = Tokenizer.from_json(_with()).size
+    for normalizer in (
+        _replace("\u2581", 3, String=" "),
+        _replace(" ", 2, Regex=" {2,}"),
+        {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, {"type": "NFKC"}]},
+    ):
+        assert Tokenizer.from_json(_with(normalizer=normalizer)).size == size
+
+
+def test_a_file_is_probed_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """This one ends the process that encodes a letter."""
+    text = _with(normalizer=_replace("a" * 100, 8, String="a"))
+    with pytest.raises(CorpusError, match="a process that loaded it and encoded a few texts ended with signal"):
+        probe(text, "evil.json")
+    (tmp_path / "evil.json").write_text(text)
+    with pytest.raises(CorpusError, match=r"evil\.json"):
+        open_tokenizer(str(tmp_path / "evil.json"), [], 300)
+    probe(_with(), "fine.json")
+
+
+def test_a_long_run_does_not_hold_up_training() -> None:
+    found = train_bpe([" " * 3_000_000 + "a", " " * 10_100_000 + "a", "hello hello"], 300)
+    assert found.tokenizer.token_to_id("hello") is not None
