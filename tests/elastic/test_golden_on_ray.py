@@ -64,9 +64,11 @@ def test_run_goes_on_although_its_corpus_has_grown(capsys: pytest.CaptureFixture
     check_finished(capsys, "unfinished")
 
 
-def test_adapter_goes_on_in_the_roots_of_its_base(capsys: pytest.CaptureFixture[str]) -> None:
+def test_adapter_goes_on_in_the_root_that_the_error_names(capsys: pytest.CaptureFixture[str]) -> None:
     known = datasets()
-    assert "run tuned: 120 steps" in resume(*SPRINGTIDE, *made()["commands"]["tuned"])
+    command, root = [*SPRINGTIDE, *made()["commands"]["tuned"]], ("--run.root", str(FOLDER / "elsewhere" / "runs"))
+    assert " ".join(root) in resume(*command, refused=True)
+    assert "run tuned: 120 steps" in resume(*command, *root)
     assert datasets() == known
     check_finished(capsys, "tuned")
 

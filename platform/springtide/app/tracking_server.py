@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,9 +20,12 @@ _CREDENTIALS = (
 )
 """Variables whose values MLflow's clients send to whatever server they are given."""
 _CREDENTIALS_FILE = Path("~/.mlflow/credentials")
-_LOADS_DRIVERS = "mssql"
-"""The scheme whose URI may name a library to load (ODBC's ``Driver=``)."""
-_named: set[tuple[str, str | None, int | None]] = set()
+_LOCAL, _HTTP, _DATABASES = ("", "file", "sqlite", "databricks"), ("http", "https"), ("postgresql", "mysql")
+"""Schemes. The host of ``databricks`` is in the user's own profile. Any other may load a database driver or a plug-in."""
+_AMBIGUOUS = re.compile(r"[\s\\\x00-\x1f\x7f]")
+"""What programs read differently in a URL: the host of ``http://a\\@b`` is a or b."""
+_Server = tuple[str, str, int | None]
+_named: set[_Server] = set()
 
 
 def name_server(uri: str) -> None:
@@ -55,24 +59,31 @@ def _check_named(uri: str) -> None:
     server = _server_of(uri)
     if uri == OFF or server in _named or server == _server_of(os.environ.get(_URI, "")):
         return
-    scheme, host, _ = server
     remedy = f"name it yourself: --{_FIELD} URI, or {_URI}=URI (in Python also train(tracking_uri=...))"
-    if scheme == _LOADS_DRIVERS:
-        raise ConfigError(
-            explain(_FIELD, redacted(uri), "may load a database driver, and only the config names it", remedy)
-        )
+    scheme = server[0]
+    if scheme in _LOCAL:
+        return
+    if scheme not in (*_HTTP, *_DATABASES):
+        limit = "may load a database driver or a plug-in, and only the config names it"
+        raise ConfigError(explain(_FIELD, redacted(uri), limit, remedy))
     found = [name for name in _CREDENTIALS if os.environ.get(name)]
     if _CREDENTIALS_FILE.expanduser().exists():
         found.append(str(_CREDENTIALS_FILE))
-    if host and found and scheme != "databricks":  # whose host is in the user's own profile
+    if found:
         limit = f"only the config names this server, which would get {' and '.join(found)}"
         raise ConfigError(explain(_FIELD, redacted(uri), limit, remedy))
 
 
-def _server_of(uri: str) -> tuple[str, str | None, int | None]:
-    """Return scheme, host and port. ConfigError if ``uri`` is no URI."""
+def _server_of(uri: str) -> _Server:
+    """Return scheme, host and port; of a database the whole URI, whose query may name a host, too. ConfigError if ``uri`` is no
+    URI."""
     try:
         found = urlsplit(uri)
-        return found.scheme.partition("+")[0].lower(), found.hostname, found.port
+        scheme, port = found.scheme.partition("+")[0].lower(), found.port
     except ValueError as error:
         raise ConfigError(explain(_FIELD, redacted(uri), f"is not a URI ({error})", "correct it")) from None
+    if scheme not in _LOCAL and _AMBIGUOUS.search(uri):
+        raise ConfigError(
+            explain(_FIELD, redacted(uri), "has a space, a backslash or a control character", "correct it")
+        )
+    return (scheme, found.hostname or "", port) if scheme in _HTTP else (scheme, uri, None)

@@ -83,7 +83,9 @@ def left_behind(run: Config, config: Config) -> dict[str, str]:
         if not name.startswith(_USED_TO_BE) or name in INHERITED or value == after[section][field]:
             continue
         flag = f"--{name} {shlex.quote(redacted(_spelled(value)))}"
-        found[name] = f"{name} is not taken from the model's run; to repeat its value: {flag}"
+        runs_code = name == "track.listener" or (name == "elastic.env" and run.elastic.unlisted_env)
+        warning = " (it may run code: only if you trust its author)" if runs_code else ""
+        found[name] = f"{name} is not taken from the model's run; to repeat its value{warning}: {flag}"
     return found
 
 

@@ -115,10 +115,21 @@ def test_a_login_of_mlflow_counts(tiny: Config, tmp_path: Path) -> None:
         mlflow_uri(config)
 
 
-def test_a_driver_is_loaded_for_the_user_only(tiny: Config) -> None:
-    uri = "mssql+pyodbc:///?odbc_connect=Driver%3D/tmp/evil.so"
+@pytest.mark.parametrize("uri", ["mssql+pyodbc:///?odbc_connect=Driver%3D/tmp/evil.so", "evil-plugin://x"])
+def test_a_driver_is_loaded_for_the_user_only(uri: str, tiny: Config) -> None:
     with pytest.raises(ConfigError, match="may load a database driver"):
         mlflow_uri(tiny.override({"track.mlflow_uri": uri}))
+
+
+def test_a_host_cannot_hide(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """urllib3 connects to evil.example where urlsplit reads mine.example; libpq takes a host from the query."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mine.example")
+    monkeypatch.setenv("PGPASSWORD", "x")
+    with pytest.raises(ConfigError, match="backslash"):
+        mlflow_uri(tiny.override({"track.mlflow_uri": "http://evil.example\\@mine.example"}))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql:///db?host=mine.example")
+    with pytest.raises(ConfigError, match="PGPASSWORD"):
+        mlflow_uri(tiny.override({"track.mlflow_uri": "postgresql:///db?host=evil.example"}))
 
 
 @pytest.mark.parametrize("uri", ["", "off", "sqlite:///mlflow.db", "databricks://profile", "./mlruns"])

@@ -84,6 +84,8 @@ def test_a_line_for_each_setting_that_is_not_taken() -> None:
     assert found["elastic.env"].endswith("""--elastic.env '{"NCCL_DEBUG": "INFO"}'""")
     assert found["run.root"].endswith("""--run.root 's3://theirs/it'"'"'s'""")
     assert "shards.packing" not in found, "was never taken"
+    evil = BASE.override({"elastic.env": {"LD_PRELOAD": "evil.so"}})
+    assert "(it may run code" in left_behind(evil, FINE_TUNING["sft"](evil, "runs/a"))["elastic.env"]
 
 
 def test_the_command_line_prints_them_unless_they_are_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,10 +27,15 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
         yield found
 
 
+ROOTS_OF_BASE = ("--run.root", f"{FOLDER}/elsewhere/runs", "--shards.root", f"{FOLDER}/elsewhere/datasets")
+"""Versions up to commit 9c427aee took the roots of a model's run; now the user names them."""
+
+
 def options_of(name: str) -> list[str]:
     """The command of a run, without ``train``."""
     words: list[str] = made()["commands"][name]
-    return words[1:] if words[0] == "train" else words
+    roots = ROOTS_OF_BASE if name == "tuned" else ()
+    return [*(words[1:] if words[0] == "train" else words), *roots]
 
 
 def close(found: dict[int, float], name: str) -> bool:
@@ -121,6 +126,14 @@ def test_same_settings_go_on(name: str, capsys: pytest.CaptureFixture[str], tmp_
     assert answer_json(capsys, "report", RUNS[name])["restarts"], f"it went on after step {at}"
     said = answer(capsys, "train", *options_of(name), "--resume")
     assert "finished at step 120: nothing to do" in said
+
+
+def test_adapter_names_the_root_of_its_base(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command as it was given then: nothing is written, and the error has the option to add."""
+    before = contents()
+    said = answer(capsys, "train", *made()["commands"]["tuned"][1:], "--resume", status=2)
+    assert f"search where the model's run is: --run.root {FOLDER}/elsewhere/runs" in said
+    assert contents() == before
 
 
 def test_own_code_goes_on_when_trusted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
