@@ -6,14 +6,15 @@ import json
 from typing import Any
 
 from springtide.errors import ConfigError, explain
+from springtide.shards import TOKENIZER
 from springtide.store import Folder, most_values
 
 CONFIG_BYTES = 2**20
 """Largest config.json and adapter_config.json."""
 SETTINGS_BYTES = 4 * 2**20
 """Largest tokenizer_config.json. Those of Gemma 3 have 1.2 MB: they list 6,000 unused tokens."""
-TOKENIZER_BYTES = 64 * 2**20
-"""Largest tokenizer.json. Those of Gemma 3 have 33 MB."""
+_TOKENIZER_BYTES, _TOKENIZER_VALUES = 64 * 2**20, 2**22
+"""Bytes and values of the largest tokenizer.json. Those of Gemma 3 have 33 MB and 2 million."""
 COPY = "the file is damaged or hostile: download it again"
 
 
@@ -31,11 +32,21 @@ def read_settings(folder: Folder, name: str, most_bytes: int = CONFIG_BYTES) -> 
     return parsed(read_file(folder, name, most_bytes), folder.where(name))
 
 
-def parsed(data: bytes, where: str, limit: int = 0) -> dict[str, Any]:
-    """Return a JSON object in which no key is given twice. Raises ConfigError if it is none, or if it may hold more than
-    ``limit`` values: they take up to 30 times the memory of their text."""
-    if limit and (found := most_values(data)) > limit:
+def read_tokenizer(folder: Folder) -> str:
+    """Return the text of ``tokenizer.json``. Raises ConfigError as ``read_file`` and ``check_values``."""
+    data = read_file(folder, TOKENIZER, _TOKENIZER_BYTES)
+    check_values(data, folder.where(TOKENIZER), _TOKENIZER_VALUES)
+    return data.decode("utf-8", "replace")
+
+
+def check_values(data: bytes, where: str, limit: int) -> None:
+    """Raise ConfigError if JSON text may hold more than ``limit`` values: parsed, small ones take 30 times their text."""
+    if (found := most_values(data)) > limit:
         raise ConfigError(explain(where, found, f"are more than {limit:,} values of JSON", COPY))
+
+
+def parsed(data: bytes, where: str) -> dict[str, Any]:
+    """Return a JSON object in which no key is given twice. Raises ConfigError if it is none."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

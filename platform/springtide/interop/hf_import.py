@@ -28,7 +28,7 @@ from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import ConfigError, explain, redacted
 from springtide.interop.families import Family
 from springtide.interop.hf_config import FILE, read_config
-from springtide.interop.hf_files import TOKENIZER_BYTES, read_file, read_settings
+from springtide.interop.hf_files import read_settings, read_tokenizer
 from springtide.interop.hf_template import their_template
 from springtide.interop.hf_tokenizer import BOS_LABEL, EOS_LABEL, token_of
 from springtide.interop.safetensors_header import Stored, read_tensors
@@ -106,9 +106,8 @@ def open_model(folder: Folder) -> ImportedModel:
     eos_id, bos_id = (_id(config.get(key), model.vocab_size) for key in ("eos_token_id", "bos_token_id"))
     text = template = ""
     if folder.exists(TOKENIZER):
-        data = read_file(folder, TOKENIZER, TOKENIZER_BYTES).decode("utf-8", "replace")
         # any id will do: it is not asked for here
-        vocabulary = Tokenizer.from_json(data, folder.where(TOKENIZER), eos_id or 0)
+        vocabulary = Tokenizer.from_json(read_tokenizer(folder), folder.where(TOKENIZER), eos_id or 0)
         if vocabulary.size > model.vocab_size:
             problem = f"has more ids than the {model.vocab_size} rows of the embedding"
             remedy = "resize the embedding by transformers' resize_token_embeddings, and save the model again"

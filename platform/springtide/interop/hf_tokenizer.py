@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from springtide.checkpoint.format import Meta
 from springtide.corpus import TEMPLATE_BYTES
 from springtide.errors import SpringtideError
-from springtide.interop.hf_files import TOKENIZER_BYTES, read_file
+from springtide.interop.hf_files import read_file, read_tokenizer
 from springtide.shards import CHAT_TEMPLATE, MANIFEST, TOKENIZER, load_manifest
 from springtide.store import Folder, digest, to_json
 
@@ -80,10 +80,10 @@ def token_of(tokenizer_json: str, index: int | None) -> str | None:
 
 def _text(folder: Folder, expected: str) -> str | None:
     try:
-        data = read_file(folder, TOKENIZER, TOKENIZER_BYTES)
+        text = read_tokenizer(folder)
     except OSError:
         return None
-    return data.decode() if digest.of_bytes(data) == expected else None
+    return text if digest.of_bytes(text.encode()) == expected else None
 
 
 def _label(meta: Meta, name: str, vocab_size: int) -> int | None:

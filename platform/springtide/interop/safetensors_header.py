@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from springtide.checkpoint.validate import ITEM_BYTES
 from springtide.errors import ConfigError, explain
-from springtide.interop.hf_files import COPY, parsed, read_file
+from springtide.interop.hf_files import COPY, check_values, parsed, read_file
 from springtide.store import Folder, to_json
 
 INDEX = "model.safetensors.index.json"
@@ -81,7 +81,9 @@ def read_tensors(folder: Folder) -> dict[str, Stored]:
 
 def _by_index(folder: Folder, names: Iterable[str]) -> dict[str, Stored]:
     where = folder.where(INDEX)
-    index = parsed(read_file(folder, INDEX, _MOST_INDEX_BYTES), where, _MOST_TENSORS + _MORE_VALUES)
+    data = read_file(folder, INDEX, _MOST_INDEX_BYTES)
+    check_values(data, where, _MOST_TENSORS + _MORE_VALUES)
+    index = parsed(data, where)
     places = index.get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ConfigError(explain(f"{where}: weight_map", places, "is not a table of files by tensor", COPY))
@@ -118,7 +120,9 @@ def read_header(folder: Folder, name: str) -> dict[str, Stored]:
     if size < 8 or length > min(size - 8, _MOST_HEADER_BYTES):
         limit = f"is more than the {max(0, size - 8)} bytes that follow it, or the limit of {_MOST_HEADER_BYTES}"
         raise ConfigError(explain(f"{where}: length of the header", length, limit, COPY))
-    header = parsed(bytes(folder.read_range(name, 8, 8 + length)), where, _VALUES_OF_A_TENSOR * _MOST_TENSORS)
+    text = bytes(folder.read_range(name, 8, 8 + length))
+    check_values(text, where, _VALUES_OF_A_TENSOR * _MOST_TENSORS)
+    header = parsed(text, where)
     header.pop("__metadata__", None)
     if len(header) > _MOST_TENSORS:
         raise ConfigError(explain(where, len(header), f"are more than {_MOST_TENSORS:,} tensors", COPY))

@@ -208,6 +208,11 @@ def wide_header(folder: Path) -> None:
     (folder / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text)
 
 
+def wide_tokenizer(folder: Path) -> None:
+    text = (folder / TOKENIZER).read_bytes().strip().removesuffix(b"}")
+    (folder / TOKENIZER).write_bytes(text + b',"more":[' + b"{}," * 2_100_000 + b"{}]}")
+
+
 def wide_index(folder: Path) -> None:
     places = ",".join(f'"{number}":"a.safetensors"' for number in range(200_000))
     (folder / INDEX).write_text(f'{{"weight_map":{{{places}}}}}')
@@ -222,6 +227,7 @@ def long_index(folder: Path) -> None:
     [
         (padded(CONFIG, 2**20 + 1), r"config\.json = 1048577: are more than 1,048,576 bytes; .*download it again"),
         (padded(TOKENIZER, 2**26 + 1), r"tokenizer\.json = 67108865: are more than 67,108,864 bytes"),
+        (wide_tokenizer, r"tokenizer\.json = 42\d{5}: are more than 4,194,304 values of JSON"),
         (long_header, r"model\.safetensors: length of the header = 10000001: .*limit of 10000000"),
         (wide_header, r"model\.safetensors = 6000004: are more than 1,600,000 values of JSON"),
         (wide_index, r"model\.safetensors\.index\.json = 20000\d: are more than 100,100 values of JSON"),
