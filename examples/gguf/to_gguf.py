@@ -64,9 +64,9 @@ def convert(export: str, target: str, dtype: str = "") -> list[str]:
     """
     if dtype and dtype not in DTYPES:
         raise ConfigError(explain("dtype", dtype, f"is not one of {', '.join(DTYPES)}", "omit it for the stored type"))
-    folder = Folder(export)
-    found = open_model(folder)  # checks config.json and all headers; no code of the folder runs
-    model, stored = found.model, read_tensors(folder)
+    found = open_model(Folder(export))  # checks config.json and all headers; no code of the folder runs
+    model, folder = found.model, found.folder
+    stored = read_tensors(folder)
     family = gguf_family(found.family, model)
     words, remarks = tokenizer_metadata(found, model.vocab_size)
     tensors = dict(_tensors(family, model, stored))

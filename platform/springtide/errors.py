@@ -21,16 +21,32 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 _T = TypeVar("_T")
-_PASSWORD = re.compile(r"(?P<before>://[^\s:/?#@]*:)[^\s/?#]*(?=@)")
-"""``://user:password@``; the password may contain an unquoted @. Without the scheme: to look for it takes quadratic time."""
+_PASSWORD = re.compile(r"(?P<before>://[^\s:/?#@]*:)(?:[^\s/?#]*|(?!\d*[/?#])[^\s@'\"]{1,128}+)(?=@)")
+"""``://user:password@``; the password may contain an unquoted @, or up to an @ also / ? and #, which do not follow a port.
+Without the scheme: to look for it takes quadratic time."""
 _TOKEN_AS_USER = re.compile(r"(?P<before>https?://)[^\s:/?#@*]+(?=@)", re.IGNORECASE)
 """Git hosts accept a token in place of the user. With other schemes the user is not a secret: abfs://container@account."""
 _SECRET_NAMES = (
-    *("x-amz-signature", "x-amz-credential", "x-amz-security-token", "x-goog-signature", "x-goog-credential"),
-    *("awsaccesskeyid", "signature", "sig", "token", "access_token", "password", "passwd", "pwd", "secret"),
-    *("api_key", "api-key", "apikey", "key", "accountkey", "sharedaccesssignature"),
+    *(
+        "token",
+        "secret",
+        "password",
+        "passwd",
+        "pwd",
+        "passphrase",
+        "credential",
+        "credentials",
+        "signature",
+        "sig",
+        "sas",
+    ),
+    *("key", "apikey", "accountkey", "accesskey", "awsaccesskeyid", "sharedaccesssignature"),
+    *("jwt", "auth", "authorization", "bearer", "code", "assertion"),
 )
-_SECRET = re.compile(rf"(?P<before>[?&;](?:{'|'.join(_SECRET_NAMES)})=)[^\s&;#'\"]+", re.IGNORECASE)
+"""Last words of the names of such parameters: also of client_secret, x-amz-security-token, refresh_token, api-key."""
+_SECRET = re.compile(
+    rf"(?P<before>[?&;#](?:[\w.-]{{0,64}}[_.-])?(?:{'|'.join(_SECRET_NAMES)})=)[^\s&;#'\"]+", re.IGNORECASE
+)
 HIDDEN = "***"
 _SHORT = reprlib.Repr()
 """A value from a hostile file may be larger than memory once it is spelled out."""

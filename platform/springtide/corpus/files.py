@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from springtide.errors import CorpusError, explain
 from springtide.store import Folder
+from springtide.store.local_files import stays_inside
 
 _log = logging.getLogger(__name__)
 
@@ -122,10 +123,7 @@ def _is_read(path: str) -> bool:
 def _inside(root: str, source: str, paths: list[str]) -> list[str]:
     """Return the local ``paths`` without links to folders, and without those that lead out of ``root``: what others made may
     link to any file of ours."""
-    real = os.path.realpath(root)
-    inside = [
-        path for path in paths if os.path.isfile(path) and os.path.commonpath([real, os.path.realpath(path)]) == real
-    ]
+    inside = [path for path in paths if os.path.isfile(path) and stays_inside(path, root)]
     links, remedy = len(paths) - len(inside), "give the folder that they lead to, or copy the files (cp -rL)"
     what = f"{links} links that lead out of it or to a folder"
     if links and not inside:

@@ -8,7 +8,6 @@ All names, types, shapes and offsets are checked before anything is written, and
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import re
 import time
@@ -29,6 +28,7 @@ from springtide.corpus.tokenizer import Tokenizer, probe
 from springtide.errors import ConfigError, explain, redacted
 from springtide.interop.families import Family
 from springtide.interop.hf_config import FILE, read_config
+from springtide.interop.hf_files import read_settings, read_tokenizer
 from springtide.interop.hf_template import their_template
 from springtide.interop.hf_tokenizer import BOS_LABEL, EOS_LABEL, token_of
 from springtide.interop.safetensors_header import Stored, read_tensors
@@ -92,25 +92,23 @@ def open_model(folder: Folder) -> ImportedModel:
 
     Raises:
         ConfigError: an architecture that is not known, a setting that the decoder does not compute, tensors that are missing,
-            unexpected or of another shape or type, pickles in place of safetensors, or a file that is damaged.
+            unexpected or of another shape or type, pickles in place of safetensors, or a file that is damaged, too large, or a
+            link that leads out of the folder.
     """
+    folder = folder.confined()
     if not folder.exists(FILE):
         remedy = "give a folder that save_pretrained of transformers wrote"
         raise ConfigError(explain("folder", folder.url, f"has no {FILE}", remedy))
-    where = folder.where(FILE)
-    try:
-        config = json.loads(folder.read(FILE))
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(explain(where, "...", f"is not JSON ({str(error)[:200]})", "download it again")) from None
-    family, model = read_config(config, where)
+    config = read_settings(folder, FILE)
+    family, model = read_config(config, folder.where(FILE))
     stored = read_tensors(folder)
     places = _matched(folder, family, model, stored)
     eos_id, bos_id = (_id(config.get(key), model.vocab_size) for key in ("eos_token_id", "bos_token_id"))
     text = template = ""
     if folder.exists(TOKENIZER):
-        data = folder.read(TOKENIZER).decode("utf-8", "replace")
-        # any id will do: it is not asked for here
+        data = read_tokenizer(folder)
         probe(data, folder.where(TOKENIZER))
+        # any id will do: it is not asked for here
         vocabulary = Tokenizer.from_json(data, folder.where(TOKENIZER), eos_id or 0)
         if vocabulary.size > model.vocab_size:
             problem = f"has more ids than the {model.vocab_size} rows of the embedding"

@@ -6,8 +6,8 @@ from typing import Any
 
 from springtide.corpus import TEMPLATE_BYTES
 from springtide.errors import ConfigError, explain
+from springtide.interop.hf_files import SETTINGS_BYTES, read_file, read_settings
 from springtide.interop.hf_tokenizer import SETTINGS
-from springtide.interop.safetensors_header import parsed
 from springtide.shards import CHAT_TEMPLATE
 from springtide.store import Folder
 
@@ -20,19 +20,20 @@ def their_template(folder: Folder) -> str:
     several the one that is named default; empty if there is none.
 
     Raises:
-        ConfigError: it is not text, or too large.
+        ConfigError: it is not text, too large, or a link that leads out of the folder.
     """
+    folder = folder.confined()
     if folder.exists(CHAT_TEMPLATE):
-        where, size = folder.where(CHAT_TEMPLATE), folder.size(CHAT_TEMPLATE)
-        _check_size(size, where)
+        data = read_file(folder, CHAT_TEMPLATE, TEMPLATE_BYTES)
         try:
-            return folder.read(CHAT_TEMPLATE).decode()
+            return data.decode()
         except UnicodeDecodeError as error:
-            raise ConfigError(explain(where, size, f"is not UTF-8 ({error})", "save it as UTF-8")) from None
+            problem = f"is not UTF-8 ({error})"
+            raise ConfigError(explain(folder.where(CHAT_TEMPLATE), len(data), problem, "save it as UTF-8")) from None
     if not folder.exists(SETTINGS):
         return ""
     where = f"{folder.where(SETTINGS)}: {_KEY}"
-    found = _default(parsed(folder.read(SETTINGS), folder.where(SETTINGS)).get(_KEY))
+    found = _default(read_settings(folder, SETTINGS, SETTINGS_BYTES).get(_KEY))
     if found is None:
         return ""
     try:
@@ -41,7 +42,8 @@ def their_template(folder: Folder) -> str:
         size = -1
     if size < 0:
         raise ConfigError(explain(where, str(found)[:100], "is not the text of a template", _REMEDY))
-    _check_size(size, where)
+    if size > TEMPLATE_BYTES:
+        raise ConfigError(explain(where, size, f"are more than {TEMPLATE_BYTES:,} bytes", _REMEDY))
     return str(found)
 
 
@@ -51,8 +53,3 @@ def _default(value: Any) -> Any:
         return value
     named = [one.get("template") for one in value if isinstance(one, dict) and one.get("name") == _DEFAULT]
     return named[0] if named else None
-
-
-def _check_size(size: int, where: str) -> None:
-    if size > TEMPLATE_BYTES:
-        raise ConfigError(explain(where, size, f"are more than {TEMPLATE_BYTES:,} bytes", _REMEDY))

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from springtide.checkpoint.format import Meta
-from springtide.errors import DamagedFile, SpringtideError
+from springtide.corpus import TEMPLATE_BYTES
+from springtide.errors import SpringtideError
+from springtide.interop.hf_files import read_file, read_tokenizer
 from springtide.shards import CHAT_TEMPLATE, MANIFEST, TOKENIZER, load_manifest
 from springtide.store import Folder, digest, to_json
 
@@ -28,10 +30,12 @@ def tokenizer_files(
     meta: Meta, folders: Sequence[Folder], vocab_size: int, max_length: int
 ) -> tuple[TokenizerFiles, list[str]]:
     """Return the tokenizer of a checkpoint, and remarks for the user. ``folders``: datasets, or folders with a
-    ``tokenizer.json``; the first counts whose digest the checkpoint has, and the first of them that has a chat template."""
+    ``tokenizer.json``; the first counts whose digest the checkpoint has, and the first of them that has a chat template.
+    Raises ConfigError for a file of one that is too large, or that leads out of its folder."""
     eos_id, bos_id = _label(meta, EOS_LABEL, vocab_size), _label(meta, BOS_LABEL, vocab_size)
     if not meta.tokenizer_digest:
         return TokenizerFiles({}, eos_id, bos_id), ["no tokenizer is known for this checkpoint: none is written"]
+    folders = [folder.confined() for folder in folders]
     for folder in folders:
         text = _text(folder, meta.tokenizer_digest)
         if text is None:
@@ -50,7 +54,7 @@ def tokenizer_files(
         files = {TOKENIZER: text, SETTINGS: to_json(settings, indent=1)}
         with_it = (one for one in folders if _text(one, meta.tokenizer_digest) and one.exists(CHAT_TEMPLATE))
         if (named := next(with_it, None)) is not None:
-            files[CHAT_TEMPLATE] = named.read(CHAT_TEMPLATE).decode("utf-8", "replace")
+            files[CHAT_TEMPLATE] = read_file(named, CHAT_TEMPLATE, TEMPLATE_BYTES).decode("utf-8", "replace")
         return TokenizerFiles(files, eos_id, bos_id), []
     looked = ", ".join(folder.url for folder in folders) or "nowhere"
     remark = f"the tokenizer {meta.tokenizer_digest} was not found, and is not written; looked in {looked}"
@@ -76,10 +80,10 @@ def token_of(tokenizer_json: str, index: int | None) -> str | None:
 
 def _text(folder: Folder, expected: str) -> str | None:
     try:
-        data = folder.read(TOKENIZER)
-    except (OSError, DamagedFile):
+        text = read_tokenizer(folder)
+    except OSError:
         return None
-    return data.decode() if digest.of_bytes(data) == expected else None
+    return text if digest.of_bytes(text.encode()) == expected else None
 
 
 def _label(meta: Meta, name: str, vocab_size: int) -> int | None:

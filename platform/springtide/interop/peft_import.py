@@ -16,13 +16,12 @@ from springtide.checkpoint.adapters import LORA_A, LORA_B, MAGNITUDE, is_adapter
 from springtide.config.engine import ModelConfig
 from springtide.errors import ConfigError, explain
 from springtide.interop.adapters import PEFT_CONFIG, PEFT_NAMES, PEFT_WEIGHTS
+from springtide.interop.hf_files import read_settings
 from springtide.interop.hf_import import TYPES, ImportedModel, Place
-from springtide.interop.safetensors_header import Stored, parsed, read_header
+from springtide.interop.safetensors_header import Stored, read_header
 from springtide.model import matrices, skeleton
 from springtide.store import Folder
 
-_MOST_BYTES = 2**20
-"""Largest adapter_config.json."""
 _MOST_RANK, _MOST_ALPHA = 2**16, 2**31
 _PREFIX, _WEIGHT = "base_model.model.", ".weight"
 _SHOWN = 5
@@ -80,6 +79,7 @@ def with_adapter(found: ImportedModel, folder: Folder) -> ImportedModel:
         ConfigError: no adapter, a pickled one, a setting that is not computed here, an adapter of another model, or a file
             that is damaged; with the key or the tensor.
     """
+    folder = folder.confined()
     config = _read_config(folder)
     adapter = _settings(config, folder.where(PEFT_CONFIG))
     modules = _modules(found)
@@ -109,10 +109,7 @@ def _read_config(folder: Folder) -> dict[str, Any]:
                 explain(folder.where(pickle), pickle, "is a pickle, which runs code when it is read", remedy)
             )
         raise ConfigError(explain("adapter", folder.url, f"has no {PEFT_WEIGHTS}", _COPY))
-    where, size = folder.where(PEFT_CONFIG), folder.size(PEFT_CONFIG)
-    if size > _MOST_BYTES:
-        raise ConfigError(explain(where, size, f"are more than {_MOST_BYTES} bytes", _COPY))
-    return parsed(folder.read(PEFT_CONFIG), where)
+    return read_settings(folder, PEFT_CONFIG)
 
 
 def _settings(config: Mapping[str, Any], where: str) -> _Adapter:

@@ -7,7 +7,6 @@ Format: github.com/huggingface/safetensors. Nothing of a file's data is read bef
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -15,17 +14,23 @@ from typing import Any, NamedTuple
 
 from springtide.checkpoint.validate import ITEM_BYTES
 from springtide.errors import ConfigError, explain
+from springtide.interop.hf_files import COPY, check_values, parsed, read_file
 from springtide.store import Folder, to_json
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_MOST_HEADER_BYTES = 100_000_000
-"""As the reference implementation has it [bytes]."""
+_MOST_TENSORS = 100_000
+"""Of one file, and of one index."""
+_MOST_HEADER_BYTES = 10_000_000
+"""A tenth of what the reference implementation reads: 100 bytes for each of so many tensors [bytes]."""
+_VALUES_OF_A_TENSOR = 16
+"""Most values that describe a tensor in a header: its type, up to 8 sizes, two offsets, and what holds them."""
+_MOST_INDEX_BYTES, _MORE_VALUES = 16 * 2**20, 100
+"""Bytes of an index, and most of its values that are not tensors. That of 100,000 tensors has 10 MB."""
 _MOST_FILES = 10_000
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _SHOWN = 5
-_COPY = "the file is damaged or hostile: download it again"
 
 
 class Stored(NamedTuple):
@@ -76,17 +81,19 @@ def read_tensors(folder: Folder) -> dict[str, Stored]:
 
 def _by_index(folder: Folder, names: Iterable[str]) -> dict[str, Stored]:
     where = folder.where(INDEX)
-    index = parsed(folder.read(INDEX), where)
+    data = read_file(folder, INDEX, _MOST_INDEX_BYTES)
+    check_values(data, where, _MOST_TENSORS + _MORE_VALUES)
+    index = parsed(data, where)
     places = index.get("weight_map")
     if not isinstance(places, dict) or not places:
-        raise ConfigError(explain(f"{where}: weight_map", places, "is not a table of files by tensor", _COPY))
+        raise ConfigError(explain(f"{where}: weight_map", places, "is not a table of files by tensor", COPY))
     for tensor, file in places.items():
         if not isinstance(file, str) or not _FILE.fullmatch(file):
             problem = f"is not the name of a safetensors file in this folder (of {tensor[:100]})"
-            raise ConfigError(explain(f"{where}: weight_map", file, problem, _COPY))
+            raise ConfigError(explain(f"{where}: weight_map", file, problem, COPY))
     files = sorted(set(places.values()))
     if len(files) > _MOST_FILES:
-        raise ConfigError(explain(where, len(files), f"are more than {_MOST_FILES} files", _COPY))
+        raise ConfigError(explain(where, len(files), f"are more than {_MOST_FILES} files", COPY))
     missing = [file for file in files if file not in set(names)]
     if missing:
         problem = f"names {missing[0]} and the folder has no such file"
@@ -96,12 +103,12 @@ def _by_index(folder: Folder, names: Iterable[str]) -> dict[str, Stored]:
         for tensor, stored in read_header(folder, file).items():
             if places.get(tensor) != file:
                 said = f"is in {file}, and the index has it in {places.get(tensor) or 'no file'}"
-                raise ConfigError(explain(where, tensor, said, _COPY))
+                raise ConfigError(explain(where, tensor, said, COPY))
             found[tensor] = stored
     absent = sorted(places.keys() - found.keys())
     if absent:
         problem = f"is not in {places[absent[0]]}, where the index has it"
-        raise ConfigError(explain(where, absent[:_SHOWN], problem, _COPY))
+        raise ConfigError(explain(where, absent[:_SHOWN], problem, COPY))
     return found
 
 
@@ -112,9 +119,13 @@ def read_header(folder: Folder, name: str) -> dict[str, Stored]:
     length = int.from_bytes(bytes(folder.read_range(name, 0, 8)), "little")
     if size < 8 or length > min(size - 8, _MOST_HEADER_BYTES):
         limit = f"is more than the {max(0, size - 8)} bytes that follow it, or the limit of {_MOST_HEADER_BYTES}"
-        raise ConfigError(explain(f"{where}: length of the header", length, limit, _COPY))
-    header = parsed(bytes(folder.read_range(name, 8, 8 + length)), where)
+        raise ConfigError(explain(f"{where}: length of the header", length, limit, COPY))
+    text = bytes(folder.read_range(name, 8, 8 + length))
+    check_values(text, where, _VALUES_OF_A_TENSOR * _MOST_TENSORS)
+    header = parsed(text, where)
     header.pop("__metadata__", None)
+    if len(header) > _MOST_TENSORS:
+        raise ConfigError(explain(where, len(header), f"are more than {_MOST_TENSORS:,} tensors", COPY))
     data = 8 + length
     found = {tensor: _stored(name, data, tensor, facts, where) for tensor, facts in header.items()}
     end, before = data, ""
@@ -122,54 +133,36 @@ def read_header(folder: Folder, name: str) -> dict[str, Stored]:
         if one.begin != end:
             kind = "overlaps" if one.begin < end else "leaves a gap after"
             raise ConfigError(
-                explain(f"{where}: {tensor[:200]}", one.begin - data, f"{kind} {before or 'the header'}", _COPY)
+                explain(f"{where}: {tensor[:200]}", one.begin - data, f"{kind} {before or 'the header'}", COPY)
             )
         end, before = one.begin + one.size_bytes, tensor[:200]
     if end != size:
-        raise ConfigError(explain(where, size, f"is not the {end} bytes that its header describes", _COPY))
+        raise ConfigError(explain(where, size, f"is not the {end} bytes that its header describes", COPY))
     return found
 
 
 def _stored(file: str, data: int, tensor: str, facts: Any, where: str) -> Stored:
     named = f"{where}: {tensor[:200]}"
     if not isinstance(facts, dict):
-        raise ConfigError(explain(named, facts, "does not describe a tensor", _COPY))
+        raise ConfigError(explain(named, facts, "does not describe a tensor", COPY))
     dtype: Any = facts.get("dtype")
     shape: Any = facts.get("shape")
     offsets: Any = facts.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise ConfigError(explain(f"{named}: dtype", dtype, f"is not one of {', '.join(ITEM_BYTES)}", _COPY))
+        raise ConfigError(explain(f"{named}: dtype", dtype, f"is not one of {', '.join(ITEM_BYTES)}", COPY))
     if not _counts(shape) or len(shape) > 8:
-        raise ConfigError(explain(f"{named}: shape", shape, "is not a list of up to 8 sizes", _COPY))
+        raise ConfigError(explain(f"{named}: shape", shape, "is not a list of up to 8 sizes", COPY))
     if not _counts(offsets) or len(offsets) != 2:
-        raise ConfigError(explain(f"{named}: data_offsets", offsets, "is not a begin and an end", _COPY))
+        raise ConfigError(explain(f"{named}: data_offsets", offsets, "is not a begin and an end", COPY))
     size = math.prod(shape) * ITEM_BYTES[dtype]
     if offsets[1] - offsets[0] != size:
         problem = f"is not the {size} bytes of {dtype} {shape}"
-        raise ConfigError(explain(f"{named}: data_offsets", offsets, problem, _COPY))
+        raise ConfigError(explain(f"{named}: data_offsets", offsets, problem, COPY))
     return Stored(file, dtype, tuple(shape), data + offsets[0], size)
 
 
 def _counts(values: Any) -> bool:
     return isinstance(values, list) and all(type(one) is int and 0 <= one < 2**48 for one in values)
-
-
-def parsed(data: bytes, where: str) -> dict[str, Any]:
-    """Return a JSON object in which no key is given twice."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("a key is there twice")
-        return found
-
-    try:
-        found = json.loads(data, object_pairs_hook=once)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(explain(where, data[:40], f"is not JSON ({str(error)[:200]})", _COPY)) from None
-    if not isinstance(found, dict):
-        raise ConfigError(explain(where, found, "is not a JSON object", _COPY))
-    return found
 
 
 def header_of(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:

@@ -4,6 +4,7 @@ file that touches Dynamo."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
@@ -29,6 +30,7 @@ _FLEX_WIDTHS = 16, 256
 """Least and largest width of a head for FlexAttention."""
 _AMPERE = (8, 0)
 _LIMIT_HIT = "recompile limit"
+_OTHERS_WRITE, _OTHERS_PASS = stat.S_IWGRP | stat.S_IWOTH, stat.S_IXGRP | stat.S_IXOTH
 
 
 def compile_block(block: nn.Module) -> None:
@@ -143,11 +145,35 @@ def check_cache() -> None:
     folder = cache_dir()  # makes it, with this user's umask
     found = os.stat(folder)
     owners = {found.st_uid, os.lstat(folder).st_uid}  # of a link, too
-    if owners != {os.getuid()} or found.st_mode & stat.S_IWOTH:
-        whose = ", ".join(map(str, sorted(owners)))
-        what = f"torch would run compiled code from {folder}, which belongs to user {whose} or can be written by others"
-        remedy = "remove it, or set TORCHINDUCTOR_CACHE_DIR to a folder of your own"
-        raise ConfigError(explain("parallel.compile", True, what, remedy))
+    if owners != {os.getuid()}:
+        _refuse(f"{folder}, which belongs to user {', '.join(map(str, sorted(owners)))}")
+    if found.st_mode & _OTHERS_WRITE and not os.listdir(folder):  # a new one, with the umask 0002
+        os.chmod(folder, 0o700)
+    found = os.stat(folder)  # another process of this user may have closed and filled it
+    if found.st_mode & _OTHERS_WRITE:
+        _refuse(f"{folder}, which can be written by others ({stat.filemode(found.st_mode)})")
+    if strange := _of_others(folder, is_private=not found.st_mode & _OTHERS_PASS):
+        _refuse(f"{folder}, where {strange} belongs to another user or can be written by others")
+
+
+def _refuse(folder: str) -> None:
+    problem = f"torch would run compiled code from {folder}"
+    remedy = "remove it, or set TORCHINDUCTOR_CACHE_DIR to a folder of your own"
+    raise ConfigError(explain("parallel.compile", True, problem, remedy))
+
+
+@functools.cache
+def _of_others(folder: str, is_private: bool) -> str:
+    """Return the first path below ``folder`` that belongs to another user or that others may write to, relative to it; empty
+    if there is none. ``is_private``: nobody else can reach what is in it. Looked for once a process: there may be thousands."""
+    for above, folders, files in os.walk(folder):
+        for path in (os.path.join(above, name) for name in (*folders, *files)):
+            with contextlib.suppress(FileNotFoundError):  # another process replaces files meanwhile
+                found = os.lstat(path)
+                is_open = found.st_mode & _OTHERS_WRITE and not (is_private or stat.S_ISLNK(found.st_mode))
+                if is_open or found.st_uid != os.getuid():
+                    return os.path.relpath(path, folder)
+    return ""
 
 
 def uncompiled() -> contextlib.AbstractContextManager[Any]:

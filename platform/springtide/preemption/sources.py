@@ -51,8 +51,9 @@ def left_in(path: Path) -> Notice | None:
             raise ValueError(f"{path} is not a regular file")
         if found.st_uid not in (0, os.getuid()):
             raise PermissionError(f"{path} belongs to user {found.st_uid}, not to user {os.getuid()} or root")
-        if found.st_mode & stat.S_IWOTH:
-            raise PermissionError(f"{path} is not obeyed: every user may write to it; chmod o-w it")
+        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            mode = stat.filemode(found.st_mode)
+            raise PermissionError(f"{path} is not obeyed: other users may write to it ({mode}); chmod go-w it")
         return parse_notice_file(file.read(_FILE_BYTES).decode(), found.st_mtime, time.time())
 
 

@@ -32,6 +32,8 @@ _UNREADABLE = (DamagedFile, FileNotFoundError, IsADirectoryError, PermissionErro
 _TRIES = 100
 _MOST = 10**9
 """Numbers of commands that a file's name can have."""
+_MOST_GAP = 10_000
+"""Most numbers that are missing before a command. What comes later is not a command of this run: numbers are given in turn."""
 _LOOK_S, _LOOK_AT_STORE_S = 0.2, 2.0
 """Time between looks for a result, in a local folder and at an object store [s]."""
 
@@ -295,9 +297,15 @@ class RunControl:
 
 
 def _numbers(run: Folder) -> tuple[list[int], set[int]]:
-    """Return the numbers of the commands, ascending, and of those with a result."""
+    """Return the numbers of the commands, ascending, and of those with a result, up to the first gap of ``_MOST_GAP``."""
     matches = [match for name in (run / _FOLDER).names() if (match := _NAME.fullmatch(name))]
     found = [(int(one[1]), bool(one[2])) for one in matches if one[0] == _file(int(one[1]), bool(one[2]))]
+    end = 0
+    for number, _ in sorted(found):
+        if number > end + _MOST_GAP:
+            break
+        end = number + 1
+    found = [one for one in found if one[0] < end]
     return sorted(number for number, done in found if not done), {number for number, done in found if done}
 
 

@@ -110,7 +110,7 @@ def _of_transformers(folder: Folder) -> tuple[Labeller, str]:
     names = [name for name in folder.names() if name in (HF_CONFIG, TOKENIZER) or name.endswith(".safetensors")]
     digests = []
     for name in names:
-        with folder.open(name) as file:
+        with found.folder.open(name) as file:
             digests.append((name, digest.of_file(file)))
     facts: dict[str, str | int] = {"folder": redacted(folder.url), "weights": _hash(repr(digests))}
     facts |= {"architecture": found.family.architecture, "precision": parallel.precision}

@@ -3,6 +3,6 @@ is complete."""
 
 from springtide.store.cache import Cache
 from springtide.store.folder import Folder
-from springtide.store.plain_json import to_json
+from springtide.store.plain_json import most_values, to_json
 
-__all__ = ["Cache", "Folder", "to_json"]
+__all__ = ["Cache", "Folder", "most_values", "to_json"]

@@ -7,12 +7,10 @@ store a put is atomic. Whatever a store's client raises is an OSError here.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
 import posixpath
-import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -26,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from springtide.errors import ConfigError, damaged, explain
 from springtide.store.errors import as_os_errors
 from springtide.store.full_disk import explain_full_disk, is_full
-from springtide.store.local_files import read_range, remove_old, unlink
+from springtide.store.local_files import check_confined, read_range, regular_file, remove_old, unlink
 from springtide.store.plain_json import to_json
 
 _T = TypeVar("_T")
@@ -43,10 +41,13 @@ _WHOLE_BYTES = 256 * 2**20
 class Folder:
     """Names under one URL. Names use ``/`` and are relative to the folder."""
 
-    def __init__(self, url: str | os.PathLike[str], is_source: bool = False, **options: Any) -> None:
-        """Open ``url``; nothing is created before the first write. ``is_source``: it is a corpus, and only read.
-        ConfigError for a protocol that is not supported, and for chained URLs."""
-        self._options = {"is_source": is_source, **options}
+    def __init__(
+        self, url: str | os.PathLike[str], is_source: bool = False, is_confined: bool = False, **options: Any
+    ) -> None:
+        """Open ``url``; nothing is created before the first write. ``is_source``: it is a corpus, and only read;
+        ``is_confined``: as ``confined`` returns it. ConfigError for a protocol that is not supported, and for chained URLs."""
+        self._options = {"is_source": is_source, "is_confined": is_confined, **options}
+        self._is_confined = is_confined
         _check_protocol(os.fspath(url), _PROTOCOLS + _SOURCES if is_source else _PROTOCOLS)
         # fsspec caches listings for the life of a process, but other processes write here
         self.fs, path = fsspec.core.url_to_fs(os.fspath(url), use_listings_cache=False, **options)
@@ -75,6 +76,11 @@ class Folder:
 
     def __truediv__(self, name: str) -> Folder:
         return Folder(posixpath.join(self.url, name), **self._options)
+
+    def confined(self) -> Folder:
+        """Return this folder for reading what others made: ConfigError for a link to a file outside of it, which may be any
+        file of ours, and for pipes and devices. The cache of the Hugging Face Hub may link to its blobs."""
+        return Folder(self.url, **{**self._options, "is_confined": True})
 
     def where(self, name: str) -> str:
         """Return the path of ``name`` as this file system spells it."""
@@ -138,21 +144,11 @@ class Folder:
             return self.fs.open(self.where(name), "rb")
 
     def local_file(self, name: str) -> str:
-        """Return the path of a local file. FileNotFoundError if there is none, or something else than a regular file: a pipe
-        would wait for its writer, and a device, or a link to one, never ends."""
+        """Return the path of a local file. FileNotFoundError if there is none, or something else than a regular file."""
         path = self.where(name)
-        try:
-            mode = os.stat(path).st_mode
-        except OSError as error:
-            # a link to itself is not a file; a folder above it that cannot be reached says nothing about the file
-            if error.errno != errno.ENOTDIR and not (error.errno == errno.ELOOP and os.path.islink(path)):
-                raise
-            raise FileNotFoundError(errno.ENOENT, error.strerror, path) from None
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat.S_ISREG(mode):
-            raise FileNotFoundError(errno.ENOENT, "is not a regular file", path)
-        return path
+        if self._is_confined:
+            check_confined(path, self.path)
+        return regular_file(path)
 
     def read_range(self, name: str, begin: int, end: int) -> bytes | memoryview:
         """Return bytes [begin, end) of ``name``; fewer if it is shorter. Thread-safe."""
@@ -264,6 +260,8 @@ class Folder:
 
     def size(self, name: str) -> int:
         """Return the size of ``name`` in bytes."""
+        if self.is_local:
+            return os.stat(self.local_file(name)).st_size
         with as_os_errors(self.where(name)):
             return int(self.fs.size(self.where(name)))
 
@@ -349,10 +347,10 @@ class Folder:
 
 
 def _check_protocol(url: str, known: Sequence[str]) -> None:
-    protocol, separator, _ = url.partition("://")
+    protocol = fsspec.core.split_protocol(url)[0] or "file"  # as fsspec has it: data: needs no slashes
     if "::" in url:
         raise ConfigError(explain("URL", url, "is a chain of URLs (::), which is not opened", "give one plain URL"))
-    if separator and protocol.lower() not in known:
+    if protocol.lower() not in known:
         known_here = f"has a protocol that is not opened here: {protocol!r}"
         raise ConfigError(explain("URL", url, known_here, f"use one of {', '.join(known)}, or a path"))
 

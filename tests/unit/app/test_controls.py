@@ -100,6 +100,16 @@ def test_a_save_is_acknowledged_by_a_state_that_is_no_older_than_the_command(dri
     assert (driver.result(number).done, driver.result(number).text) == (True, "step-6 is committed")
 
 
+def test_a_number_far_ahead_does_not_carry_the_driver_away(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder is listed at every look here, in case that numbers are missing."""
+    monkeypatch.setattr(control, "_LIST_EVERY", 1)
+    (driver.run.folder / "control").write("999999999.json", "{}")
+    number = driver.give("save")
+    driver.tell(Saved(step=6, name="step-6", size_bytes=1, save_time_s=1.0))
+    assert driver.result(number).done
+    assert driver.unanswered(999_999_999)
+
+
 def test_a_save_across_a_loss_is_acknowledged_by_the_first_of_the_next_group(driver: Driver) -> None:
     number = driver.give("save")
     driver.tell(Started(step=2, world_size=3))

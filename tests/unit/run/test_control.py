@@ -21,6 +21,7 @@ from springtide.run.control import (
     await_result,
     give,
     has_command,
+    numbers_from,
     read_command,
     read_result,
     standing,
@@ -144,6 +145,23 @@ def test_what_is_not_answered_yet_counts_and_what_is_damaged_does_not(tmp_path: 
         read_command(run, 2)
     found = standing(run)
     assert (found.workers, bool(found.paused_by), found.unanswered, found.following) == (5, True, (0, 1, 2), 3)
+
+
+@pytest.mark.parametrize("stray", ["999999999.json", "999999999.done.json", "012345.json", "12345.json"])
+def test_a_number_far_ahead_keeps_nobody_from_giving_commands(tmp_path: Path, stray: str) -> None:
+    run = trained(tmp_path)
+    for before in (0, 1):
+        (run / "control").write(stray, json.dumps({"number": 1}))
+        assert give(run, "resize", 3).number == before
+    assert (standing(run).following, standing(run).workers, standing(run).unanswered) == (2, 3, (0, 1))
+    assert numbers_from(run, 1) == [1]
+
+
+def test_numbers_that_are_gone_are_not_given_again(tmp_path: Path) -> None:
+    """Somebody removed old commands to save room."""
+    run = trained(tmp_path)
+    (run / "control").write("9000.done.json", "{}")
+    assert give(run, "save").number == 9001
 
 
 def test_a_run_passes_commands_on_and_fails_as_they_do(tmp_path: Path) -> None:

@@ -78,11 +78,20 @@ def test_a_full_disk_leaves_the_old_bytes_and_nothing_else(tmp_path: Path, monke
         "github://user:repository@/x",
         "ssh://host/x",
         "http://169.254.169.254/latest",
+        "data:,text",  # fsspec needs no slashes for this one
+        "data:text/plain;base64,dGV4dA==",
     ],
 )
 def test_what_is_no_plain_url_of_a_known_store_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match=r"URL = .*(chain of URLs|not opened here)"):
         Folder(url)
+
+
+@pytest.mark.parametrize("name", ["a:b", "data", "date:,x"])
+def test_a_colon_in_a_path_is_no_protocol(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Folder(name).write("x", b"1")
+    assert (tmp_path / name / "x").read_bytes() == b"1"
 
 
 def test_a_corpus_may_be_read_over_http() -> None:
@@ -253,3 +262,50 @@ def test_a_range_longer_than_one_read_is_read_whole(
     monkeypatch.setattr(os, "preadv", lambda file, into, at: preadv(file, [into[0][:longest]], at))
     for begin, end in ((0, 2048), (3, 1500), (0, 10**15), (2000, 2100), (2048, 2050), (5, 5)):
         assert bytes(folder.read_range("it", begin, end)) == data[begin:end]
+
+
+READS = {
+    "read": lambda folder, name: folder.read(name),
+    "open": lambda folder, name: folder.open(name).read(),
+    "read_range": lambda folder, name: folder.read_range(name, 0, 9),
+    "stream": lambda folder, name: list(folder.stream(name, 0, 9)),
+    "size": lambda folder, name: folder.size(name),
+    "local_file": lambda folder, name: folder.local_file(name),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_confined_folder_follows_no_link_out_of_it(tmp_path: Path, read: str) -> None:
+    inside, outside = tmp_path / "in", tmp_path / "in-the-way"  # a name that begins with the folder's
+    (inside / "below").mkdir(parents=True)
+    outside.mkdir()
+    for place in (inside, outside):
+        (place / "real").write_bytes(b"text")
+    (inside / "good").symlink_to("real")
+    (inside / "below" / "good").symlink_to("../real")
+    (inside / "bad").symlink_to("../in-the-way/real")
+    (inside / "folder").symlink_to(outside)
+    (inside / "gone").symlink_to(outside / "gone")
+    folder = Folder(inside).confined()
+    for name in ("real", "good", "below/good"):
+        READS[read](folder, name)
+    for name in ("bad", "folder/real", "gone", "../in-the-way/real"):
+        READS[read](Folder(inside), name) if name != "gone" else None
+        with pytest.raises(
+            ConfigError, match=rf"{name} = '.*in-the-way/.*': is a link to a file outside of its folder"
+        ):
+            READS[read](folder, name)
+    with pytest.raises(ConfigError, match="outside of its folder"):
+        READS[read](folder / "below", "good")
+    with pytest.raises(FileNotFoundError):
+        READS[read](folder, "absent")
+    os.mkfifo(inside / "pipe")
+    with pytest.raises(ConfigError, match=r"pipe = 'prw.*is not a regular file; put a regular file in its place"):
+        READS[read](folder, "pipe")
+
+
+def test_a_confined_folder_of_a_store_is_read_as_before() -> None:
+    folder = Folder(f"memory://test-{uuid.uuid4().hex}/b")
+    folder.write("x", b"1")
+    assert folder.confined() == folder
+    assert folder.confined().read("x") == b"1"

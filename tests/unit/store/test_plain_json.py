@@ -19,7 +19,7 @@ from springtide import config as configs
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.retention import being_read, hold
 from springtide.events.record import EVENTS, event, record
-from springtide.store import Folder, to_json
+from springtide.store import Folder, most_values, plain_json, to_json
 from springtide.track.journal import Journal, read_journal
 from springtide.tuning import Rung, TrialOutcome, rank_trials, read
 
@@ -49,6 +49,19 @@ def test_what_is_not_finite_is_null_and_all_else_stays(value: Any) -> None:
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
     assert strictly(to_json(value)) == without(value)
+
+
+@given(values, st.integers(1, 9), st.booleans())
+def test_values_are_counted_without_parsing(value: Any, part_bytes: int, ascii_only: bool) -> None:
+    def count(value: Any) -> int:
+        inner = list(value.values() if isinstance(value, dict) else value) if isinstance(value, dict | list) else []
+        return 1 + sum(map(count, inner)) + (isinstance(value, dict | list) and not inner)
+
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain_json, "_PART_BYTES", part_bytes)
+        found = most_values(text.encode("utf-8", "surrogatepass"))
+    assert found == count(value)
 
 
 def test_every_dump_in_the_package_is_json() -> None:
