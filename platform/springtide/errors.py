@@ -27,21 +27,9 @@ Without the scheme: to look for it takes quadratic time."""
 _TOKEN_AS_USER = re.compile(r"(?P<before>https?://)[^\s:/?#@*]+(?=@)", re.IGNORECASE)
 """Git hosts accept a token in place of the user. With other schemes the user is not a secret: abfs://container@account."""
 _SECRET_NAMES = (
-    *(
-        "token",
-        "secret",
-        "password",
-        "passwd",
-        "pwd",
-        "passphrase",
-        "credential",
-        "credentials",
-        "signature",
-        "sig",
-        "sas",
-    ),
+    *("token", "secret", "password", "passwd", "pwd", "passphrase", "credential", "credentials"),
+    *("signature", "sig", "sas", "jwt", "auth", "authorization", "bearer", "code", "assertion"),
     *("key", "apikey", "accountkey", "accesskey", "awsaccesskeyid", "sharedaccesssignature"),
-    *("jwt", "auth", "authorization", "bearer", "code", "assertion"),
 )
 """Last words of the names of such parameters: also of client_secret, x-amz-security-token, refresh_token, api-key."""
 _SECRET = re.compile(
