@@ -76,7 +76,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "generation/",
         "on_ray/",
     ),
-    "tokenizers": ("corpus/tokenizer.py",),
+    "tokenizers": ("corpus/tokenizer.py", "corpus/tokenizer_probe.py"),
     "transformers": ("interop/",),
     "safetensors": ("interop/",),
     "lm_eval": ("generation/harness.py",),

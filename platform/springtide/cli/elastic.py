@@ -198,7 +198,6 @@ def _simulate_deadline(options: argparse.Namespace, costs: Costs) -> int:
 def _drill(options: argparse.Namespace) -> int:
     from springtide.app.drill import drill
 
-    say = functools.partial(print)
     with stdout_for_json() if options.json else contextlib.nullcontext() as answer:
         found = drill(options.scenario, say, options.faults, options.trace, options.keep, options.notice)
         answer(found.as_dict()) if answer else say(f"\n{found.describe()}")

@@ -127,7 +127,7 @@ def code_digest(sources: Mapping[str, str]) -> str:
     digests = [_digest(source) for field, source in sources.items() if not field.startswith(_VARIABLE)]
     variables = {field: value for field, value in sources.items() if field.startswith(_VARIABLE)}
     if variables:
-        digests.append(hashlib.sha256(json.dumps(variables, sort_keys=True).encode()).hexdigest()[:32])
+        digests.append(hashlib.sha256(json.dumps(variables, sort_keys=True, allow_nan=False).encode()).hexdigest()[:32])
     if len(digests) == 1 or "" in digests:
         return "" if "" in digests else digests[0]
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()[:32] if digests else ""

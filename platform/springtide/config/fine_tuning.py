@@ -164,7 +164,7 @@ def continued(run: Config, start_from: str, named: Sequence[str] = ()) -> Config
     for url in known.values():
         if not any(is_named(url, one) for one in (start_from, *named)):
             limit = f"names a dataset to replay on a host that you did not name: {url}"
-            remedy = f"to allow it: --stream.mixture '{json.dumps({'new': '', **known})}'"
+            remedy = f"to allow it: --stream.mixture '{json.dumps({'new': '', **known}, allow_nan=False)}'"
             raise ConfigError(explain("train.start_from", start_from, limit, remedy))
     shares = {"new": 3.0, **dict.fromkeys(known, 1.0 / len(known))}
     mixture = {"new": "", **known}

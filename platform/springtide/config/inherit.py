@@ -73,7 +73,7 @@ def left_behind(run: Config, config: Config) -> dict[str, str]:
     9c427aee did.
 
     Returns:
-        Setting -> a line that names its value and the flag that repeats it. Settings with equal values are left out.
+        Setting -> a line that names its value and the flag that repeats it. Settings with equal values are skipped.
     """
     before, after = run.model_dump(mode="json"), config.model_dump(mode="json")
     found = {}
@@ -105,4 +105,4 @@ def is_named(url: str, by: str) -> bool:
 
 def _spelled(value: object) -> str:
     """Return a value as the command line takes it; lists and tables are YAML's flow style, of which JSON is a part."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(value, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Convert text to token ids and back. The only file that imports ``tokenizers``."""
+"""Convert text to token ids and back. Only this file and ``tokenizer_probe`` import ``tokenizers``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import itertools
 import json
 import logging
 import re
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from springtide.config.data import END_OF_TEXT
 from springtide.corpus.patterns import PATTERNS
+from springtide.corpus.tokenizer_probe import check_growth, parts_of, probe
 from springtide.errors import ConfigError, CorpusError, explain
 from springtide.store import Folder
 
@@ -32,8 +31,6 @@ _FALLBACK = re.compile(r"<0x[0-9A-F]{2}>")
 _STEPS = ("normalizer", "pre_tokenizer", "decoder")
 """The parts of a ``tokenizer.json`` that determine how its tokens are spelled."""
 
-_MOST_GROWTH = 16
-"""How many times as long the replacements of a tokenizer may make a text. Known tokenizers reach 4."""
 UNSPLIT = "the tokenizer cannot split"
 """Why a text is dropped that the library cannot encode."""
 _LONG_RUN = 50_000
@@ -51,7 +48,7 @@ class Tokenizer:
         ``tokenizer`` has none of them, ConfigError if it lacks the one that is given."""
         self.tokenizer = tokenizer
         for step in ("normalizer", "decoder"):
-            _check_growth(step, getattr(tokenizer, step))
+            check_growth(step, getattr(tokenizer, step))
         tokenizer.encode_special_tokens = True  # text that spells a special token is text
         _encode_whole_texts(tokenizer)
         self.end_of_text: int = self._end_of_text(end_of_text)
@@ -165,50 +162,6 @@ def is_of_the_library(error: BaseException) -> bool:
     return not isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError))
 
 
-def probe(text: str, name: str) -> None:
-    """Load a tokenizer.json in a process of its own, and encode a few texts with it.
-
-    Args:
-        text: content of the file.
-        name: of the file, for the error.
-
-    Raises:
-        CorpusError: that process did not end well: memory ran out, or it took too long.
-    """
-    command = [sys.executable, "-I", str(Path(__file__).with_name("tokenizer_probe.py"))]
-    done = subprocess.run(
-        command, input=text.encode("utf-8", "replace"), capture_output=True, check=False, env={}, start_new_session=True
-    )
-    if done.stdout != b"ok":
-        ended = f"signal {-done.returncode}" if done.returncode < 0 else f"status {done.returncode}"
-        last = (done.stderr.decode("utf-8", "replace").strip() or "no message").splitlines()[-1][:300]
-        limit = f"cannot be used: a process that loaded it and encoded a few texts ended with {ended} ({last})"
-        raise CorpusError(explain("corpus.tokenizer", name, limit, "use another tokenizer.json"))
-
-
-def _check_growth(step: str, found: Any) -> None:
-    """Raise CorpusError if a step's replacements may make a text much longer: Rust aborts where memory runs out."""
-    state = json.loads(found.__getstate__()) if found is not None else {}
-    growth = 1.0
-    for part in _parts(state):
-        if part.get("type") == "Replace":
-            pattern, content = part["pattern"], len(part["content"])
-            # a regular expression may match the empty text between any two characters
-            growth *= max(1.0, content / max(1, len(pattern["String"])) if "String" in pattern else 1 + content)
-    if growth > _MOST_GROWTH:
-        limit = f"its {step} may make a text {growth:,.0f} times as long, and {_MOST_GROWTH} is the limit"
-        raise CorpusError(explain("corpus.tokenizer", "(file)", limit, "use another tokenizer.json"))
-
-
-def _parts(step: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps in a part of a ``tokenizer.json``, those inside sequences included."""
-    if isinstance(step, dict):
-        yield step
-        for key in ("normalizers", "pretokenizers", "decoders"):
-            for part in step.get(key, ()):
-                yield from _parts(part)
-
-
 def check_byte_counts(vocabulary: Tokenizer, name: str, texts: Iterable[str]) -> None:
     """Warn if the byte counts of a tokenizer do not add up to the bytes of ``texts``.
 
@@ -248,7 +201,7 @@ def _encode_whole_texts(tokenizer: tokenizers.Tokenizer) -> None:
 
 def _kinds(step: dict[str, Any] | None) -> list[str]:
     """Return the types in a part of a ``tokenizer.json``, those inside a sequence included."""
-    return [part["type"] for part in _parts(step)]
+    return [part["type"] for part in parts_of(step)]
 
 
 def _text_bytes(token: str, spaced: bool) -> int:

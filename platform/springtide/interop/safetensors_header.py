@@ -20,9 +20,9 @@ from springtide.store import Folder, to_json
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _MOST_TENSORS = 100_000
-"""Of one file, and of one index."""
+"""Most tensors in a file, and in an index."""
 _MOST_HEADER_BYTES = 10_000_000
-"""A tenth of what the reference implementation reads: 100 bytes for each of so many tensors [bytes]."""
+"""Largest header: 100 bytes for each of 100,000 tensors, a tenth of what the reference implementation reads [bytes]."""
 _VALUES_OF_A_TENSOR = 16
 """Most values that describe a tensor in a header: its type, up to 8 sizes, two offsets, and what holds them."""
 _MOST_INDEX_BYTES, _MORE_VALUES = 16 * 2**20, 100

@@ -176,7 +176,7 @@ def renamed(before: str, after: str) -> Callable[[Path], None]:
         (with_text("[" * 100_000), r"adapter_config\.json.*is not JSON"),
         (with_text("[]"), r"adapter_config\.json.*is not a JSON object"),
         (with_text('{"r": 4, "r": 8}'), "a key is there twice"),
-        (with_text(" " * 2**20 + "{}"), r"are more than 1048576 bytes"),
+        (with_text(" " * 2**20 + "{}"), r"are more than 1,048,576 bytes"),
         (with_config(peft_type="IA3"), "peft_type = 'IA3': is not computed here; import a LoRA or DoRA adapter"),
         (with_config(task_type="SEQ_CLS"), "task_type = 'SEQ_CLS': is not computed here"),
         (with_config(bias="all"), "bias = 'all': is not computed here; merge it"),
