@@ -77,16 +77,14 @@ def infill(
             yield None
             continue
         ids = document.ids
-        pieces = [[ids[piece] if ids is not None else next(encoded) for piece in span.pieces] for span in spans]
-        if any(
-            one is None for span in pieces for one in span
-        ):  # a piece that cannot be split, although the whole text can
+        flat = [ids[piece] if ids is not None else next(encoded) for span in spans for piece in span.pieces]
+        found = [one if one is None or ids is not None else one[:-1] for one in flat]
+        whole = [one for one in found if one is not None]
+        if len(whole) < len(found):  # a piece cannot be split, although the whole text can
             yield None
             continue
-        end = None if ids is not None else -1
-        yield [
-            _laid_out([one[:end] for one in found], span, infilling) for found, span in zip(pieces, spans, strict=True)
-        ]
+        cut = iter(whole)
+        yield [_laid_out([next(cut) for _ in span.pieces], span, infilling) for span in spans]
 
 
 def _is_changed(spans: Sequence[_Span]) -> bool:

@@ -246,6 +246,7 @@ def _tokenised(
     tokenised."""
     key = job.shards.seed.to_bytes(8, "little")
     rows: list[dict[str, Any]] = []
+    encoded: Iterator[tuple[np.ndarray | None, np.ndarray | None]]
     if job.template:
         template = chat_template(vocabulary, job.corpus, job.shards, job.template)
         encoded = laid_out(documents, template, job.source)
