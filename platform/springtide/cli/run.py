@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,6 @@ from springtide.cli import runs
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json
 from springtide.cli.output import print_json, say
-from springtide.errors import printable
 
 if TYPE_CHECKING:
     from springtide.run.control import Verb
@@ -123,7 +123,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from springtide.run.folder import open_run
+    from springtide.run.folder import REPORT, open_run
     from springtide.track.ledger import Prices, ledger
 
     run = open_run(options.run)
@@ -137,7 +137,7 @@ def _report(options: argparse.Namespace) -> int:
         per_million = book.dollars_per_million_tokens
         say(f"  {book.total_dollars:.2f} $ for {book.tokens / 1e6:.2f} million tokens, {per_million:.4f} $ per million")
     if book.total_kwh:
-        sources = printable("; ".join(book.energy_sources)) or "unknown"
+        sources = "; ".join(book.energy_sources) or "unknown"
         say(f"  {book.total_kwh:.3g} kWh in {book.energy_counted / book.held:.1%} of that time ({sources})")
         if again := book.energy_kwh["recomputed"]:
             say(f"  recomputed steps cost {again:.3g} kWh")
@@ -157,5 +157,8 @@ def _report(options: argparse.Namespace) -> int:
         kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(timeline.unknown.items()))
         count = sum(timeline.unknown.values())
         say(f"  skipped: {count} events of kinds that this version does not know: {kinds}")
-    say(f"  {run.report}")
+    if not run.folder.exists(REPORT):  # torchrun has no driver that writes it
+        with contextlib.suppress(OSError):  # a folder that only others may write to
+            run.write_report()
+    say(f"  {run.report}" if run.folder.exists(REPORT) else "  report.html is not there, and cannot be written")
     return 0
