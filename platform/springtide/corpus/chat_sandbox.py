@@ -1,264 +1,330 @@
-"""Chat templates in Jinja's sandbox, with limits on steps and on text. The only file that imports ``jinja2``.
+"""Compile and render chat templates in a child process, which has limits of CPU time and memory.
 
-A template comes with a model, from anybody. The sandbox keeps it away from Python's own objects. The limits here stop one that
-never ends or writes too much: each turn of a loop, each call and each item that a filter reads is a step, and each character
-that is joined to a text counts.
+    chat_template   Sandbox.render        -> batches of renderings
+    this process    _Renderer.replies     -> a request, one at a time          one child for all templates and threads
+    its child       template_child.py     -> Jinja's sandbox, a reply for each rendering
+
+A child that has ended is replaced at the next request. Replies are checked: a template that leaves Jinja's sandbox could reply
+anything.
+
+A round trip takes as long as one rendering (about 0.1 ms), so short chats share requests. A request carries the text of its
+template, and the child keeps the last one compiled: a new child needs nothing but the next request.
 """
 
 from __future__ import annotations
 
-import functools
+import atexit
+import contextlib
+import importlib.util
 import json
+import os
 import re
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
-
-from jinja2 import TemplateError, TemplateSyntaxError, Undefined, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from springtide.corpus.chats import BadChat
 
-MOST_STEPS = 2_000_000
-"""Most steps of a rendering: a second or two."""
-MOST_CHARACTERS = 2**26
-"""Most characters that a rendering joins."""
+CPU_S, _REQUEST_BYTES_PER_CPU_S = 2.0, 16 * 2**20
+"""Most CPU time of a rendering [s], and how many bytes of a request add a second."""
+MEMORY_BYTES, _MEMORY_BYTES_PER_REQUEST_BYTE = 256 * 2**20, 16
+"""Most memory of a rendering besides that of Python and Jinja, and how much a byte of the request adds: its text at up to four
+bytes a character, and a few copies."""
 BEGIN, END, APART = "\ufdd0", "\ufdd1", "\ufdd2"
 """Around an answer; inside what is text although it spells a special token. Unicode has them for such use, and no text does."""
-_CALL_STEPS = 4
-_JSON_STEPS = 20
-"""Steps of a piece of JSON: Python's encoder passes it through a function for each level."""
-_NAMES = ("__answer_begins__", "__answer_ends__")
-"""Variables of the marks."""
 _MARKS = re.compile(f"[{BEGIN}{END}{APART}]")
-_FILE = "<template>"
-_TEXT_METHODS = """
-    strip lstrip rstrip removeprefix removesuffix split rsplit splitlines partition rpartition startswith endswith upper lower
-    title capitalize find rfind index count isdigit isalpha isspace isupper islower replace join
-"""
-_METHODS: dict[type, frozenset[str]] = {
-    str: frozenset(_TEXT_METHODS.split()),
-    dict: frozenset({"get", "items", "keys", "values"}),
-    list: frozenset({"index", "count"}),
-    tuple: frozenset({"index", "count"}),
-    int: frozenset(),
-    float: frozenset(),
-    bytes: frozenset(),
-    range: frozenset(),
-}
-"""Type -> its attributes that a template may use: none makes much of little."""
-_FILTERS = """
-    trim upper lower title capitalize length count list first last default d items dictsort selectattr rejectattr select reject
-    map sort reverse unique int float abs round min max sum batch slice
-"""
+_REPLY_BYTES, _REPLY_BYTES_PER_REQUEST_BYTE = 16 * 2**20, 4
+"""Most bytes of a rendering, as JSON."""
+_BATCH_CHARACTERS, _MESSAGE_CHARACTERS = 2**16, 64
+"""Text of the renderings that share a request, and what a message counts besides its text."""
+_SILENCE_S = 300.0
+"""How long a child may reply nothing [s]: it is stopped, or the machine is. A loop is ended by its CPU time, long before."""
+_END_S = 5.0
+"""How long a child that has closed its pipes may take to end [s]."""
+_HEADER, _LENGTH_BYTES = struct.Struct("!QdQQ"), 8
+"""What precedes a request, and a reply."""
+_PROGRAM = Path(__file__).with_name("template_child.py")
+_ENVIRONMENT = ("LD_LIBRARY_PATH",)
+"""Variables that a child gets: Python itself may need it to start. None with credentials."""
+
+
+class Rendering(NamedTuple):
+    """What a template is given."""
+
+    messages: Sequence[Mapping[str, str]]
+    prompt: bool = False
+    """End with the beginning of an answer: ``add_generation_prompt``."""
+    marks: bool = False
+    """Put BEGIN and END around what ``{% generation %}`` holds."""
 
 
 class Sandbox:
-    """A template that is compiled.
+    """A template that compiles.
 
     Raises:
         SyntaxError: at the line ``lineno``: ``msg`` says what is wrong.
+        BadChat: the template cannot be compiled within the limits.
     """
 
     def __init__(self, text: str) -> None:
         if _MARKS.search(text):
-            raise SyntaxError("it holds U+FDD0, U+FDD1 or U+FDD2, which no text does", (_FILE, 1, None, None))
-        self._environment = _Environment()
-        try:
-            tree = self._environment.parse(text)
-            self.has_marks = any(node.name == _NAMES[0] for node in tree.find_all(nodes.Name))
-            """Whether ``{% generation %}`` says what the answers are."""
-            self._template = self._environment.from_string(text)
-        except TemplateSyntaxError as error:
-            raise SyntaxError(error.message or "", (_FILE, error.lineno, None, None)) from None
-        except RecursionError:
-            raise SyntaxError("it is nested too deeply", (_FILE, 1, None, None)) from None
+            raise _syntax_error("it holds U+FDD0, U+FDD1 or U+FDD2, which no text does", 1)
+        self._text = text
+        [compiled] = _RENDERER.replies(text, [])
+        if "syntax" in compiled:
+            raise _syntax_error(compiled["syntax"], compiled["line"])
+        _check(compiled)
+        self.has_marks: bool = compiled["has_marks"]
+        """Whether ``{% generation %}`` says what the answers are."""
 
-    def render(self, messages: Sequence[Mapping[str, str]], marks: bool, **variables: Any) -> str:
-        """Return the text of a chat; ``marks``: with BEGIN and END around what stands in ``{% generation %}``.
+    def render(self, renderings: Iterable[Rendering], variables: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the text of each rendering, in order. ``renderings`` is read a request ahead.
+
+        Args:
+            variables: of the template, besides those of a rendering.
 
         Raises:
-            BadChat: the template refuses the chat, fails, or goes beyond the limits; with its line.
+            BadChat: the template refuses the next chat, fails, or goes beyond the limits.
         """
-        self._environment.refill()
-        around = dict(zip(_NAMES, (BEGIN, END) if marks else ("", ""), strict=True))
-        try:
-            return self._template.render(messages=messages, **variables, **around)
-        except Exception as error:  # whatever the template's own expressions raise
-            lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == _FILE]
-            where = f"line {lines[-1]} of the template" if lines else "the template"
-            what = "calls itself too often" if isinstance(error, RecursionError) else str(error)[:300]
-            kind = "" if isinstance(error, (TemplateError, RecursionError)) else f" {type(error).__name__}:"
-            raise BadChat(f"{where}:{kind} {what or 'an error'}", "mend the template or the chat") from None
+        for batch in _batches(renderings):
+            given = [
+                {
+                    **variables,
+                    "messages": one.messages,
+                    "add_generation_prompt": one.prompt,
+                    "marks": (BEGIN, END) if one.marks else ("", ""),
+                }
+                for one in batch
+            ]
+            compiled, *replies = _RENDERER.replies(self._text, given)
+            _check(compiled)
+            for reply in replies:
+                _check(reply)
+                yield reply["text"]
 
 
-class _Bounds(NodeTransformer):
-    """Put the limits into a template: what it repeats and joins goes through functions that count."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802 - Jinja calls it by this name
-        """Count the turns of a loop."""
-        if node.recursive:
-            raise TemplateSyntaxError("recursive loops are not supported", node.lineno)
-        self.generic_visit(node)
-        node.iter = nodes.Filter(node.iter, "bounded", [], [], None, None, lineno=node.lineno)
-        return node
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
-        """Count the characters that ``~`` joins."""
-        self.generic_visit(node)
-        texts = [nodes.Filter(one, "string", [], [], None, None, lineno=node.lineno) for one in node.nodes]
-        return functools.reduce(lambda left, right: nodes.Add(left, right, lineno=node.lineno), texts)  # type: ignore[arg-type, return-value]
+def _syntax_error(message: str, line: int) -> SyntaxError:
+    return SyntaxError(message, ("<template>", line, None, None))
 
 
-class _Generation(Extension):
-    """``{% generation %}``: what it holds is the model's answer, as in transformers' templates."""
-
-    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return the body of a block between the two marks."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        begin, end = (nodes.Output([nodes.Name(name, "load")], lineno=line) for name in _NAMES)
-        return [begin, *body, end]
+def _check(reply: Mapping[str, Any]) -> None:
+    if "failure" in reply:
+        raise BadChat(reply["failure"], reply.get("remedy", "mend the template or the chat"))
 
 
-class _Environment(ImmutableSandboxedEnvironment):
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+def _batches(renderings: Iterable[Rendering]) -> Iterator[list[Rendering]]:
+    batch: list[Rendering] = []
+    held = 0
+    for one in renderings:
+        batch.append(one)
+        held += sum(_MESSAGE_CHARACTERS + len(message["content"]) for message in one.messages)
+        if held >= _BATCH_CHARACTERS:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+
+
+class _Limits(NamedTuple):
+    """Limits of each rendering of a request."""
+
+    cpu_s: float
+    memory_bytes: int
+    reply_bytes: int
+
+    @classmethod
+    def for_request(cls, size: int) -> _Limits:
+        """Return the limits for a request of this many bytes."""
+        return cls(
+            CPU_S + size / _REQUEST_BYTES_PER_CPU_S,
+            MEMORY_BYTES + _MEMORY_BYTES_PER_REQUEST_BYTE * size,
+            _REPLY_BYTES + _REPLY_BYTES_PER_REQUEST_BYTE * size,
+        )
+
+
+class _Renderer:
+    """The child of this process. It starts with the first request, and again after it has ended."""
 
     def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            optimized=False,
-            finalize=self._spelled,
-            extensions=[_Generation, loopcontrols],
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+
+    def after_fork(self) -> None:
+        """Leave the child to the parent of this process. The lock is new: a thread of the parent may have held the old one."""
+        if self._child is not None:
+            self._child.leave()
+        self._lock, self._child = threading.Lock(), None
+
+    def close(self) -> None:
+        """End the child, even if a thread waits for it."""
+        if self._child is not None:
+            self._child.end()
+
+    def replies(self, template: str, renderings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the reply to the template and that to each rendering, up to the first failure.
+
+        Returns:
+            {"has_marks": bool} or {"syntax": message, "line": number}, then {"text": text}. A failure instead of one of them is
+            {"failure": problem}, with a "remedy" if it is about a limit.
+        """
+        request = {"template": template, "renderings": renderings}
+        data = json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        limits = _Limits.for_request(len(data))
+        with self._lock:
+            found, status = self._exchange(data, 1 + len(renderings), limits)
+            if status not in (None, -signal.SIGPROF):  # not by a limit: for instance the kernel, short of memory
+                found, status = self._exchange(data, 1 + len(renderings), limits)
+        if status == -signal.SIGPROF:
+            found.append(_beyond(f"takes more than {limits.cpu_s:.3g} s of CPU time", "let it loop less often"))
+        elif status is not None:
+            found.append(_beyond(f"ended its process twice, with status {status}", "simplify it"))
+        elif "memory" in found[-1]:
+            found[-1] = _beyond(
+                f"needs more than {limits.memory_bytes >> 20} MiB of memory", "let it build less"
+            )
+        return found
+
+    def _exchange(self, data: bytes, num_replies: int, limits: _Limits) -> tuple[list[dict[str, Any]], int | None]:
+        """Return the replies that came, and the status of the child if it ended."""
+        child = self._child = self._child or _Child()
+        found: list[dict[str, Any]] = []
+        is_fit = False
+        try:
+            child.send(data, limits)
+            while len(found) < num_replies:
+                found.append(_checked(child.receive(limits.reply_bytes), is_first=not found))
+                if not found[-1].keys() & {"has_marks", "text"}:
+                    break
+            is_fit = "memory" not in found[-1]  # else its heap is in pieces, which could fail the next chat
+        except EOFError:
+            return found, child.end(_END_S)
+        except TimeoutError:
+            found.append(_beyond(f"got no reply within {_SILENCE_S:g} s", "try again, and simplify it if that fails"))
+        except (ValueError, RecursionError):
+            found.append(_beyond("made its process reply what is no reply", "do not use it"))
+        finally:
+            if not is_fit:
+                child.end()  # after KeyboardInterrupt, too: the next request must not read the replies to this one
+                self._child = None
+        return found, None
+
+
+def _beyond(problem: str, remedy: str) -> dict[str, Any]:
+    return {"failure": f"the template {problem}", "remedy": remedy}
+
+
+def _checked(reply: Any, is_first: bool) -> dict[str, Any]:
+    """Return a reply; ValueError if it has not the form of one."""
+    match reply:
+        case {"has_marks": bool()} | {"syntax": str(), "line": int()} if is_first:
+            pass
+        case {"text": str()} if not is_first:
+            pass
+        case {"failure": str()} | {"memory": True}:
+            pass
+        case _:
+            raise ValueError("not a reply")
+    return dict(reply)
+
+
+class _Child:
+    """A process that runs ``template_child.py``."""
+
+    def __init__(self) -> None:
+        # -I, -S: with nothing of the user's or the environment's Python settings, and none of the hooks of site-packages
+        command = [sys.executable, "-I", "-S", str(_PROGRAM), str(os.getpid()), *_folders()]
+        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        self._process = subprocess.Popen(
+            command,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd="/",
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for this process
         )
-        self.refill()
-        self.concat = self._concat  # type: ignore[method-assign]
-        plain = {name: self._counted(self.filters[name]) for name in _FILTERS.split()}
-        own = {"bounded": self._bounded, "string": self._spelled, "tojson": self._json}
-        self.filters = {**plain, **own, "replace": self._replace, "join": self._join}
-        self.globals = {"range": self._range, "namespace": Namespace, "raise_exception": _raise}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._pipes = self._process.stdin, self._process.stdout
+        self._requests, self._replies = (pipe.fileno() for pipe in self._pipes)
+        os.set_blocking(self._requests, False)
+        self._unread = bytearray()
 
-    def refill(self) -> None:
-        """Begin a rendering."""
-        self._steps, self._characters = MOST_STEPS, MOST_CHARACTERS
+    def send(self, data: bytes, limits: _Limits) -> None:
+        """Send a request.
 
-    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
-        _Bounds().visit(source)
-        return super()._generate(source, *args, **kwargs)
+        Raises:
+            EOFError: the child has ended.
+            TimeoutError: it reads nothing.
+        """
+        for part in (_HEADER.pack(len(data), *limits), data):
+            left = memoryview(part)
+            while left:
+                _wait(self._requests, select.POLLOUT)
+                try:
+                    left = left[os.write(self._requests, left) :]
+                except BrokenPipeError:
+                    raise EOFError from None
 
-    def _step(self, number: int = 1) -> None:
-        self._steps -= number
-        if self._steps < 0:
-            raise SecurityError(f"takes more than {MOST_STEPS:,} steps")
+    def receive(self, most: int) -> Any:
+        """Return a reply of at most this many bytes.
 
-    def _spend(self, characters: int) -> None:
-        self._characters -= characters
-        if self._characters < 0:
-            raise SecurityError(f"writes more than {MOST_CHARACTERS:,} characters")
+        Raises:
+            EOFError: the child has ended.
+            TimeoutError: it replies nothing.
+            ValueError, RecursionError: it is longer, or not JSON.
+        """
+        if (size := int.from_bytes(self._read(_LENGTH_BYTES), "big")) > most:
+            raise ValueError("too long")
+        return json.loads(self._read(size))
 
-    def _concat(self, texts: Iterable[str]) -> str:
-        found = []
-        for text in texts:
-            self._spend(len(text))
-            found.append(text)
-        return "".join(found)
-
-    def _bounded(self, values: Any) -> list[Any]:
-        found = []
-        for value in values:
-            self._step()
-            found.append(value)
+    def _read(self, size: int) -> bytes:
+        while len(self._unread) < size:
+            _wait(self._replies, select.POLLIN)
+            if not (data := os.read(self._replies, 2**16)):
+                raise EOFError
+            self._unread += data
+        found = bytes(self._unread[:size])
+        del self._unread[:size]
         return found
 
-    def _range(self, *bounds: int) -> range:
-        found = range(*bounds)
-        self._step(len(found) if len(bounds) < 3 or found else 0)
-        return found
+    def end(self, patience_s: float = 0.0) -> int:
+        """End the child, after ``patience_s`` if it has not ended by itself; return its status."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(patience_s)
+        self._process.kill()
+        self._close()
+        return self._process.wait()
 
-    def _spelled(self, value: Any) -> str:
-        """Return what an expression prints. Lists and tables are for ``tojson``: they may hold themselves many times."""
-        if isinstance(value, Undefined):
-            return str(value)
-        if not isinstance(value, (str, int, float, type(None))):
-            raise SecurityError(f"prints a {type(value).__name__}; use tojson")
-        return str(value)
+    def leave(self) -> None:
+        """Close this process's copies of the pipes, and forget the child."""
+        self._close()
+        self._process.returncode = 0  # or Popen warns that it still runs
 
-    def _json(self, value: Any, indent: int | None = None, **_: Any) -> str:
-        def pieces() -> Iterator[str]:
-            for piece in json.JSONEncoder(ensure_ascii=False, indent=indent and min(indent, 8)).iterencode(value):
-                self._step(_JSON_STEPS)
-                yield piece
-
-        return self._concat(pieces())
-
-    def _replace(self, text: Any, old: str, new: str, count: int = -1) -> str:
-        text, old, new = self._spelled(text), str(old), str(new)
-        times = text.count(old) if count < 0 else min(count, text.count(old))
-        self._spend(len(text) + times * len(new))
-        return text.replace(old, new, count)
-
-    def _join(self, values: Any, by: str = "", attribute: str | None = None) -> str:
-        texts = [
-            self._spelled(one if attribute is None else self.getitem(one, attribute)) for one in self._bounded(values)
-        ]
-        self._spend(len(by) * len(texts))
-        return by.join(self._spent(texts))
-
-    def _spent(self, texts: Sequence[str]) -> Iterator[str]:
-        for text in texts:
-            self._spend(len(text))
-            yield text
-
-    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            self._step(1 + sum(_size(value) for value in args[:3]))
-            return function(*args, **kwargs)
-
-        return counted
-
-    def wrap_str_format(self, value: Any) -> None:
-        """Give no special meaning to ``str.format``: it is not among the methods."""
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Return whether a template may use an attribute; of types that grow text, only those in ``_METHODS``."""
-        for kind, allowed in _METHODS.items():
-            if isinstance(obj, kind):
-                return attr in allowed
-        return super().is_safe_attribute(obj, attr, value)
-
-    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805 - as Jinja declares it
-        """Call a function or a method for a template, and count it."""
-        text = getattr(__obj, "__self__", None)
-        __self._step(_CALL_STEPS + _size(text))
-        if isinstance(text, str) and __obj.__name__ in ("replace", "join"):
-            return __self._replace(text, *args) if __obj.__name__ == "replace" else __self._join(args[0], text)
-        return super().call(__context, __obj, *args, **kwargs)
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Return the result of an operator; refuse one that makes much of little."""
-        is_numbers = isinstance(left, (int, float)) and isinstance(right, (int, float))
-        if operator == "+" and not is_numbers:
-            self._spend(sum(len(one) for one in (left, right) if hasattr(one, "__len__")))
-        elif operator != "+" and not (is_numbers and max(abs(left), abs(right)) < 2**31 and operator != "**"):
-            raise SecurityError(f"{operator} is for numbers below 2**31" if operator != "**" else "** is not supported")
-        return super().call_binop(context, operator, left, right)
+    def _close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
 
 
-def _size(value: Any) -> int:
-    """Return the steps that reading a value takes."""
-    if isinstance(value, str):
-        return len(value) >> 10
-    return len(value) if isinstance(value, (list, tuple, dict, range)) else 0
+def _folders() -> list[str]:
+    """Return the folders with the packages that a child imports, found without importing them here."""
+    found = [importlib.util.find_spec(name) for name in ("jinja2", "markupsafe")]
+    return [str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin]
 
 
-def _raise(message: str) -> None:
-    raise TemplateError(str(message))
+def _wait(file: int, event: int) -> None:
+    ready = select.poll()
+    ready.register(file, event)
+    if not ready.poll(_SILENCE_S * 1000):
+        raise TimeoutError
+
+
+_RENDERER = _Renderer()
+os.register_at_fork(after_in_child=lambda: _RENDERER.after_fork())
+atexit.register(_RENDERER.close)

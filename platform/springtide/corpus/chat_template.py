@@ -10,21 +10,20 @@ special token of the template is one id; a content that spells one is text, beca
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from springtide.config.data import CHAT_TOKENS, MODEL_TEMPLATE
+from springtide.corpus.chat_sandbox import APART, BEGIN, END, Rendering, Sandbox
 from springtide.corpus.chats import ANSWERS, BadChat, Turn
 from springtide.corpus.infilling import check_pieces
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import ConfigError, explain
-
-if TYPE_CHECKING:
-    from springtide.corpus.chat_sandbox import Sandbox
 
 _FIELD = "corpus.chat_template"
 _OF_MODEL = "chat_template.jinja"
@@ -147,12 +146,12 @@ class ChatTemplate:
             BadChat: the template refuses or changes a chat, or uses a token that is none, or has no answer to predict.
         """
         planned: list[list[tuple[int | str, bool]]] = []
-        for turns in chats:
-            try:
-                planned.append([part for piece in self.pieces(turns) for part in self._parts(*piece)])
-            except BadChat:  # those before it come first, so that the caller knows whose fault it is
-                yield from self._encoded(planned)
-                raise
+        try:
+            for pieces in self._pieces(chats):
+                planned.append([part for piece in pieces for part in self._parts(*piece)])
+        except BadChat:  # those before it come first, so that the caller knows whose fault it is
+            yield from self._encoded(planned)
+            raise
         yield from self._encoded(planned)
 
     def _encoded(self, planned: list[list[tuple[int | str, bool]]]) -> Iterator[ChatTokens]:
@@ -179,8 +178,8 @@ class ChatTemplate:
         Raises:
             BadChat: the template refuses the chat, or uses a token that is none.
         """
-        messages = [turn._asdict() | {"content": self._text(turn.content)} for turn in turns]
-        parts = [part for part, _ in self._parts(self._render(messages, prompt=True), False)]
+        [text] = self._template.render([Rendering(self._messages(turns), prompt=True)], self._variables)
+        parts = [part for part, _ in self._parts(text, False)]
         encoded = self._vocabulary.encode(part for part in parts if isinstance(part, str))
         found = [[part] if isinstance(part, int) else next(encoded)[:-1].tolist() for part in parts]
         ids = [index for part in found for index in part]
@@ -200,28 +199,48 @@ class ChatTemplate:
         Raises:
             BadChat: as ``lay_out``.
         """
-        messages = [turn._asdict() | {"content": self._text(turn.content)} for turn in turns]
-        whole = self._render(messages)
-        found = list(self._marked(messages) if self._template.has_marks else self._grown(messages, whole))
-        if "".join(text for text, _ in found) != whole:
-            raise BadChat(
-                "the template lays out another chat when answers are marked", "do not let it look at the answer"
-            )
-        return [piece for piece in found if piece[0]]
+        [found] = self._pieces([turns])
+        return found
 
-    def _text(self, content: str) -> str:
-        from springtide.corpus.chat_sandbox import APART
+    def _pieces(self, chats: Sequence[Sequence[Turn]]) -> Iterator[list[tuple[str, bool]]]:
+        """Yield the pieces of each chat. Its renderings are asked for with those of the next chats, a request ahead."""
+        asked: collections.deque[list[dict[str, str]]] = collections.deque()
 
-        return self._risky.sub(lambda found: APART + APART.join(found[0]) + APART, content)
+        def renderings() -> Iterator[Rendering]:
+            for turns in chats:
+                asked.append(self._messages(turns))
+                yield Rendering(asked[-1])
+                yield from self._of_answers(asked[-1])
 
-    def _render(self, messages: list[dict[str, str]], marks: bool = False, prompt: bool = False) -> str:
-        return self._template.render(messages, marks, add_generation_prompt=prompt, **self._variables)
+        texts = self._template.render(renderings(), self._variables)
+        for whole in texts:
+            cut = self._marked(next(texts)) if self._template.has_marks else self._grown(asked[0], whole, texts)
+            found = list(cut)
+            if "".join(text for text, _ in found) != whole:
+                raise BadChat(
+                    "the template lays out another chat when answers are marked", "do not let it look at the answer"
+                )
+            asked.popleft()
+            yield [piece for piece in found if piece[0]]
 
-    def _marked(self, messages: list[dict[str, str]]) -> Iterator[tuple[str, bool]]:
-        """Yield the pieces of a template that marks the answers."""
-        from springtide.corpus.chat_sandbox import BEGIN, END
+    def _messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
+        def apart(found: re.Match[str]) -> str:
+            return APART + APART.join(found[0]) + APART
 
-        before, *answers = self._render(messages, marks=True).split(BEGIN)
+        return [turn._asdict() | {"content": self._risky.sub(apart, turn.content)} for turn in turns]
+
+    def _of_answers(self, messages: list[dict[str, str]]) -> Iterator[Rendering]:
+        """Yield what is rendered to find the answers of a chat, besides the whole of it."""
+        if self._template.has_marks:
+            yield Rendering(messages, marks=True)
+            return
+        for number in _answers(messages):
+            yield Rendering(messages[:number], prompt=True)
+            yield Rendering(messages[: number + 1])
+
+    def _marked(self, text: str) -> Iterator[tuple[str, bool]]:
+        """Yield the pieces of a rendering with marks around the answers."""
+        before, *answers = text.split(BEGIN)
         yield before, False
         for answer in answers:
             inside, *after = answer.split(END)
@@ -230,18 +249,17 @@ class ChatTemplate:
             yield inside, True
             yield after[0], False
 
-    def _grown(self, messages: list[dict[str, str]], whole: str) -> Iterator[tuple[str, bool]]:
-        """Yield the pieces of a template without marks: an answer is what follows when its message does."""
+    def _grown(self, messages: list[dict[str, str]], whole: str, texts: Iterator[str]) -> Iterator[tuple[str, bool]]:
+        """Yield the pieces of a template without marks: an answer is what follows when its message does. ``texts``: as
+        ``_of_answers`` asked for them."""
         done = 0
-        for number, message in enumerate(messages):
-            if message["role"] != ANSWERS:
-                continue
-            prompt, upto = self._render(messages[:number], prompt=True), self._render(messages[: number + 1])
+        for number in _answers(messages):
+            prompt, upto = next(texts), next(texts)
             if not (whole.startswith(upto) and upto.startswith(prompt) and len(prompt) >= done):
                 raise BadChat(
                     f"the template changes what stands before or in message {number} by what follows", _MARK_REMEDY
                 )
-            content = message["content"]
+            content = messages[number]["content"]
             if not upto.startswith((content, content.strip()), len(prompt)):
                 raise BadChat(f"the prompt of message {number} does not end where the answer begins", _MARK_REMEDY)
             end = len(upto)
@@ -255,8 +273,6 @@ class ChatTemplate:
 
     def _parts(self, text: str, is_answer: bool) -> Iterator[tuple[int | str, bool]]:
         """Yield the special tokens of a piece, as ids, and the texts between them."""
-        from springtide.corpus.chat_sandbox import APART
-
         for part in self._cut.split(text):
             if part in self._special:
                 yield self._special[part], is_answer
@@ -266,10 +282,15 @@ class ChatTemplate:
                 yield part.replace(APART, ""), is_answer
 
 
-def _compiled(text: str, name: str) -> Sandbox:
-    from springtide.corpus.chat_sandbox import Sandbox
+def _answers(messages: Sequence[dict[str, str]]) -> Iterator[int]:
+    """Yield the numbers of the messages that are answers."""
+    return (number for number, message in enumerate(messages) if message["role"] == ANSWERS)
 
+
+def _compiled(text: str, name: str) -> Sandbox:
     try:
         return Sandbox(text)
     except SyntaxError as error:
         raise ConfigError(explain(_FIELD, name, f"line {error.lineno}: {error.msg}", "mend the template")) from None
+    except BadChat as error:
+        raise ConfigError(explain(_FIELD, name, error.problem, error.remedy)) from None

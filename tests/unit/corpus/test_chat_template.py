@@ -158,7 +158,6 @@ def test_a_begin_of_text_that_the_template_writes_is_left_to_the_dataset() -> No
     ("text", "problem"),
     [
         ("line\n{% if %}", r"line 2: Expected an expression"),
-        ("{% for m in messages recursive %}{% endfor %}", "line 1: recursive loops are not supported"),
         (
             PLAIN.replace("<|im_end|>", "<|end|>"),
             r"uses <\|end\|>, which the tokenizer does not have as special tokens",
@@ -184,48 +183,12 @@ def test_a_begin_of_text_that_the_template_writes_is_left_to_the_dataset() -> No
             "{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}",
             "ends a document, before the end of the chat",
         ),
-        ("{{ messages }}", "prints a list"),
+        ("{{ 'x' * 10**10 }}", "needs more than 256 MiB of memory"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_named_with_its_line(text: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=rf"corpus\.chat_template = 'mine\.jinja': .*{problem}"):
         template(text)
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "{% for a in range(10**9) %}{% endfor %}",
-        "{% for a in range(1000000000) %}x{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-        "{{ 'x' * 1000000000 }}",
-        "{{ '%1000000000d' % 1 }}",
-        "{{ '{:>1000000000}'.format(1) }}",
-        "{{ 'x'.ljust(1000000000) }}",
-        "{{ 'x' | center(1000000000) }}",
-        "{{ (1).to_bytes(1000000000) }}",
-        "{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-        "{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
-        "{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = n.s.replace('x', 'xx') %}{% endfor %}",
-        "{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = [n.s, n.s] | join %}{% endfor %}",
-        "{% set n = namespace(s='x') %}{% for a in range(99) %}{% set n.s = '-'.join([n.s, n.s]) %}{% endfor %}",
-        "{% set n = namespace(s='x') %}{% for a in range(99) %}{% set s %}{{ n.s }}{{ n.s }}{% endset %}"
-        "{% set n.s = s %}{% endfor %}",
-        "{% set n = namespace(s=[1]) %}{% for a in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
-        "{% set n = namespace(s=[1]) %}{% for a in range(99) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s | tojson }}",
-        "{% set n = namespace(s=9) %}{% for a in range(99) %}{% set n.s = n.s * n.s %}{% endfor %}",
-        "{% set r = range(99999) | list %}{% for a in r %}{{ r | sum }}{% endfor %}",
-        "{{ ''.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
-        "{% include 'x' %}",
-    ],
-)
-def test_a_hostile_template_ends_soon_and_small(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"corpus\.chat_template"):
-        template(text + PLAIN)
 
 
 def test_a_name_that_is_no_template_is_refused(tmp_path: Path) -> None:
@@ -242,6 +205,20 @@ def test_a_chat_that_the_template_refuses_comes_after_those_before_it() -> None:
     assert next(found).is_predicted.any()
     with pytest.raises(BadChat, match="too many turns"):
         next(found)
+
+
+@pytest.mark.parametrize("text", [read_template("chatml"), PLAIN], ids=["marked", "grown"])
+def test_chats_laid_out_together_are_those_laid_out_alone(text: str) -> None:
+    """Short chats share a request to the process that renders them."""
+    chats = [
+        (Turn("user", f"{number} " * (number % 150)), Turn("assistant", f"{number}")) * (1 + number % 3)
+        for number in range(500)
+    ]
+    used = template(text)
+    for together, chat in zip(used.lay_out(chats), chats, strict=True):
+        [alone] = used.lay_out([chat])
+        assert together.ids.tolist() == alone.ids.tolist()
+        assert together.is_predicted.tolist() == alone.is_predicted.tolist()
 
 
 def messages(*turns: Any) -> dict[str, Any]:
