@@ -186,7 +186,7 @@ class _Renderer:
             found.append(_beyond(f"ended its process twice, with status {status}", "simplify it"))
         elif "memory" in found[-1]:
             found[-1] = _beyond(
-                f"needs more than {limits.memory_bytes >> 20} MiB of memory", "build smaller lists and texts in it"
+                f"needs more than {limits.memory_bytes >> 20} MiB of memory", "let it build less"
             )
         return found
 

@@ -35,7 +35,7 @@ def loop(body: str, start: str) -> str:
 def nest(name: str) -> str:
     """Put tuples of 2 ** 60 parts, all of them the same one, into the name."""
     doubled = f"{{% set {name}.s = ({name}.s, {name}.s) %}}"
-    return f"{{% set {name} = namespace(s=(1,)) %}}{{% for a in range(60) %}}{doubled}{{% endfor %}}"
+    return f"{{% set {name} = namespace(s=(1,)) %}}{{% for _ in range(60) %}}{doubled}{{% endfor %}}"
 
 
 CPU, MEMORY, OUTPUT = "of CPU time", "of memory", "writes more than 16 MiB"
@@ -54,7 +54,7 @@ WITHOUT_END = {
     loop("{{ n.s[1:] | length }}", "'a' * n.one * 10**7"): CPU,
     loop("", "1"): CPU,
     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}": CPU,
-    "{{ 9 ** 9 ** 9 ** 9 }}": CPU,
+    "{{ 9 ** (9 ** 9) }}": EITHER,
     "{{ [1]|batch(2000000000, 'x')|first|length }}": MEMORY,
     "{% set n = namespace(s=[]) %}{% set t = 'ab' * 10**6 %}"
     "{% for a in range(100) %}{% set n.s = [n.s, t.split('a'), t | list] %}{% endfor %}": EITHER,
@@ -164,7 +164,7 @@ def test_a_refused_rendering_names_the_limit_and_a_remedy(monkeypatch: pytest.Mo
     monkeypatch.setattr(chat_sandbox, "CPU_S", 0.1)
     with pytest.raises(BadChat, match=r"the template takes more than 0\.1 s of CPU time.*loop less often"):
         render("{{ 5|round(-300000000) }}")
-    with pytest.raises(BadChat, match=r"the template needs more than 256 MiB of memory.*smaller lists"):
+    with pytest.raises(BadChat, match=r"the template needs more than 256 MiB of memory.*build less"):
         render("{{ 'x' * 10**9 }}")
 
 
@@ -205,7 +205,7 @@ def test_the_limits_grow_with_the_chat() -> None:
 
 def test_the_rendering_that_fails_is_named_within_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_sandbox, "CPU_S", 0.1)
-    sandbox = Sandbox("{% if messages[0].content == 'loop' %}{{ 5|round(-300000000) }}{% endif %}" + HONEST)
+    sandbox = Sandbox("{% if messages[0].content == 'loop' %}{{ messages|length|round(-300000000) }}{% endif %}" + HONEST)
     loops = [{"role": "user", "content": "loop"}]
     texts = sandbox.render([Rendering(each) for each in (MESSAGES, MESSAGES, loops, MESSAGES)], {})
     assert [next(texts), next(texts)] == [RENDERED, RENDERED]
