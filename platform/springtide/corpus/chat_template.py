@@ -24,6 +24,7 @@ from springtide.corpus.chats import ANSWERS, BadChat, Turn
 from springtide.corpus.infilling import check_pieces
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import ConfigError, explain
+from springtide.store.local_files import check_confined
 
 _FIELD = "corpus.chat_template"
 _OF_MODEL = "chat_template.jinja"
@@ -80,6 +81,8 @@ def read_template(name: str, tokenizer: str = "") -> str:
     if name == MODEL_TEMPLATE and not (Path(tokenizer).is_file() and path.is_file()):
         problem = f"is the {_OF_MODEL} beside the tokenizer, and corpus.tokenizer = {tokenizer!r} has none there"
         raise ConfigError(explain(_FIELD, name, problem, f"use {', '.join(BUILT_IN)} or a file of Jinja"))
+    if name == MODEL_TEMPLATE:
+        check_confined(str(path), str(path.parent))
     if not path.is_file():
         problem = f"is neither {MODEL_TEMPLATE} nor one of {', '.join(BUILT_IN)} nor a file"
         raise ConfigError(explain(_FIELD, name, problem, "name one of them, or a file of Jinja"))

@@ -205,7 +205,9 @@ def test_the_limits_grow_with_the_chat() -> None:
 
 def test_the_rendering_that_fails_is_named_within_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_sandbox, "CPU_S", 0.1)
-    sandbox = Sandbox("{% if messages[0].content == 'loop' %}{{ messages|length|round(-300000000) }}{% endif %}" + HONEST)
+    sandbox = Sandbox(
+        "{% if messages[0].content == 'loop' %}{{ messages|length|round(-300000000) }}{% endif %}" + HONEST
+    )
     loops = [{"role": "user", "content": "loop"}]
     texts = sandbox.render([Rendering(each) for each in (MESSAGES, MESSAGES, loops, MESSAGES)], {})
     assert [next(texts), next(texts)] == [RENDERED, RENDERED]
