@@ -213,6 +213,12 @@ def test_the_rendering_that_fails_is_named_within_a_request(monkeypatch: pytest.
         next(texts)
 
 
+def test_each_rendering_of_a_request_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_sandbox, "CPU_S", 0.5)
+    slow = "{% for a in range(1000) %}{% for b in range(500) %}{% endfor %}{% endfor %}x"  # some 20 to 50 ms
+    assert [*Sandbox(slow).render([Rendering([])] * 40, {})] == ["x"] * 40
+
+
 def test_chats_share_requests_and_stay_in_order() -> None:
     chats = [[{"role": "user", "content": f"{number} " * (number % 200)}] for number in range(3000)]
     texts = Sandbox(HONEST).render(map(Rendering, chats), {})
@@ -289,6 +295,7 @@ def test_a_forked_process_starts_its_own_child(renderer: chat_sandbox._Renderer)
     mine, theirs = multiprocessing.Pipe()
 
     def use() -> None:
+        assert renderer._child is None
         theirs.recv()
         texts = [*sandbox.render([Rendering(MESSAGES)] * 500, {})]
         theirs.send((texts, _child(renderer).pid))
