@@ -185,9 +185,7 @@ class _Renderer:
         elif status is not None:
             found.append(_beyond(f"ended its process twice, with status {status}", "simplify it"))
         elif "memory" in found[-1]:
-            found[-1] = _beyond(
-                f"needs more than {limits.memory_bytes >> 20} MiB of memory", "let it build less"
-            )
+            found[-1] = _beyond(f"needs more than {limits.memory_bytes >> 20} MiB of memory", "let it build less")
         return found
 
     def _exchange(self, data: bytes, num_replies: int, limits: _Limits) -> tuple[list[dict[str, Any]], int | None]:
