@@ -174,7 +174,7 @@ class _Renderer:
             {"failure": problem}, with a "remedy" if it is about a limit.
         """
         request = {"template": template, "renderings": renderings}
-        data = json.dumps(request, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        data = json.dumps(request, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
         limits = _Limits.for_request(len(data))
         with self._lock:
             found, status = self._exchange(data, 1 + len(renderings), limits)

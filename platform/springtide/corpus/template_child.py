@@ -94,7 +94,9 @@ def _json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """Return JSON as transformers' templates expect it: Jinja's own filter escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, allow_nan=False
+    )
 
 
 def _raise(message: str) -> None:
@@ -234,7 +236,7 @@ def _rendered(template: Template, rendering: dict[str, Any]) -> dict[str, str]:
 
 def _encoded(reply: dict[str, Any]) -> bytes:
     # a template may write half of a surrogate pair
-    return json.dumps(reply, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return json.dumps(reply, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
 
 
 if __name__ == "__main__":
