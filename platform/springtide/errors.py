@@ -45,9 +45,12 @@ _MOST_SHOWN = 2000
 """Characters of a value that are shown: aliases in YAML make short files long."""
 _LINE = 300
 """Characters of an error that a list shows."""
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-"""Control characters except newline and tab, which command a terminal; characters that reverse the direction of what follows;
-and what neither UTF-8 nor XML can hold, such as bytes of a file name that are not UTF-8."""
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, which command a terminal, except newline and tab
+    "\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f"  # not seen, or reverse what follows
+    "\ud800-\udfff\ufffe\uffff]"  # neither UTF-8 nor XML can hold them; bytes of a file name that are not UTF-8
+)
+"""Characters that are not shown as they are. The joiners of emoji and Indic scripts are shown."""
 
 
 class SpringtideError(Exception):

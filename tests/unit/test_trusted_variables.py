@@ -77,6 +77,13 @@ def test_an_unknown_variable_from_a_file_needs_trust(mine: Config, name: str) ->
     assert st.load_config("config.yaml", trust_code=True).elastic.env[name] == "/tmp/evil"
 
 
+def test_a_known_variable_with_the_value_of_another_needs_trust(mine: Config) -> None:
+    """Ray replaces ``${NAME}``, and NCCL logs the name of its interface."""
+    _saved(mine, NCCL_SOCKET_IFNAME="${AWS_SECRET_ACCESS_KEY}")
+    with pytest.raises(ConfigError, match="NCCL_SOCKET_IFNAME"):
+        st.load_config("config.yaml")
+
+
 def test_a_known_variable_needs_none(mine: Config) -> None:
     assert not ALLOWED_ENV & set(HARMFUL)
     saved = _saved(mine, **GIVEN)

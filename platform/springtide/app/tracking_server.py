@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import netrc
 import os
 import re
 from pathlib import Path
@@ -16,12 +17,13 @@ _FIELD = "track.mlflow_uri"
 _URI = "MLFLOW_TRACKING_URI"
 _CREDENTIALS = (
     *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_AUTH"),
-    *("MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH", "PGPASSWORD", "MYSQL_PWD"),
+    *("MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH"),
 )
 """Variables whose values MLflow's clients send to whatever server they are given."""
 _CREDENTIALS_FILE = Path("~/.mlflow/credentials")
-_LOCAL, _HTTP, _DATABASES = ("", "file", "sqlite", "databricks"), ("http", "https"), ("postgresql", "mysql")
-"""Schemes. The host of ``databricks`` is in the user's own profile. Any other may load a database driver or a plug-in."""
+_LOCAL, _HTTP = ("", "file", "sqlite", "databricks"), ("http", "https")
+"""Schemes that a config may name. The host of ``databricks`` is in the user's profile. Any other is a plug-in or a database:
+its URI may load a driver, read a file of this machine, or get a password from a file."""
 _AMBIGUOUS = re.compile(r"[\s\\\x00-\x1f\x7f]")
 """What programs read differently in a URL: the host of ``http://a\\@b`` is a or b."""
 _Server = tuple[str, str, int | None]
@@ -33,12 +35,13 @@ def name_server(uri: str) -> None:
     _named.add(_server_of(uri))
 
 
-def mlflow_uri(config: Config, given: str = "") -> str:
+def mlflow_uri(config: Config, given: str = "", is_named: bool = False) -> str:
     """Return the MLflow URI for a run. It may have a password, and is not written anywhere.
 
     Args:
         config: settings of the run; they may come from a file of a stranger.
         given: URI that the caller names.
+        is_named: a server must be named by the user, also if there are no credentials: its answers decide where files go.
 
     Returns:
         ``given``, else the config's URI, else the environment's, else that of a sqlite file next to the runs.
@@ -51,11 +54,11 @@ def mlflow_uri(config: Config, given: str = "") -> str:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     chosen = given or config.track.mlflow_uri
     if chosen and not given:
-        _check_named(chosen)
+        _check_named(chosen, is_named)
     return chosen or os.environ.get(_URI, "") or default_uri(Folder(config.run.root))
 
 
-def _check_named(uri: str) -> None:
+def _check_named(uri: str, is_strict: bool) -> None:
     server = _server_of(uri)
     if uri == OFF or server in _named or server == _server_of(os.environ.get(_URI, "")):
         return
@@ -63,15 +66,29 @@ def _check_named(uri: str) -> None:
     scheme = server[0]
     if scheme in _LOCAL:
         return
-    if scheme not in (*_HTTP, *_DATABASES):
-        limit = "may load a database driver or a plug-in, and only the config names it"
+    if scheme not in _HTTP:
+        limit = "may load a driver or a plug-in, or get a password from a file, and only the config names it"
         raise ConfigError(explain(_FIELD, redacted(uri), limit, remedy))
     found = [name for name in _CREDENTIALS if os.environ.get(name)]
     if _CREDENTIALS_FILE.expanduser().exists():
         found.append(str(_CREDENTIALS_FILE))
-    if found:
-        limit = f"only the config names this server, which would get {' and '.join(found)}"
-        raise ConfigError(explain(_FIELD, redacted(uri), limit, remedy))
+    if _netrc_has(server[1]):
+        found.append("an entry of ~/.netrc")
+    if found or is_strict:
+        gets = f", which would get {' and '.join(found)}" if found else ""
+        raise ConfigError(explain(_FIELD, redacted(uri), f"only the config names this server{gets}", remedy))
+
+
+def _netrc_has(host: str) -> bool:
+    """Return whether requests would send a password for ``host`` from the user's netrc."""
+    files = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
+    for file in map(os.path.expanduser, files):
+        if os.path.exists(file):
+            try:
+                return netrc.netrc(file).authenticators(host) is not None
+            except (OSError, netrc.NetrcParseError):
+                return True
+    return False
 
 
 def _server_of(uri: str) -> _Server:
@@ -79,7 +96,7 @@ def _server_of(uri: str) -> _Server:
     URI."""
     try:
         found = urlsplit(uri)
-        scheme, port = found.scheme.partition("+")[0].lower(), found.port
+        scheme, port = found.scheme.lower(), found.port
     except ValueError as error:
         raise ConfigError(explain(_FIELD, redacted(uri), f"is not a URI ({error})", "correct it")) from None
     if scheme not in _LOCAL and _AMBIGUOUS.search(uri):

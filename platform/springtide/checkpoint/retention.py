@@ -143,12 +143,18 @@ def note_reader(run: Folder, name: str) -> Iterator[None]:
 
 def hold(run: Folder, name: str, who: str) -> None:
     """Keep checkpoint ``name`` for good, for the run ``who``. Raises OSError if the note cannot be written."""
-    checkpoints(run).write(f"{_READERS}/{name}.{who}", to_json({"until_s": None}))
+    _readers(run).write(f"{name}.{who}", to_json({"until_s": None}))
 
 
 def release(run: Folder, name: str, who: str) -> None:
     """End the ``hold`` of ``who``."""
-    checkpoints(run).remove(f"{_READERS}/{name}.{who}")
+    _readers(run).remove(f"{name}.{who}")
+
+
+def _readers(run: Folder) -> Folder:
+    """Return the folder of notes. Raises ConfigError if it is a link: ``run`` may be a stranger's."""
+    checkpoints(run).confined() / _READERS
+    return checkpoints(run) / _READERS
 
 
 def being_read(run: Folder) -> set[str]:

@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import argparse
 import io
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from springtide.cli import data, doctor, elastic, metrics, model, plan, queue, run, sweep, train
 from springtide.cli.commands import Commands
-from springtide.cli.output import say
+from springtide.cli.output import PrintableFormatter, say
 from springtide.cli.status import Status, status_of
 from springtide.errors import ConfigError, SpringtideError, explain
 
@@ -44,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # the name of a run may have what a terminal's encoding lacks
+    if logging.lastResort is not None:  # warnings quote names and servers
+        logging.lastResort.setFormatter(PrintableFormatter())
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if words and not words[0].startswith("-"):  # `springtide --help` needs no config, which takes half of its time

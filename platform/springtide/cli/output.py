@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from springtide.errors import printable, redacted
+
+
+class PrintableFormatter(logging.Formatter):
+    """Formats log lines as ``say`` prints text."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        return printable(redacted(super().format(record)))
 
 
 def say(text: str = "", *, error: bool = False, end: str = "\n") -> None:

@@ -41,6 +41,8 @@ _SECRET = re.compile("TOKEN|SECRET|PASSWORD|CREDENTIAL|ACCESS_KEY|API_KEY", re.I
 
 
 _VALUE = re.compile("[^\\x00-\\x1f\\x7f]{0,4096}")
+_PLAIN = re.compile(r"[\w.,:;=^/@+~ -]{0,1000}", re.ASCII)
+"""Values of the known variables: not ``${NAME}``, for which Ray puts the value of another variable."""
 
 
 class ElasticConfig(Section):
@@ -97,7 +99,11 @@ class ElasticConfig(Section):
     @property
     def unlisted_env(self) -> dict[str, str]:
         """The variables that need trust, as those in ``ALLOWED_ENV`` do not: ``elastic.env.NAME`` -> value."""
-        return {f"elastic.env.{name}": value for name, value in sorted(self.env.items()) if name not in ALLOWED_ENV}
+        return {
+            f"elastic.env.{name}": value
+            for name, value in sorted(self.env.items())
+            if name not in ALLOWED_ENV or not _PLAIN.fullmatch(value)
+        }
 
     @model_validator(mode="after")
     def _check_env(self) -> ElasticConfig:  # of the section, whose messages do not show the whole field

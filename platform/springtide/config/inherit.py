@@ -105,4 +105,5 @@ def is_named(url: str, by: str) -> bool:
 
 def _spelled(value: object) -> str:
     """Return a value as the command line takes it; lists and tables are YAML's flow style, of which JSON is a part."""
-    return value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+    is_plain = isinstance(value, str) and value.isprintable()  # a line break would let a stranger write lines of ours
+    return str(value) if is_plain else json.dumps(value, allow_nan=False)

@@ -39,7 +39,7 @@ bytes a character, and a few copies."""
 BEGIN, END, APART = "\ufdd0", "\ufdd1", "\ufdd2"
 """Around an answer; inside what is text although it spells a special token. Unicode has them for such use, and no text does."""
 _MARKS = re.compile(f"[{BEGIN}{END}{APART}]")
-_REPLY_BYTES, _REPLY_BYTES_PER_REQUEST_BYTE = 16 * 2**20, 4
+_REPLY_BYTES, _REPLY_BYTES_PER_REQUEST_BYTE = 2**20, 4
 """Most bytes of a rendering, as JSON."""
 _BATCH_CHARACTERS, _MESSAGE_CHARACTERS = 2**16, 64
 """Text of the renderings that share a request, and what a message counts besides its text."""
@@ -115,7 +115,7 @@ def _syntax_error(message: str, line: int) -> SyntaxError:
 
 def _check(reply: Mapping[str, Any]) -> None:
     if "failure" in reply:
-        raise BadChat(reply["failure"], reply.get("remedy", "mend the template or the chat"))
+        raise BadChat(" ".join(reply["failure"].split()), reply.get("remedy", "mend the template or the chat"))
 
 
 def _batches(renderings: Iterable[Rendering]) -> Iterator[list[Rendering]]:

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from springtide.store import most_values
 
 _SHORT_BYTES = 16 * 2**20
-"""A line of this size is parsed as it is: that takes at most 450 MB."""
+"""A line of this size is parsed as it is: that takes at most 610 MB."""
 _MOST_VALUES = 2**19
 """Most values of a longer line."""
 

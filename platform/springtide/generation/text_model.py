@@ -17,7 +17,7 @@ from springtide.checkpoint.format import read_manifest
 from springtide.checkpoint.load import load
 from springtide.checkpoint.retention import note_reader
 from springtide.config.engine import ModelConfig
-from springtide.corpus import BadChat, ChatTemplate, Tokenizer
+from springtide.corpus import BadChat, ChatTemplate, Tokenizer, probe
 from springtide.corpus.chats import Turn
 from springtide.dataset import open_dataset
 from springtide.errors import CheckpointError, ConfigError, explain
@@ -322,6 +322,7 @@ def _of_others(
 ) -> TextModel:
     """``begin``: None for what the tokenizer puts before a text."""
     end: int | str = "" if eos_id is None else eos_id
+    probe(tokenizer, folder.where(TOKENIZER))
     vocabulary = Tokenizer.from_json(tokenizer, folder.where(TOKENIZER), end)
     if begin is None:
         plain, whole_ids = (vocabulary.tokenizer.encode("a", add_special_tokens=some).ids for some in (False, True))

@@ -55,7 +55,7 @@ def parsed(data: bytes, where: str) -> dict[str, Any]:
         return found
 
     try:
-        value = json.loads(data, object_pairs_hook=once)
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=once)  # UTF-8 only: its values were counted so
     except (ValueError, RecursionError) as error:
         raise ConfigError(explain(where, data[:40], f"is not JSON ({str(error)[:200]})", COPY)) from None
     if not isinstance(value, dict):

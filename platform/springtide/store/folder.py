@@ -75,7 +75,10 @@ class Folder:
         return hash(self.url)
 
     def __truediv__(self, name: str) -> Folder:
-        return Folder(posixpath.join(self.url, name), **self._options)
+        below = Folder(posixpath.join(self.url, name), **self._options)
+        if self._options.get("is_confined") and self.is_local:  # a link at ``name`` must not become the root
+            check_confined(below.path, self.path)
+        return below
 
     def confined(self) -> Folder:
         """Return this folder for reading what others made: ConfigError for a link to a file outside of it, which may be any

@@ -69,6 +69,9 @@ def test_a_strangers_run_gets_no_request(
         assert "TOKEN-OF-VICTIM" not in said
     with pytest.raises(ConfigError, match="only the config names this server"):
         st.train(st.load_config("stranger/config.yaml"))
+    monkeypatch.delenv("MLFLOW_TRACKING_TOKEN")  # the server would say where files are written
+    assert main(["model", "export", "stranger", "--out", "out", "--register", "M"]) == 2
+    assert "only the config names this server; name it yourself" in capsys.readouterr().err
     for recipe in configs.recipes.FINE_TUNING.values():
         assert recipe(run.config, "stranger").track == Config().track
     assert foreign.requests == 0
@@ -80,8 +83,6 @@ def test_a_strangers_run_gets_no_request(
     [
         ("MLFLOW_TRACKING_PASSWORD", "https://evil.example/a"),
         ("MLFLOW_TRACKING_AWS_SIGV4", "http://evil.example:5000"),
-        ("PGPASSWORD", "postgresql+psycopg2://me@evil.example/db"),
-        ("MYSQL_PWD", "mysql+pymysql://evil.example/db"),
     ],
 )
 def test_only_a_server_that_the_user_names_gets_credentials(
@@ -115,21 +116,41 @@ def test_a_login_of_mlflow_counts(tiny: Config, tmp_path: Path) -> None:
         mlflow_uri(config)
 
 
-@pytest.mark.parametrize("uri", ["mssql+pyodbc:///?odbc_connect=Driver%3D/tmp/evil.so", "evil-plugin://x"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "mssql+pyodbc:///?odbc_connect=Driver%3D/tmp/evil.so",
+        "mysql+pyodbc://evil.example/db?driver=/tmp/evil.so",
+        "mysql+pymysql://evil.example/db?local_infile=1",
+        "postgresql+psycopg2://u@evil.example/db",
+        "postgresql:///db?host=evil.example&passfile=/x/.pgpass",
+        "sqlite+evil:///x",
+        "evil-plugin://x",
+    ],
+)
 def test_a_driver_is_loaded_for_the_user_only(uri: str, tiny: Config) -> None:
-    with pytest.raises(ConfigError, match="may load a database driver"):
+    with pytest.raises(ConfigError, match="may load a driver"):
         mlflow_uri(tiny.override({"track.mlflow_uri": uri}))
 
 
 def test_a_host_cannot_hide(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """urllib3 connects to evil.example where urlsplit reads mine.example; libpq takes a host from the query."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mine.example")
-    monkeypatch.setenv("PGPASSWORD", "x")
     with pytest.raises(ConfigError, match="backslash"):
         mlflow_uri(tiny.override({"track.mlflow_uri": "http://evil.example\\@mine.example"}))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql:///db?host=mine.example")
-    with pytest.raises(ConfigError, match="PGPASSWORD"):
+    with pytest.raises(ConfigError, match="only the config names it"):
         mlflow_uri(tiny.override({"track.mlflow_uri": "postgresql:///db?host=evil.example"}))
+
+
+def test_a_password_of_netrc_counts(tiny: Config, tmp_path: Path) -> None:
+    config = tiny.override({"track.mlflow_uri": "https://evil.example"})
+    (tmp_path / ".netrc").write_text("machine mine.example login me password x\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    assert mlflow_uri(config) == "https://evil.example"
+    (tmp_path / ".netrc").write_text("default login me password x\n")
+    with pytest.raises(ConfigError, match="netrc"):
+        mlflow_uri(config)
 
 
 @pytest.mark.parametrize("uri", ["", "off", "sqlite:///mlflow.db", "databricks://profile", "./mlruns"])

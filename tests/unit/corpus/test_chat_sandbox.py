@@ -38,7 +38,7 @@ def nest(name: str) -> str:
     return f"{{% set {name} = namespace(s=(1,)) %}}{{% for _ in range(60) %}}{doubled}{{% endfor %}}"
 
 
-CPU, MEMORY, OUTPUT = "of CPU time", "of memory", "writes more than 16 MiB"
+CPU, MEMORY, OUTPUT = "of CPU time", "of memory", "writes more than 1 MiB"
 EITHER = f"{CPU}|{MEMORY}"
 WITHOUT_END = {
     "{{ 5|round(-300000000) }}": CPU,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +73,46 @@ def test_a_prepare_counts_and_names_the_document(tiny: Config, tmp_path: Path) -
     ("normalizer", "growth"),
     [
         (_replace("a" * 100, 8, String="a"), "10,000,000,000,000,000"),
-        (_replace("a" * 17, 1, Regex="a*"), "18"),
-        (_replace("aa", 5, String="a"), "32"),
-        ({"type": "Sequence", "normalizers": [_replace("aa", 5, String="a")]}, "32"),
+        (_replace("a" * 65, 1, Regex="a*"), "66"),
+        (_replace("aa", 7, String="a"), "128"),
+        ({"type": "Sequence", "normalizers": [_replace("aa", 7, String="a")]}, "128"),
+        ({"type": "Sequence", "normalizers": [{"type": "NFKD"}, _replace("a" * 15, 1, String=".")]}, "270"),
     ],
 )
 def test_replacements_that_lengthen_are_refused(normalizer: dict[str, Any], growth: str) -> None:
     with pytest.raises(CorpusError, match=f"its normalizer may make a text {growth} times as long"):
         Tokenizer.from_json(_with(normalizer=normalizer))
+
+
+def test_other_parts_have_bounds() -> None:
+    """Each of these aborted the process, or took more than a minute for a small text."""
+    charsmap = base64.b64encode(bytes(4) + b"z" * 100_000 + b"\0").decode()
+    word_piece = {"type": "WordPiece", "unk_token": "?", "continuing_subword_prefix": "##", "vocab": {"?": 0, "a": 1}}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    ends = [{"id": 2, "content": "</s>", "special": True, **flags}]
+    long = {"type": "BPE", "vocab": {"a": 0, "b" * 70_000: 1}, "merges": []}
+    far = {"type": "BPE", "vocab": {"a": 0, "b": 2**32 - 1}, "merges": []}
+    for problem, parts in {
+        "puts 1,000,000 characters before a text": {"normalizer": {"type": "Prepend", "prepend": "b" * 1_000_000}},
+        "maps characters to 100,000 bytes": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap}},
+        "max_input_chars_per_word = 1,000,000,000": {
+            "model": {**word_piece, "max_input_chars_per_word": 10**9},
+            "added_tokens": ends,
+        },
+        "a token of 70,000 characters": {"model": long, "added_tokens": ends},
+        "4,294,967,296 ids": {"model": far, "added_tokens": [{**ends[0], "id": 1}]},
+        "drops merges at random": {"model": {**far, "vocab": {"a": 0, "b": 1}, "dropout": 0.5}, "added_tokens": ends},
+    }.items():
+        with pytest.raises(CorpusError) as error:
+            Tokenizer.from_json(_with(**parts))
+        assert problem in str(error.value), parts
+
+
+def test_a_decoder_that_panics_is_an_error() -> None:
+    text = _with(decoder={"type": "Strip", "content": "b", "start": 0, "stop": 5})
+    found = Tokenizer.from_json(text)
+    with pytest.raises(CorpusError, match="cannot decode"):
+        found.decode([found.tokenizer.token_to_id("b")])
 
 
 def test_usual_replacements_pass() -> None:
@@ -102,6 +136,7 @@ def test_a_file_is_probed_in_a_process_of_its_own(tmp_path: Path) -> None:
     probe(_with(), "fine.json")
 
 
-def test_a_long_run_does_not_hold_up_training() -> None:
-    found = train_bpe([" " * 3_000_000 + "a", " " * 10_100_000 + "a", "hello hello"], 300)
-    assert found.tokenizer.token_to_id("hello") is not None
+def test_a_long_word_does_not_hold_up_training() -> None:
+    """Spaces, which cannot be split either, and DNA: the time grew with the square of their length."""
+    dna = "".join(random.Random(0).choices("acgt", k=1_000_000))
+    assert train_bpe([" " * 3_000_000 + "a", " " * 10_100_000 + "a", dna, "hello hello"], 300).size == 300

@@ -1,0 +1,44 @@
+"""What a stranger's folder or server says cannot command the terminal."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from springtide.checkpoint import retention
+from springtide.cli.main import main
+from springtide.cli.output import say
+from springtide.errors import ConfigError, explain, printable
+from springtide.store import Folder
+
+HOSTILE = "a\x1b]0;pwned\x07\u202eb\u200bc\udcff"
+HARMLESS = "a\ufffd]0;pwned\ufffd\ufffdb\ufffdc\ufffd"
+
+
+def test_commands_errors_and_logs_are_printable(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    say(HOSTILE)
+    say(HOSTILE, error=True)
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == (f"{HARMLESS}\n",) * 2
+    assert explain("a", 1, HOSTILE, HOSTILE) == f"a = 1: {HARMLESS}; {HARMLESS}"
+    assert main(["run", "list", str(tmp_path)]) == 0  # it sets the form of log lines
+    assert logging.lastResort is not None
+    line = logging.lastResort.format(logging.LogRecord("springtide", 30, "", 1, "server: %s", (HOSTILE,), None))
+    assert line == f"server: {HARMLESS}"
+
+
+def test_joiners_of_emoji_and_scripts_stay() -> None:
+    for text in ("\U0001f469\u200d\U0001f680", "\u0915\u094d\u200d\u0937", "tab\tline\n"):
+        assert printable(text) == text
+
+
+def test_no_note_is_written_through_a_link_of_a_stranger(tmp_path: Path) -> None:
+    run, target = tmp_path / "stranger", tmp_path / "mine"
+    (run / "checkpoints").mkdir(parents=True)
+    target.mkdir()
+    (run / "checkpoints" / "readers").symlink_to(target)
+    with pytest.raises(ConfigError, match="is a link"):
+        retention.hold(Folder(str(run)), "step-0000000001", "me")
+    assert not list(target.iterdir())
