@@ -236,15 +236,14 @@ class _Child:
 
     def __init__(self) -> None:
         # -I, -S: with nothing of the user's or the environment's Python settings, and none of the hooks of site-packages
-        command = [sys.executable, "-I", "-S", str(_PROGRAM), str(os.getpid()), *_folders()]
-        environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+        command = [sys.executable, "-I", "-S", str(_PROGRAM), str(os.getpid()), *folders_of("jinja2", "markupsafe")]
         self._process = subprocess.Popen(
             command,
             bufsize=0,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd="/",
-            env=environment,
+            env=child_environment(),
             start_new_session=True,  # Ctrl-C is for this process
         )
         assert self._process.stdin is not None
@@ -310,9 +309,15 @@ class _Child:
             pipe.close()
 
 
-def _folders() -> list[str]:
-    """Return the folders with the packages that a child imports, found without importing them here."""
-    found = [importlib.util.find_spec(name) for name in ("jinja2", "markupsafe")]
+def child_environment() -> dict[str, str]:
+    """Return the environment of a process that handles what strangers wrote: nothing but what Python may need to start."""
+    return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+
+
+def folders_of(*packages: str) -> list[str]:
+    """Return the folders of packages that a child imports, found without importing them here. ``python -I`` ignores those that
+    were installed with ``pip install --user``."""
+    found = [importlib.util.find_spec(name) for name in packages]
     return [str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin]
 
 

@@ -43,14 +43,16 @@ def probe(text: str, name: str) -> None:
     Raises:
         CorpusError: that process was ended, because memory ran out or it took too long.
     """
-    from springtide.errors import CorpusError, explain  # not as the program: its path has no springtide
+    # not as the program: its path has no springtide
+    from springtide.corpus.chat_sandbox import child_environment, folders_of
+    from springtide.errors import CorpusError, explain
 
     done = subprocess.run(
-        [sys.executable, "-I", __file__],
+        [sys.executable, "-I", __file__, *folders_of("tokenizers")],
         input=text.encode("utf-8", "replace"),
         capture_output=True,
         check=False,
-        env={},
+        env=child_environment(),
         start_new_session=True,  # Ctrl-C at the terminal is for the parent
     )
     if not done.returncode:
@@ -133,6 +135,7 @@ def parts_of(step: Any) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Read the file from standard input, encode and decode a few texts."""
+    sys.path += sys.argv[1:]
     import tokenizers
 
     text = sys.stdin.buffer.read()
