@@ -108,7 +108,8 @@ def test_round_values_are_few_and_evenly_spaced(low: float, length: float, most:
     high = low + max(length, 1e-9 * abs(low))
     values = round_values(low, high, most, is_whole)
     assert len(values) <= most + 1
-    assert all(low - 1e-9 * abs(low) <= value <= high + 1e-9 * abs(high) for value in values)
+    margin = 1e-9 * max(abs(low), abs(high))
+    assert all(low - margin <= value <= high + margin for value in values)
     if is_whole:
         assert all(value == int(value) for value in values)
 
