@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from springtide.config import Config
-from springtide.errors import ConfigError, explain, redacted
+from springtide.errors import ConfigError, explain
 from springtide.store import Folder
 from springtide.track.mlflow_client import OFF, default_uri
 
@@ -35,30 +35,31 @@ def name_server(uri: str) -> None:
     _named.add(_server_of(uri))
 
 
-def mlflow_uri(config: Config, given: str = "", is_named: bool = False) -> str:
+def mlflow_uri(config: Config, given: str = "", must_be_named: bool = False) -> str:
     """Return the MLflow URI for a run. It may have a password, and is not written anywhere.
 
     Args:
         config: settings of the run; they may come from a file of a stranger.
         given: URI that the caller names.
-        is_named: a server must be named by the user, also if there are no credentials: its answers decide where files go.
+        must_be_named: refuse a server that only the config names, even without credentials. Its answers decide where
+            MLflow writes files.
 
     Returns:
         ``given``, else the config's URI, else the environment's, else that of a sqlite file next to the runs.
 
     Raises:
-        ConfigError: only the config names the server, and the environment has credentials, which it would get.
+        ConfigError: only the config names the server, and it would get credentials of the environment, or ``must_be_named``.
     """
-    # a server that is down may cost a retry, not minutes inside its client
+    # by default the client retries an unreachable server for minutes
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     chosen = given or config.track.mlflow_uri
     if chosen and not given:
-        _check_named(chosen, is_named)
+        _check_named(chosen, must_be_named)
     return chosen or os.environ.get(_URI, "") or default_uri(Folder(config.run.root))
 
 
-def _check_named(uri: str, is_strict: bool) -> None:
+def _check_named(uri: str, must_be_named: bool) -> None:
     server = _server_of(uri)
     if uri == OFF or server in _named or server == _server_of(os.environ.get(_URI, "")):
         return
@@ -68,15 +69,15 @@ def _check_named(uri: str, is_strict: bool) -> None:
         return
     if scheme not in _HTTP:
         limit = "may load a driver or a plug-in, or get a password from a file, and only the config names it"
-        raise ConfigError(explain(_FIELD, redacted(uri), limit, remedy))
+        raise ConfigError(explain(_FIELD, uri, limit, remedy))
     found = [name for name in _CREDENTIALS if os.environ.get(name)]
     if _CREDENTIALS_FILE.expanduser().exists():
         found.append(str(_CREDENTIALS_FILE))
     if _netrc_has(server[1]):
         found.append("an entry of ~/.netrc")
-    if found or is_strict:
+    if found or must_be_named:
         gets = f", which would get {' and '.join(found)}" if found else ""
-        raise ConfigError(explain(_FIELD, redacted(uri), f"only the config names this server{gets}", remedy))
+        raise ConfigError(explain(_FIELD, uri, f"only the config names this server{gets}", remedy))
 
 
 def _netrc_has(host: str) -> bool:
@@ -98,9 +99,7 @@ def _server_of(uri: str) -> _Server:
         found = urlsplit(uri)
         scheme, port = found.scheme.lower(), found.port
     except ValueError as error:
-        raise ConfigError(explain(_FIELD, redacted(uri), f"is not a URI ({error})", "correct it")) from None
+        raise ConfigError(explain(_FIELD, uri, f"is not a URI ({error})", "correct it")) from None
     if scheme not in _LOCAL and _AMBIGUOUS.search(uri):
-        raise ConfigError(
-            explain(_FIELD, redacted(uri), "has a space, a backslash or a control character", "correct it")
-        )
+        raise ConfigError(explain(_FIELD, uri, "has a space, a backslash or a control character", "correct it"))
     return (scheme, found.hostname or "", port) if scheme in _HTTP else (scheme, uri, None)

@@ -117,9 +117,10 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int
 @contextlib.contextmanager
 def note_reader(run: Folder, name: str) -> Iterator[None]:
     """Keep the files of checkpoint ``name`` while the block runs. If the reader note cannot be written, the block runs without
-    it; if this process is killed, it expires."""
+    it; if this process is killed, it expires. Raises ConfigError if the folder of notes is a
+    link out of the run, which may be a stranger's."""
     note = f"{_READERS}/{name}.{uuid.uuid4().hex[:12]}"
-    folder, is_over = checkpoints(run), threading.Event()
+    folder, is_over = checkpoints(run).confined(), threading.Event()
 
     def renew() -> None:
         while not is_over.wait(_READER_S / 4):
@@ -142,19 +143,14 @@ def note_reader(run: Folder, name: str) -> Iterator[None]:
 
 
 def hold(run: Folder, name: str, who: str) -> None:
-    """Keep checkpoint ``name`` for good, for the run ``who``. Raises OSError if the note cannot be written."""
-    _readers(run).write(f"{name}.{who}", to_json({"until_s": None}))
+    """Keep checkpoint ``name`` for good, for the run ``who``. Raises OSError if the note cannot be written, ConfigError as
+    ``note_reader``."""
+    checkpoints(run).confined().write(f"{_READERS}/{name}.{who}", to_json({"until_s": None}))
 
 
 def release(run: Folder, name: str, who: str) -> None:
     """End the ``hold`` of ``who``."""
-    _readers(run).remove(f"{name}.{who}")
-
-
-def _readers(run: Folder) -> Folder:
-    """Return the folder of notes. Raises ConfigError if it is a link: ``run`` may be a stranger's."""
-    checkpoints(run).confined() / _READERS
-    return checkpoints(run) / _READERS
+    checkpoints(run).remove(f"{_READERS}/{name}.{who}")
 
 
 def being_read(run: Folder) -> set[str]:

@@ -98,7 +98,7 @@ def _registry(run: Run, name: str | None) -> str:
     from springtide.app.tracking_server import mlflow_uri
     from springtide.track.mlflow_client import check_registry
 
-    uri = mlflow_uri(run.config, is_named=True)
+    uri = mlflow_uri(run.config, must_be_named=True)
     check_registry(uri, name)
     return uri
 

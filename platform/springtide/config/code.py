@@ -52,7 +52,7 @@ def code_fingerprint() -> str:
 def check_trusted(
     sources: Mapping[str, str], where: str, trust_code: bool, claimed: str = "", named: Collection[str] = ()
 ) -> None:
-    """Check that the user trusts what a config of unknown origin would run.
+    """Check that the user trusts the code and the environment variables of a config that somebody else may have written.
 
     Args:
         sources: what it runs, as ``Config.needs_trust``.

@@ -41,7 +41,7 @@ INHERITED = {
     "stream.mixture": "datasets to replay (`continue`): local, or on a host that you typed",
     "shards.dataset": "the same of a run with one dataset; its tokenizer",
 }
-"""Setting -> what it is, of all that ``inherited`` takes. SECURITY.md has the same table."""
+"""Setting -> its meaning, for each setting that a recipe takes from the model's run. SECURITY.md has the same table."""
 _USED_TO_BE = ("run.root", "shards.root", "parallel.", "checkpoint.", "elastic.", "track.")
 """Beginnings of the settings that fine-tuning took from the model's run up to commit 9c427aee."""
 _MADE_HERE = ("bpe", "bytes")
@@ -50,7 +50,7 @@ _TOKENIZER = "tokenizer.json"
 
 
 def inherited(run: Config) -> Config:
-    """Return a config with the facts about the model of ``run`` (``INHERITED``), and defaults for the rest."""
+    """Return a config with those settings of ``run`` that every recipe takes. All other settings have their defaults."""
     tokenizer = run.corpus.tokenizer
     if tokenizer in _MADE_HERE:
         dataset = run.shards.dataset or next(iter(run.stream.mixture.values()), "")

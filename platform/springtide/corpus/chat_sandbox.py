@@ -32,10 +32,10 @@ from typing import Any, NamedTuple
 from springtide.corpus.chats import BadChat
 
 CPU_S, _REQUEST_BYTES_PER_CPU_S = 2.0, 16 * 2**20
-"""Most CPU time of a rendering [s], and how many bytes of a request add a second."""
+"""Limit of CPU time for a rendering [s]. Each 16 MiB of the request add one second."""
 MEMORY_BYTES, _MEMORY_BYTES_PER_REQUEST_BYTE = 256 * 2**20, 16
-"""Most memory of a rendering besides that of Python and Jinja, and how much a byte of the request adds: its text at up to four
-bytes a character, and a few copies."""
+"""Limit of memory for a rendering, without that of Python and Jinja [bytes]. Each byte of the request adds 16: a character may
+take four bytes, and Jinja makes a few copies."""
 BEGIN, END, APART = "\ufdd0", "\ufdd1", "\ufdd2"
 """Around an answer; inside what is text although it spells a special token. Unicode has them for such use, and no text does."""
 _MARKS = re.compile(f"[{BEGIN}{END}{APART}]")
@@ -218,7 +218,7 @@ def _beyond(problem: str, remedy: str) -> dict[str, Any]:
 
 
 def _checked(reply: Any, is_first: bool) -> dict[str, Any]:
-    """Return a reply; ValueError if it has not the form of one."""
+    """Return ``reply`` as a dict. Raises ValueError if it does not have the form of a reply."""
     match reply:
         case {"has_marks": bool()} | {"syntax": str(), "line": int()} if is_first:
             pass

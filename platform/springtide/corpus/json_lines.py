@@ -24,7 +24,7 @@ class BadLine(Exception):
 
 
 def parse_line(line: bytes) -> Any:
-    """Return the value of a JSON line, which takes less than 512 MiB for up to 64 MiB of text. Bytes of a short line that are
+    """Return the value of a JSON line. Parsing takes at most 610 MB for up to 64 MiB of text. In a short line, bytes that are
     not UTF-8 become U+FFFD.
 
     Raises:

@@ -274,9 +274,9 @@ def chat_template(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsCon
 def _encoded(
     documents: list[Document], vocabulary: Tokenizer, job: PartJob
 ) -> Iterator[tuple[np.ndarray | None, np.ndarray | None]]:
-    """Yield the ids of each document, the end-of-document id appended: those that it came with, or of its text, None if the
-    tokenizer cannot split that. A begin-of-text that it came with is removed: the dataset's own stands there. All are
-    predicted: None."""
+    """Yield (ids, None) for each document; the second part says that all ids are predicted. Ids are those of the document if it
+    has some, without its begin-of-text, which the dataset adds. Otherwise its text is encoded, and ids are None if the
+    tokenizer cannot split the text. The end-of-document id is appended."""
     end, tokenizer = np.array([vocabulary.end_of_text], dtype=np.uint32), job.corpus.tokenizer
     bos_id = begin_of_text(vocabulary, job.corpus, job.shards)
     encoded = vocabulary.try_encode(document.text for document in documents if document.ids is None)

@@ -305,6 +305,7 @@ def _imported(run: Folder, name: str, config: ModelConfig) -> TextModel:
     if TOKENIZER not in found.files:
         remedy = "import the model with its tokenizer.json, or prepare the run's dataset again"
         raise ConfigError(explain("run", run.url, "; ".join(remarks), remedy))
+    probe(found.files[TOKENIZER], run.where(TOKENIZER))  # the run may be a stranger's
     check_memory(config, config.vocab_size)
     model = whole(config, config.vocab_size)
     with note_reader(run, name):
@@ -322,7 +323,6 @@ def _of_others(
 ) -> TextModel:
     """``begin``: None for what the tokenizer puts before a text."""
     end: int | str = "" if eos_id is None else eos_id
-    probe(tokenizer, folder.where(TOKENIZER))
     vocabulary = Tokenizer.from_json(tokenizer, folder.where(TOKENIZER), end)
     if begin is None:
         plain, whole_ids = (vocabulary.tokenizer.encode("a", add_special_tokens=some).ids for some in (False, True))

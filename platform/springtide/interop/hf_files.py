@@ -19,8 +19,8 @@ COPY = "the file is damaged or hostile: download it again"
 
 
 def read_file(folder: Folder, name: str, most_bytes: int) -> bytes:
-    """Return the bytes of ``name``. Raises ConfigError if there are more than ``most_bytes``, or if ``folder`` is confined and
-    the file leads out of it."""
+    """Return the content of the file ``name``. Raises ConfigError if it is larger than ``most_bytes``, or is a link out of a
+    confined ``folder``."""
     size = folder.size(name)
     if size > most_bytes:
         raise ConfigError(explain(folder.where(name), size, f"are more than {most_bytes:,} bytes", COPY))

@@ -216,7 +216,7 @@ class Run(RunControl):
         from springtide.training.evaluate import evaluate_checkpoint
 
         check_model_code(self.folder, self.config, trust_code)
-        # the cache of the machine that trained: another machine may have no such folder, and a stranger must not choose one
+        # not the run's cache folder: it may not exist on this machine, and a stranger's run must not choose where we write
         changed = self.config.override({"train.eval_tokens": tokens or sys.maxsize, "feed.cache": ""})
         return evaluate_checkpoint(self.folder, changed, self.checkpoint_at(step))
 

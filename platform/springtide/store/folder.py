@@ -76,13 +76,13 @@ class Folder:
 
     def __truediv__(self, name: str) -> Folder:
         below = Folder(posixpath.join(self.url, name), **self._options)
-        if self._options.get("is_confined") and self.is_local:  # a link at ``name`` must not become the root
+        if self._is_confined and self.is_local:  # a link at ``name`` must not become the root
             check_confined(below.path, self.path)
         return below
 
     def confined(self) -> Folder:
-        """Return this folder for reading what others made: ConfigError for a link to a file outside of it, which may be any
-        file of ours, and for pipes and devices. The cache of the Hugging Face Hub may link to its blobs."""
+        """Return this folder, which somebody else may have made, with checks: to read or write through a link out of it raises
+        ConfigError, and so does a pipe or a device. The cache of the Hugging Face Hub may link to its blobs."""
         return Folder(self.url, **{**self._options, "is_confined": True})
 
     def where(self, name: str) -> str:
@@ -195,6 +195,8 @@ class Folder:
         """As ``put``, of ``size_bytes`` in total; parts are taken as they are written, so no more than a few are in memory."""
         target = self.where(name)
         if self.is_local:
+            if self._is_confined:
+                check_confined(target, self.path)
             with self._beside(target, parts, size_bytes, 0o600 if private else 0o666) as beside:
                 os.replace(beside, target)
         elif self._is_s3:

@@ -41,4 +41,6 @@ def test_no_note_is_written_through_a_link_of_a_stranger(tmp_path: Path) -> None
     (run / "checkpoints" / "readers").symlink_to(target)
     with pytest.raises(ConfigError, match="is a link"):
         retention.hold(Folder(str(run)), "step-0000000001", "me")
+    with pytest.raises(ConfigError, match="is a link"), retention.note_reader(Folder(str(run)), "step-0000000001"):
+        pass
     assert not list(target.iterdir())
