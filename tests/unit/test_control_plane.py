@@ -5,30 +5,76 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
+from simulation import outside
+from simulation.clock import Clock
 
-pytestmark = pytest.mark.processes  # a second try: on busy cores one run in twenty still plays a schedule otherwise
+pytestmark = pytest.mark.processes
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
 
-def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run seeds in a process of its own, which sets the hash seed: the order of sets is a part of a schedule."""
+def simulate(*arguments: str, hash_seed: int = 0) -> subprocess.Popen[str]:
+    """Play seeds in a process of its own, with a hash seed of its own."""
     path = os.pathsep.join([str(PROGRAMS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": str(hash_seed)}
     command = [sys.executable, "-m", "simulation", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=550, check=False, env={**os.environ, "PYTHONPATH": path}
-    )
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
-def test_whatever_goes_wrong_a_run_comes_to_its_end_with_every_step_once() -> None:
-    done = simulate("--seeds", "0", "40")
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "40 seeds, 0 found something" in done.stdout
+def test_forty_seeds_end_with_every_step_once_and_one_history_each() -> None:
+    running = [simulate("--seeds", "0", "40", "--digests", hash_seed=number) for number in (1, 2)]
+    first, second = (one.communicate(timeout=550)[0].splitlines() for one in running)
+    assert "40 seeds, 0 found something" in first[-1], first
+    assert first[:-1] == second[:-1]
+    assert len(first) == 41
 
 
-def test_a_defect_that_is_planted_back_is_found() -> None:
-    done = simulate("--seeds", "0", "20", "--defect", "A3")
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "A3: found by seed" in done.stdout
+def test_a_planted_defect_is_found() -> None:
+    said = simulate("--seeds", "0", "20", "--defect", "A3").communicate(timeout=550)[0]
+    assert "A3: found by seed" in said
+
+
+@pytest.mark.parametrize("seed", ["1", "25"])
+def test_no_schedule_calls_anything_real(seed: str) -> None:
+    process = simulate(seed, "--watched")
+    said = process.communicate(timeout=550)[0]
+    assert process.returncode == 0, said[-4000:]
+
+
+SPRINGTIDE = {
+    "__name__": "springtide.made_here",
+    "subprocess": subprocess,
+    "threading": threading,
+    "time": time,
+    "os": os,
+}
+
+
+@pytest.mark.parametrize("reached", ["subprocess.run(['true'])", "os.listdir('/')"])
+def test_what_reaches_a_real_thing_raises_and_is_said(reached: str) -> None:
+    said: list[str] = []
+    with outside.guarded(said.append), pytest.raises(outside.Leak):
+        eval(reached, dict(SPRINGTIDE))
+    assert "springtide.made_here" in said[0]
+    eval(reached, dict(SPRINGTIDE))
+
+
+def test_a_clock_that_was_bound_early_is_seen() -> None:
+    said: list[str] = []
+    early = dict(SPRINGTIDE, now=time.time)
+    with outside.replaced(Clock(0), 0), outside.watched(said.append):
+        assert eval("time.time()", early) == outside.BEGIN_S
+        assert not said
+        eval("now()", early)
+    assert said == ["springtide.made_here.<module>:1 calls the real time"]
+
+
+def test_threads_of_springtide_are_simulated() -> None:
+    with outside.replaced(Clock(0), 0):
+        made = eval("threading.Thread(target=print)", dict(SPRINGTIDE))
+        assert type(made).__module__ == "simulation.clock"
+        assert threading.Thread(target=print).daemon is False

@@ -1,6 +1,8 @@
 """Play schedules of faults.
 
-python -m simulation SEED                          one again, with all that happens
+python -m simulation SEED                          one again, with all that happens, and the digest of its history
+python -m simulation SEED --watched                and what springtide calls that a schedule must not depend on
+python -m simulation --seeds 0 200 --digests       the digest of each
 python -m simulation --seeds 0 20000 --jobs 2      many
 python -m simulation --seeds 0 2000 --defect A3    until one finds this defect, planted back
 python -m simulation --seeds 0 2000 --table        each defect, and the seed that finds it
@@ -9,7 +11,6 @@ python -m simulation --seeds 0 2000 --table        each defect, and the seed tha
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -29,24 +30,30 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--defect", choices=sorted(DEFECTS))
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--digests", action="store_true")
+    parser.add_argument("--watched", action="store_true")
     options = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is a part of a schedule
-        again = [sys.executable, "-m", "simulation", *sys.argv[1:]]
-        os.execve(sys.executable, again, {**os.environ, "PYTHONHASHSEED": "0"})
     if options.seed is not None:
-        return _play(range(options.seed, options.seed + 1), verbose=True)
+        return _play(range(options.seed, options.seed + 1), verbose=True, watched=options.watched)
     seeds = range(*options.seeds)
     if options.table:
         return max([_find(defect, seeds) for defect in DEFECTS])
     if options.defect:
         return _find(options.defect, seeds)
-    return _spread(seeds, options.jobs) if options.jobs > 1 else _play(seeds)
+    return (
+        _spread(seeds, options.jobs)
+        if options.jobs > 1
+        else _play(seeds, digests=options.digests, watched=options.watched)
+    )
 
 
-def _play(seeds: range, verbose: bool = False) -> int:
+def _play(seeds: range, verbose: bool = False, digests: bool = False, watched: bool = False) -> int:
     begin, found = time.process_time(), 0
     for seed in seeds:
-        violations = play(seed, verbose=verbose).violations
+        outcome = play(seed, verbose=verbose, watched=watched)
+        violations = outcome.violations
+        if verbose or digests:
+            print(f"seed {seed}: {outcome.digest}", flush=True)
         for one in violations:
             print(f"seed {seed}: {one}", flush=True)
         found += bool(violations)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import hashlib
 import heapq
 import itertools
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-from unittest import mock
 
 import greenlet
 
@@ -24,6 +22,8 @@ class Process:
         self.clock, self.name, self.host, self.pid = clock, name, host, next(clock.pids)
         self.alive, self.result, self.error = True, None, None
         self.frozen_until_s = 0.0
+        self.rank: Any = None
+        """The ``Rank`` that it is the process of, in whichever group."""
         self.ended: list[Callable[[], None]] = []
         self._work = work
         self.greenlet = greenlet.greenlet(self._run, parent=clock.hub)
@@ -58,6 +58,7 @@ class Process:
         if self.frozen_until_s > clock.now:
             clock.at(self.frozen_until_s, self.step)
             return
+        clock.tell(self.name, self.pid)
         before, clock.current = clock.current, self
         self.greenlet.switch()
         clock.current = before
@@ -77,6 +78,16 @@ class Clock:
         self.switches = 0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
+        self._history = hashlib.sha256()
+
+    def tell(self, *what: object, data: bytes = b"") -> None:
+        """Add to the history: who runs when, what is stored, decided, said."""
+        self._history.update(repr((self.now, *what)).encode() + data)
+
+    @property
+    def digest(self) -> str:
+        """Of the history: the same for the same seed, on every machine."""
+        return self._history.hexdigest()[:16]
 
     def at(self, when_s: float, what: Callable[[], None]) -> None:
         """Call ``what`` at a time."""
@@ -128,34 +139,42 @@ class Clock:
                 with contextlib.suppress(BaseException):
                     process.greenlet.throw(greenlet.GreenletExit)
 
-    @contextlib.contextmanager
-    def patched(self) -> Iterator[None]:
-        """Let ``time`` be this clock's."""
-        with (
-            mock.patch.object(time, "time", lambda: BEGIN_S + self.now),
-            mock.patch.object(time, "monotonic", lambda: self.now),
-            mock.patch.object(time, "perf_counter", lambda: self.now),
-            mock.patch.object(time, "thread_time", functools.partial(next, itertools.count(0.0, 0.004))),
-            mock.patch.object(time, "sleep", self.sleep),
-        ):
-            yield
+    def current_process(self) -> Process | None:
+        """The one that runs; None in what is set up and checked around them."""
+        return self.current if greenlet.getcurrent() is not self.hub else None
 
 
-class Condition:
-    """``threading.Condition`` for simulated processes."""
+class Lock:
+    """``threading.Lock``."""
 
     def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._held = 0
-        self._waiting: list[Process] = []
+        self._clock, self.held = clock, False
 
-    def __enter__(self) -> None:
-        while self._held:
+    def acquire(self) -> bool:
+        while self.held and self._clock.current_process():
             self._clock.sleep(0.01)
-        self._held += 1
+        self.held = True
+        return True
+
+    def release(self) -> None:
+        self.held = False
+
+    def locked(self) -> bool:
+        return self.held
+
+    def __enter__(self) -> bool:
+        return self.acquire()
 
     def __exit__(self, *exception: object) -> None:
-        self._held -= 1
+        self.release()
+
+
+class Condition(Lock):
+    """``threading.Condition``, with a lock of its own."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self._waiting: list[Process] = []
 
     def notify_all(self) -> None:
         for process in self._waiting:
@@ -171,13 +190,12 @@ class Condition:
         self._waiting.append(process)
         if timeout is not None:
             clock.after(timeout, lambda: self._wake(process))
-        self._held -= 1
+        self.release()
         try:
             clock.park()
         finally:
-            while self._held and not clock.over:
-                clock.sleep(0.01)
-            self._held += 1
+            if not clock.over:
+                self.acquire()
 
     def _wake(self, process: Process) -> None:
         if process in self._waiting:
@@ -211,8 +229,10 @@ class Event:
     def set(self) -> None:
         self._is_set = True
 
-    def wait(self, timeout: float) -> bool:
-        self._clock.sleep(timeout)
+    def wait(self, timeout: float | None = None) -> bool:
+        until_s = self._clock.now + (timeout if timeout is not None else float("inf"))
+        while not self._is_set and self._clock.now < until_s and self._clock.current_process():
+            self._clock.sleep(min(until_s - self._clock.now, 0.5))
         return self._is_set
 
 

@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.train import FailureConfig, ScalingConfig
 from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 
-from simulation.clock import Clock, Condition, Event, Process, Thread
+from simulation.clock import Clock, Process
 from simulation.cluster import Cluster, Machine
 from simulation.group import Setting, WorkerGroup
 from springtide.app import resolve as resolving
@@ -39,8 +39,9 @@ from springtide.on_ray.train import policy as policies
 from springtide.on_ray.train.mailbox import Mailbox
 from springtide.on_ray.train.worker import let_go
 from springtide.run import verify as verifying
+from springtide.run.origin import Origin
 from springtide.store import Folder
-from springtide.track import journal, journal_reader
+from springtide.track import journal_reader
 
 _POLL_S = 1.0
 _ALONE_S = 60.0
@@ -85,16 +86,16 @@ class AwaitedRequest(Reference):
         super().__init__(client.clock, math.inf)
         self._client, self._heard, self._run = client, heard, client.mailbox._run
         self._group = self._run.groups
+        self.look()
 
-    @property
-    def is_there(self) -> bool:
+    def look(self) -> None:
+        """Send the answer if what it waits for has come; called after each change of the mailbox."""
         client = self._client
         over = client.mailbox._run is not self._run or self._run.groups != self._group
         if self.at_s == math.inf and (over or not client.alive or self._run.request is not self._heard):
             self.at_s = self.clock.now + self.clock.random.uniform(0.002, 0.02)
             self.value = None if over else self._run.request
             self.error = None if client.alive else RayActorError(error_msg="the mailbox is gone")
-        return super().is_there
 
 
 class MailboxClient:
@@ -102,6 +103,7 @@ class MailboxClient:
 
     def __init__(self, clock: Clock, mailbox: Mailbox, key: str) -> None:
         self.clock, self.mailbox, self.key, self.alive = clock, mailbox, key, True
+        self._awaited: AwaitedRequest | None = None
 
     def _call(self, method: str, *arguments: Any) -> Reference:
         at_s = self.clock.now + self.clock.random.uniform(0.002, 0.02)
@@ -111,8 +113,16 @@ class MailboxClient:
         try:
             call.send(None)
         except StopIteration as done:
+            if self._awaited is not None:
+                self._awaited.look()
             return Reference(self.clock, at_s, done.value)
         raise AssertionError(f"{method} waits")
+
+    def end(self) -> None:
+        """The mailbox ends with its driver."""
+        self.alive = False
+        if self._awaited is not None:
+            self._awaited.look()
 
     def __getattr__(self, method: str) -> Callable[..., Reference]:
         return functools.partial(self._call, method)
@@ -121,7 +131,8 @@ class MailboxClient:
         """As the real one's, which waits."""
         if followed is not None:
             self._call("cancel", followed)
-        return AwaitedRequest(self, heard)
+        self._awaited = AwaitedRequest(self, heard)
+        return self._awaited
 
     def taken(self) -> list[Any]:
         """All events that have come, without waiting."""
@@ -222,13 +233,11 @@ class Simulated:
         self.clock, self.cluster, self.setting, self.watch = clock, cluster, setting, watch
         self.asked: dict[str, bool] = {}
         """Host -> whether its driver was asked to stop."""
-        self.training: WorkerGroup | None = None
-        """The newest group."""
         self._drivers = 0
         """Drivers that have trained, or wanted to."""
         self._began: set[Process] = set()
         """Drivers that have started a group."""
-        self.show: Callable[[Any], None] = lambda event: None
+        self.heard: Callable[[Any], None] = lambda event: None
 
     def drive(self, config: Config, host: str, **how: Any) -> Process:
         """Start a driver."""
@@ -265,7 +274,7 @@ class Simulated:
 
         def end() -> None:
             process.kill()
-            mailbox.alive = False
+            mailbox.end()
             clock.after(clock.random.uniform(0.2, 2.0), controller.abandon)
 
         me.ended.append(end)
@@ -277,7 +286,7 @@ class Simulated:
         while process.alive:
             clock.sleep(0.5)
             for event in mailbox.taken():
-                self.show(event)
+                self.heard(event)
                 listen(event)
             if self.asked[me.host]:
                 self.asked[me.host] = False
@@ -317,14 +326,6 @@ class Simulated:
     def patched(self) -> Iterator[None]:
         """Replace what the drivers of a real run have around them."""
         clock, cluster = self.clock, self.cluster
-        threads = types.SimpleNamespace(
-            Condition=lambda: Condition(clock),
-            Thread=lambda **named: Thread(clock, **named),
-            Lock=lambda: Condition(clock),
-        )
-        host = types.SimpleNamespace(gethostname=lambda: clock.current.host if clock.current else "hub")
-        system = types.SimpleNamespace(getpid=lambda: clock.current.pid if clock.current else 1)
-        event = types.SimpleNamespace(Event=lambda: Event(clock))
         patches = [
             mock.patch.object(policies, "live", self._live),
             mock.patch.object(policies, "observed", lambda table, *_: [one["observed"] for one in table]),
@@ -337,14 +338,13 @@ class Simulated:
             mock.patch.object(hang, "look", lambda workers: [()] * len(workers)),
             mock.patch.object(process_pool, "ray", Ray(clock)),
             mock.patch.object(cluster_nodes, "unanswering", cluster.unanswering),
-            mock.patch.object(process_pool, "threading", event),
-            mock.patch.object(snapshot_saver, "threading", threads),
             mock.patch.object(snapshot_saver, "servers_named", lambda name: []),
             mock.patch.object(snapshot_saver, "contents_of", cluster.contents),
             mock.patch.object(snapshot_saver, "staying", cluster.staying),
             mock.patch.object(snapshot_saver, "ray", Ray(clock)),
             mock.patch.object(trainer, "train", self.train),
             mock.patch.object(training, "Console", _Silent),
+            mock.patch.object(training.provenance, "origin_of", lambda *_: Origin()),
             mock.patch.object(resolving, "prepare", lambda config, progress: config),
             mock.patch.object(resolving, "open_data", lambda config: self.setting.data),
             mock.patch.object(resolving, "fitted", lambda config, data: (config, [])),
@@ -353,14 +353,10 @@ class Simulated:
             mock.patch.object(session, "check_resources", lambda config: []),
             mock.patch.object(session, "cluster", lambda config, dashboard: contextlib.nullcontext("")),
             mock.patch.object(files, "yaml", _KnownYaml),
-            mock.patch.object(journal, "threading", threads),
-            mock.patch.object(leases, "socket", host),
-            mock.patch.object(leases, "os", system),
             mock.patch.object(leases, "process_id", self._process),
             mock.patch.object(commit, "ThreadPoolExecutor", _Here),
             mock.patch.object(load, "ThreadPoolExecutor", _Here),
             mock.patch.object(journal_reader, "ThreadPoolExecutor", _Here),
-            mock.patch.object(restoring, "socket", host),
             *(
                 mock.patch.object(module, name, getattr(self, f"_{name}"))
                 for module in (restoring, from_snapshots)
@@ -388,8 +384,7 @@ class Simulated:
 
     def _rank(self) -> Any:
         me = self.clock.current
-        group = self.training
-        return next((one for one in group.ranks if one.process is me), None) if group and me else None
+        return me.rank if me else None
 
     def _gathered(self, value: Any) -> list[Any]:
         rank = self._rank()
@@ -439,6 +434,7 @@ class Controller:
             self.clock.sleep(_POLL_S)
             try:
                 decision = self._decide()
+                self.clock.tell("decided", type(decision).__name__, decision if isinstance(decision, tuple) else "")
                 if decision is True:
                     return
                 if isinstance(decision, tuple):
@@ -481,9 +477,7 @@ class Controller:
             types.SimpleNamespace(metadata=types.SimpleNamespace(node_id=node), actor=by_node[node].actor)
             for node in nodes
         ]
-        self.group = simulated.training = WorkerGroup(
-            simulated.setting, nodes, self.owner, self.mailbox, simulated.watch
-        )
+        self.group = WorkerGroup(simulated.setting, nodes, self.owner, self.mailbox, simulated.watch)
 
     def _release(self) -> None:
         if self.group is None:

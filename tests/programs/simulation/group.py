@@ -136,6 +136,7 @@ class Rank:
         setting = group.setting
         self._writes = PieceWriter(setting.run)
         self.process = setting.clock.start(f"rank{rank}", self.node, self._work)
+        self.process.rank = self
         self.process.ended.append(self._end)
 
     def gathered(self, value: Any) -> list[Any]:

@@ -10,7 +10,9 @@ import random
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from simulation import outside
 from simulation import store as stores
 from simulation.check import Watch
 from simulation.clock import Clock, Process
@@ -42,6 +44,8 @@ class Outcome:
     starts: int
     took_s: float
     faults: list[str]
+    digest: str
+    """Of its history."""
 
 
 @functools.cache
@@ -65,14 +69,16 @@ def _prepared() -> tuple[Config, Data, list[int]]:
     }
     config = prepare(configs.recipes.tiny().override(changes))
     data = open_data(config.data)
+    # the same on every machine; nobody opens them: ``open_data`` is replaced
+    config = config.override({"shards.root": "/datasets", "shards.dataset": "/datasets/one", "feed.cache": "/cache"})
     digests = [digest(data.order.batch(data.order.step_before(step))) for step in range(1, STEPS + 1)]
     return config, data, digests
 
 
-def play(seed: int, defect: str | None = None, verbose: bool = False) -> Outcome:
-    """Play the schedule of ``seed``."""
+def play(seed: int, defect: str | None = None, verbose: bool = False, watched: bool = False) -> Outcome:
+    """Play the schedule of ``seed``. ``watched``: look at each built-in function that springtide calls."""
+    guard = outside.watched if watched else outside.guarded
     config, data, digests = _prepared()
-    random.seed(seed)  # the pauses of the journal and of writers
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     logging.getLogger("springtide").setLevel(logging.WARNING if verbose else logging.CRITICAL)
     clock = Clock(seed)
@@ -85,15 +91,18 @@ def play(seed: int, defect: str | None = None, verbose: bool = False) -> Outcome
     watch = Watch(clock, store, cluster, run, digests)
     setting = Setting(clock, cluster, config, run, data, digests, draw.choice([1.0, 4.0, 10.0]))
     simulated = Simulated(clock, cluster, setting, watch)
-    if verbose:
-        simulated.show = lambda event: (
-            print(f"  {clock.now:.1f} s: {event.describe()}") if event.kind != "step" else None
-        )
+
+    def heard(event: Any) -> None:
+        clock.tell(event.kind, event.describe())
+        if verbose and event.kind != "step":
+            print(f"  {clock.now:.1f} s: {event.describe()}")
+
+    simulated.heard = heard
     faults = Faults(clock, cluster, store, simulated, verbose)
     store.lies = lambda host: host in cluster.machines and cluster.machines[host].lies
     cluster.committed = watch.committed
     watch.can_train = functools.partial(_can_train, simulated, faults)
-    with clock.patched(), simulated.patched(), _planted(defect):
+    with outside.replaced(clock, seed), guard(watch.say), simulated.patched(), _planted(defect):
         clock.start("watch", "hub", functools.partial(_look, watch))
         late_s = random.Random(seed).choice([0.0, 0.0, 0.0, 150.0])  # longer than snapshot servers wait alone
         operator = clock.start("operator", "hub", functools.partial(_operate, simulated, faults, config, late_s))
@@ -111,7 +120,7 @@ def play(seed: int, defect: str | None = None, verbose: bool = False) -> Outcome
         watch.at_the_end(finished, verify(run) if finished else None)
         took_s = clock.now
         clock.end()
-    return Outcome(seed, watch.violations, finished, watch.starts, took_s, faults.done)
+    return Outcome(seed, watch.violations, finished, watch.starts, took_s, faults.done, clock.digest)
 
 
 def _operate(simulated: Simulated, faults: Faults, config: Config, late_s: float) -> None:

@@ -1,9 +1,10 @@
-"""An object store in memory: conditional puts, latency, outages, answers that are lost. It knows who wrote what."""
+"""An object store in memory: conditional puts, latency, outages, lost answers, names in any order. It knows who wrote what."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import fsspec
@@ -35,6 +36,7 @@ class Store:
         self.slow = 1.0
         self.lies: Callable[[str], bool] = lambda host: False
         self.calls = 0
+        self._order = random.Random(clock.random.random())
 
     def call(self) -> None:
         """A request travels; raises OSError if the store is away."""
@@ -49,6 +51,12 @@ class Store:
             clock.sleep(clock.random.uniform(1.0, 4.0))
             raise OSError("503 Slow Down: the store is away")
 
+    def listed(self, names: Iterable[str]) -> list[str]:
+        """In an order that means nothing, as that of a folder on a disk."""
+        found = sorted(names)
+        self._order.shuffle(found)
+        return found
+
     def read_by(self, path: str, data: bytes) -> bytes:
         """What the process that runs reads: a node with bad memory reads something else."""
         me = self.clock.current
@@ -61,6 +69,7 @@ class Store:
         self.call()
         if only_new and path in self.files:
             raise FileExistsError(path)
+        self.clock.tell("put", path, data=data)
         self.files[path] = data
         self.writes.append(Write(self.clock.now, begun_s, self.clock.current, path, False))
         if self.clock.current is not None and self.clock.random.random() < self.lost_answers:
@@ -70,6 +79,7 @@ class Store:
         begun_s = self.clock.now
         self.call()
         for one in [one for one in self.files if one == path or one.startswith(f"{path}/")]:
+            self.clock.tell("remove", one)
             del self.files[one]
             self.writes.append(Write(self.clock.now, begun_s, self.clock.current, one, True))
 
@@ -96,12 +106,12 @@ class SimulatedFileSystem(AbstractFileSystem):  # type: ignore[misc]
         names = {prefix + one[len(prefix) :].split("/")[0] for one in self.store.files if one.startswith(prefix)}
         if not names:
             raise FileNotFoundError(path)
-        return sorted(names)
+        return self.store.listed(names)
 
     def find(self, path: str, **_: Any) -> list[str]:
         self.store.call()
         prefix = f"{self._strip_protocol(path)}/"
-        return sorted(one for one in self.store.files if one.startswith(prefix))
+        return self.store.listed(one for one in self.store.files if one.startswith(prefix))
 
     def exists(self, path: str, **_: Any) -> bool:
         self.store.call()
