@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +12,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError
 
 from springtide.elastic.health import Health
 from springtide.elastic.survivors import LiveShard
-from springtide.on_ray.cluster import nodes
+from springtide.on_ray.cluster import liveness, nodes
 from springtide.on_ray.train import process_pool
 from springtide.on_ray.train.worker import let_go, settle, warm_up
 
@@ -73,6 +73,8 @@ class FakeRay:
         """The nodes of new processes that measure the network."""
         self.silent: set[str] = set()
         """Nodes that do not answer."""
+        self.stopped_s: dict[str, float] = {}
+        """Nodes whose processes say nothing from a time on."""
         self.started: list[Actor] = []
         self.killed: list[Actor] = []
 
@@ -109,6 +111,10 @@ class FakeRay:
         actor.is_alive = False
         self.killed.append(actor)
 
+    def silent_processes(self, actors: Mapping[Actor, str]) -> set[Actor]:
+        """As ``liveness``'s."""
+        return {actor for actor, node in actors.items() if self.stopped_s.get(node, math.inf) <= self.now_s}
+
     @property
     def alive(self) -> list[str]:
         """The nodes of processes that were not ended."""
@@ -119,6 +125,9 @@ def faked(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     """Return the Ray that pools use from now on."""
     ray = FakeRay()
     monkeypatch.setattr(process_pool, "ray", ray)
-    monkeypatch.setattr(process_pool, "time", SimpleNamespace(monotonic=lambda: ray.now_s))
+    for module in (process_pool, liveness):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: ray.now_s))
+    monkeypatch.setattr(liveness, "ray", ray)
+    monkeypatch.setattr(liveness, "silent_processes", ray.silent_processes)
     monkeypatch.setattr(nodes, "unanswering", lambda names: set(names) & ray.silent)
     return ray

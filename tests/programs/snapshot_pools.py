@@ -17,6 +17,7 @@ from springtide import config as configs
 from springtide.checkpoint.format import Meta, StagedPiece
 from springtide.checkpoint.snapshot_parts import Snapshot
 from springtide.checkpoint.staging import StagingBuffer
+from springtide.on_ray.cluster import liveness
 from springtide.on_ray.train import snapshot_client, snapshot_server
 from springtide.on_ray.train.snapshot_client import SnapshotClient
 from springtide.on_ray.train.snapshot_lookup import ServerContents
@@ -35,6 +36,7 @@ class Handle:
         self._threads, self._pools = threads, dict[str, futures.ThreadPoolExecutor]()
         self.is_dead, self.hangs = False, set[str]()
         """Methods that never answer."""
+        self.is_stopped = False
         self.calls: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
@@ -109,6 +111,8 @@ class Nodes:
         self.ray.handles = {name: Handle(name, **of_server) for name in names}
         monkeypatch.setattr(snapshot_server, "ray", self.ray)
         monkeypatch.setattr(snapshot_client, "ray", self.ray)
+        monkeypatch.setattr(liveness, "ray", self.ray)
+        monkeypatch.setattr(liveness, "silent_processes", lambda servers: {one for one in servers if one.is_stopped})
         for name in ("staying", "accepting"):
             monkeypatch.setattr(snapshot_client, name, lambda with_room=False: list(self.ray.handles))
         monkeypatch.setattr(snapshot_client, "domains_of", lambda nodes: {node: self.domains[node] for node in nodes})

@@ -20,7 +20,9 @@ class Event:
     """The kind of time, one of ``track.ledger.KINDS``, that the time since the previous event is charged to."""
     from_controller: ClassVar[bool] = False
     """Whether the controller posts it: at any time, not in the order of training."""
-    time_s: Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e11)] = dataclasses.field(default_factory=lambda: time.time())
+    time_s: Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e11)] = dataclasses.field(
+        default_factory=lambda: time.time()
+    )
     """Seconds since 1970."""
     term: int = 0
     """The term of the driver's lease; the first is 1."""

@@ -13,10 +13,20 @@ import pytest
 from springtide.config import recipes
 from springtide.dist.flight_recorder import Collective, newest_collectives
 from springtide.elastic.policy import RestartForecast
-from springtide.elastic.stalled import Frames
+from springtide.elastic.stalled import BUSY, Frames, stalled
+from springtide.on_ray.cluster import liveness
 from springtide.on_ray.train import hang, worker
 from springtide.on_ray.train.mailbox import Progress
 from springtide.on_ray.train.worker import TrainJob
+
+
+class Actor(SimpleNamespace):
+    """A worker's, by identity."""
+
+    __hash__ = object.__hash__
+
+    def __init__(self, execute: Any, is_stopped: bool) -> None:
+        super().__init__(execute=execute, is_stopped=is_stopped)
 
 
 @pytest.fixture
@@ -29,10 +39,12 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     ray = SimpleNamespace(wait=wait, get=lambda answer: answer)
     monkeypatch.setattr(hang, "ray", ray)
+    monkeypatch.setattr(hang, "silent_processes", lambda actors: {one for one in actors if one.is_stopped})
 
     def worker(answer: str) -> Any:
         execute = SimpleNamespace(remote=lambda function: newest if function is newest_collectives else answer)
-        return SimpleNamespace(actor=SimpleNamespace(execute=execute), metadata=SimpleNamespace(node_id="node", pid=1))
+        actor = Actor(execute, is_stopped=answer == "silent")
+        return SimpleNamespace(actor=actor, metadata=SimpleNamespace(node_id="node", pid=1))
 
     return [worker(answer) for answer in ("stacks", "silent")]
 
@@ -63,6 +75,37 @@ def test_the_stacks_are_written_and_the_silent_ones_named(workers: list[Any]) ->
     assert summary == f"rank 1 on node node, pid 1 does not answer; their stacks are in hangs/{name}"
     newest = "collective 7 of group 0 default_pg: nccl:all_reduce [4], under way"
     assert f"rank 0 on node node, pid 1\n{newest}\nstacks" in text
+
+
+def test_a_rank_that_holds_the_lock_is_busy_and_not_ended(workers: list[Any]) -> None:
+    workers[1].actor.is_stopped = False
+    assert hang.look(workers) == ["stacks", BUSY]
+    summary, silent = hang.diagnose(workers, Store(), 7)  # type: ignore[arg-type]
+    assert silent == []
+    assert summary.startswith("every rank answers")
+    assert stalled([WAITS, BUSY], [WAITS, BUSY]) == []  # the time limit decides
+
+
+def test_a_process_that_is_gone_is_named_within_twenty_seconds_whatever_the_group_does(
+    workers: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, now_s, looks = hang.Watch(), [1000.0], list[float]()
+
+    def silent_processes(actors: Any) -> set[Any]:
+        looks.append(now_s[0])
+        return {one for one in actors if one.is_stopped}
+
+    monkeypatch.setattr(liveness, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    monkeypatch.setattr(liveness, "silent_processes", silent_processes)
+    starting = {"step": 0, "longest_s": 3600.0, "step_s": math.inf}
+    while not watch.lacks(workers, silent(now_s[0] - 1000.0, **starting)):  # type: ignore[arg-type]
+        now_s[0] += 0.2
+    assert now_s[0] - 1000.0 < 18.0
+    assert watch.silent == {1}
+    assert len(looks) <= 6  # each costs a connection to every worker
+    workers[1].actor.is_stopped = False  # it goes on, as after a pause of its host
+    now_s[0] += 4.0
+    assert not watch.lacks(workers, silent(20.0, **starting))  # type: ignore[arg-type]
 
 
 def test_a_store_that_is_away_does_not_keep_a_hung_group_alive(

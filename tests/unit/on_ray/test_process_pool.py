@@ -17,6 +17,7 @@ from springtide.elastic.health import Health
 from springtide.elastic.policy import Node
 from springtide.elastic.survivors import LiveShard
 from springtide.on_ray._ray_private import WorkerGroupStartupFailedError
+from springtide.on_ray.cluster import liveness
 from springtide.on_ray.train.process_pool import StartCancelledError, UnfitNodesError, WorkerProcess, WorkerProcessPool
 from springtide.on_ray.train.worker import TrainJob
 
@@ -53,6 +54,60 @@ def test_a_node_that_hangs_holds_the_others_up_four_times_as_long_as_they_took(r
     assert [process.node for process in group(processes, ray, "a", "b")] == ["a", "b"]
     assert ray.now_s == begin_s + 40.0  # in the processes that are there
     assert len(ray.started) == 3
+
+
+def test_a_process_that_is_stopped_while_it_starts_holds_nobody_up(ray: FakeRay) -> None:
+    """A start may take ten minutes here: none is known yet."""
+    processes, begin_s = pool(), ray.now_s
+    ray.start_s |= {"a": 120.0, "stopped": math.inf}
+    ray.stopped_s["stopped"] = begin_s + 101.0
+    with pytest.raises(UnfitNodesError, match="does not answer: it is stopped"):
+        group(processes, ray, "a", "stopped")
+    assert ray.now_s <= begin_s + 122.0
+    assert list(processes.problems()) == ["stopped"]
+    assert ray.alive == ["a"]
+
+
+def test_when_all_that_start_are_stopped_that_is_said_within_twenty_seconds(ray: FakeRay) -> None:
+    processes, begin_s = pool(), ray.now_s
+    ray.start_s |= {"a": math.inf, "b": math.inf}
+    ray.stopped_s |= {"a": begin_s + 50.0, "b": begin_s + 50.0}
+    with pytest.raises(WorkerGroupStartupFailedError, match="does not answer"):
+        group(processes, ray, "a", "b")
+    assert ray.now_s < begin_s + 70.0
+
+
+def test_a_pause_shorter_than_that_changes_nothing(ray: FakeRay) -> None:
+    processes, begin_s = pool(), ray.now_s
+    ray.start_s |= {"a": 60.0, "paused": 60.0}
+    ray.stopped_s["paused"] = begin_s + 20.0
+    ask, paused = ray.silent_processes, list[float]()
+
+    def silent_processes(actors: Any) -> set[Any]:
+        paused.append(ray.now_s)
+        return ask(actors) if ray.now_s < begin_s + 27.0 else set()
+
+    ray.silent_processes = silent_processes  # type: ignore[method-assign]
+    liveness.silent_processes = silent_processes  # type: ignore[assignment]  # as ``faked``, which is undone
+    assert len(group(processes, ray, "a", "paused")) == 2
+    assert paused
+
+
+def test_those_that_are_ready_and_enough_start_without_one_that_is_slow_and_keep_it(ray: FakeRay) -> None:
+    processes, begin_s = pool(), ray.now_s
+    ray.start_s |= {"a": 8.0, "cold": 100.0}
+    processes.prepare(("a", "cold"), processes._job, lambda workers: workers >= 1)  # type: ignore[arg-type]
+    with pytest.raises(UnfitNodesError, match="takes longer to start than others"):
+        processes.take(ray.start)
+    assert ray.now_s == begin_s + 28.0
+    assert list(processes.problems()) == ["cold"]
+    assert ray.alive == ["a", "cold"]  # it may take its time
+    processes.prepare(("a",), processes._job, lambda workers: workers >= 1)  # type: ignore[arg-type]
+    assert [process.node for process in processes.take(ray.start)] == ["a"]
+    ray.now_s = begin_s + 100.0
+    assert not processes.problems()
+    assert processes.ready(["a"]) == {"a": 1, "cold": 1}
+    assert len(ray.started) == 2
 
 
 def test_one_process_a_node_measures_the_network_and_its_figure_counts_for_all_there(ray: FakeRay) -> None:

@@ -472,6 +472,7 @@ def test_a_group_that_waits_for_one_rank_is_ended_long_before_the_time_limit_but
     monkeypatch.setattr(policy.ray, "kill", killed.append)
     monkeypatch.setattr(policy, "diagnose", lambda workers, *_: ("rank 1 does not answer", [workers[1]]))
     monkeypatch.setattr(hang, "look", lambda workers: [waits, ()])
+    monkeypatch.setattr(hang.Watch, "lacks", lambda *_: False)
     monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: run.now_s))
     run.silent_s = 20.0  # a step takes a second, and the limit is 60 s
 

@@ -19,6 +19,7 @@ from springtide.checkpoint.snapshot_commit import write_part
 from springtide.checkpoint.snapshot_parts import Snapshot
 from springtide.config import Config
 from springtide.events import Saved
+from springtide.on_ray.cluster import liveness
 from springtide.on_ray.train import snapshot_saver
 from springtide.on_ray.train.snapshot_lookup import ServerContents
 from springtide.on_ray.train.snapshot_saver import OrphanedRun, SnapshotSaver
@@ -73,7 +74,7 @@ class Waiting:
             data = memoryview(bytes([99 if (node, *key[1:3]) in self.rotten else key[1]] * 4))
             return functools.cache(lambda: self.answers.get(job.rank) or write_part(job, held, data, 1))
 
-        return SimpleNamespace(save=SimpleNamespace(remote=save))
+        return type("Server", (), {"save": SimpleNamespace(remote=save)})()
 
     def wait(self, calls: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         """The part of the last rank is there first: the holder of rank 0's waits for the others."""
@@ -219,8 +220,14 @@ def test_where_every_copy_of_the_newest_is_bad_the_one_before_is_committed(waiti
     assert committed(waiting.run) == ["step-0000000006"]
 
 
-def test_servers_that_do_not_answer_are_not_waited_for_for_ever(waiting: Waiting) -> None:
+def test_servers_that_do_not_answer_are_not_waited_for_for_ever(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waiting.silent = True
+    monkeypatch.setattr(liveness.Liveness, "gone", lambda liveness, waited_for: set(waited_for))
+    assert "does not answer: it is stopped, or its host" in waiting.save()
+    monkeypatch.setattr(liveness.Liveness, "gone", lambda liveness, waited_for: set())
+    monkeypatch.setattr(snapshot_saver, "_WRITE_S", 0.05)
     assert "2 snapshot servers did not write their parts" in waiting.save()
 
 

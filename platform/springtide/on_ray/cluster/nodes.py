@@ -10,7 +10,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.actor import ActorHandle
@@ -23,6 +23,7 @@ from springtide.elastic.policy import FAR_S, Node
 from springtide.on_ray._ray_private import HEAD, MARKET_LABEL, OWN_ACTORS, PREEMPTION, GcsClient, state
 from springtide.track.ledger import SPOT
 
+Key = TypeVar("Key")
 _ANSWER_S = 0.5
 """How long a raylet may take to accept a connection, before it is tried once more [s]."""
 _UNDATED_S = 120.0
@@ -40,6 +41,9 @@ DOMAIN_LABELS = (
 )
 """Labels of a node that name what it fails together with, the widest first, and of one level the first that it has. KubeRay
 sets those of Ray; the others are set with ``ray start --labels``."""
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What a client of HTTP/2 says first (RFC 9113, section 3.4): a preface, and settings of which there are none. A server of gRPC
+answers with its settings; one that uses TLS ends the connection."""
 _OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
 """Errors of a connection that say nothing about the other side: this machine has run out of something."""
 
@@ -82,7 +86,7 @@ def unanswering(names: Collection[str]) -> set[str]:
     """Return those of the nodes that have no raylet which accepts a connection: Ray itself may notice much later. A node that
     refuses is lost; one that is silent is tried once more, because one packet may be lost. Raises OSError if this
     process cannot open a connection at all, which says nothing about the nodes."""
-    addresses = _addresses(names)
+    addresses = raylets_of(names)
     found = _connect(addresses, _ANSWER_S)
     found |= _connect({name: addresses[name] for name, error in found.items() if error == errno.ETIMEDOUT}, _ANSWER_S)
     return {name for name in names if found.get(name) != 0}
@@ -175,39 +179,52 @@ def domains_of(nodes: Collection[str]) -> dict[str, Domain]:
 
 
 def standing(servers: Iterable[ActorHandle]) -> set[ActorHandle]:
-    """Return those of the actors that run on a node that answers: they are busy, or stopped, but not lost."""
-    where = _nodes_of(servers)
+    """Return those of the actors that run on a node that accepts a connection: they are busy, or stopped, but not lost."""
+    where = {actor: place["NodeID"] for actor, place in _places_of(servers).items()}
     silent = unanswering(set(where.values()))
     return {actor for actor, node in where.items() if node not in silent}
 
 
-def refusing(servers: Iterable[ActorHandle], timeout_s: float) -> set[ActorHandle]:
-    """Return those of the actors whose node refuses a connection, or is not there: it is lost. One that is silent for
-    ``timeout_s`` may be up."""
-    where = _nodes_of(servers)
-    addresses = _addresses(set(where.values()))
-    errors = _connect(addresses, timeout_s)
-    return {actor for actor, node in where.items() if node not in addresses or errors.get(node) == errno.ECONNREFUSED}
+def processes_of(actors: Iterable[ActorHandle]) -> dict[ActorHandle, tuple[str, int]]:
+    """Return where the processes of those of the actors listen that Ray takes for alive."""
+    return {actor: (entry["IPAddress"], entry["Port"]) for actor, entry in _places_of(actors).items()}
 
 
-def _nodes_of(actors: Iterable[ActorHandle]) -> dict[ActorHandle, str]:
-    """Return the node of each of the actors that Ray takes for alive; one request if they are many."""
-    names = {actor: actor._actor_id.hex() for actor in actors}
-    if len(names) > _FEW:
-        table = state.actor_table(None, None, _ALIVE)
-    else:
-        table = {name: state.actor_table(name) for name in names.values()}
-    alive = {name: entry for name, entry in table.items() if entry.get("State") == _ALIVE}
-    return {actor: alive[name]["Address"]["NodeID"] for actor, name in names.items() if name in alive}
-
-
-def _addresses(names: Collection[str]) -> dict[str, tuple[str, int]]:
+def raylets_of(names: Collection[str]) -> dict[str, tuple[str, int]]:
     """Return where the raylets of those of the nodes listen that Ray takes for alive."""
     return {
         node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"])
         for node in (live() if names else ())
         if node["NodeID"] in names
     }
+
+
+def mute(addresses: Mapping[Key, tuple[str, int]], timeout_s: float) -> set[Key]:
+    """Return those of the processes of Ray that say nothing within ``timeout_s`` [s] of a connection, and do not refuse it:
+    they are stopped, or their host is. gRPC's own threads answer, whatever Python does: one that computes, waits or holds
+    Python's lock is not among them. Raises OSError if this process cannot open a connection at all."""
+    found = _connect(addresses, timeout_s, _HELLO)
+    return {key for key, error in found.items() if error == errno.ETIMEDOUT}
+
+
+def refusing(servers: Iterable[ActorHandle], timeout_s: float) -> set[ActorHandle]:
+    """Return those of the actors whose node refuses a connection, or is not there: it is lost. One that is silent for
+    ``timeout_s`` may be up."""
+    where = {actor: place["NodeID"] for actor, place in _places_of(servers).items()}
+    addresses = raylets_of(set(where.values()))
+    errors = _connect(addresses, timeout_s)
+    return {actor for actor, node in where.items() if node not in addresses or errors.get(node) == errno.ECONNREFUSED}
+
+
+def _places_of(actors: Iterable[ActorHandle]) -> dict[ActorHandle, dict[str, Any]]:
+    """Return address, port and node of each of the actors that Ray takes for alive; one request if they are many."""
+    names = {actor: actor._actor_id.hex() for actor in actors}
+    if len(names) > _FEW:
+        table = state.actor_table(None, None, _ALIVE)
+    else:
+        table = {name: state.actor_table(name) for name in names.values()}
+    alive = {name: entry for name, entry in table.items() if entry.get("State") == _ALIVE}
+    return {actor: alive[name]["Address"] for actor, name in names.items() if name in alive}
 
 
 def lost(before: Iterable[str]) -> set[str]:
@@ -226,10 +243,10 @@ def _soon(draining: Mapping[str, int]) -> set[str]:
     return {node for node, deadline_ms in draining.items() if deadline_ms < far_ms}
 
 
-def _connect(addresses: Mapping[str, tuple[str, int]], timeout_s: float) -> dict[str, int]:
-    """Try to connect to each address, ``_PROBES`` at a time. Returns the error number for each: 0 if it accepts, ETIMEDOUT if
-    it is silent for ``timeout_s``."""
-    waiting, found = list(addresses), dict[str, int]()
+def _connect(addresses: Mapping[Key, tuple[str, int]], timeout_s: float, hello: bytes = b"") -> dict[Key, int]:
+    """Try to connect to each address, ``_PROBES`` at a time. Returns the error number for each: 0 if it accepts, and has said
+    anything to ``hello``; ETIMEDOUT if it is silent for ``timeout_s``."""
+    waiting, found = list(addresses), dict[Key, int]()
     with selectors.DefaultSelector() as under_way:
         try:
             while waiting or under_way.get_map():
@@ -245,7 +262,7 @@ def _connect(addresses: Mapping[str, tuple[str, int]], timeout_s: float) -> dict
                         break  # until one of them is closed
                     until_s = time.monotonic() + timeout_s
                     under_way.register(connection, selectors.EVENT_WRITE, (waiting.pop(), until_s))
-                found |= _settled(under_way)
+                found |= _settled(under_way, hello)
         finally:
             for key in list(under_way.get_map().values()):
                 key.fileobj.close()  # type: ignore[union-attr]  # a socket, as registered above
@@ -263,20 +280,29 @@ def _begin(address: tuple[str, int]) -> socket.socket:
     return connection
 
 
-def _settled(under_way: selectors.BaseSelector) -> dict[str, int]:
-    """Wait for one of the connections; close those that are settled or late. Returns the error number for each."""
+def _settled(under_way: selectors.BaseSelector, hello: bytes) -> dict[Any, int]:
+    """Wait for one of the connections; greet those that are accepted, close those that are settled or late. Returns the error
+    number for each of these."""
     first_s = min((key.data[1] for key in under_way.get_map().values()), default=0.0)
-    done = {key.fd for key, _ in under_way.select(max(0.0, first_s - time.monotonic()))}
+    done = {key.fd: events for key, events in under_way.select(max(0.0, first_s - time.monotonic()))}
     found, now = {}, time.monotonic()
     for key in list(under_way.get_map().values()):
         name, until_s = key.data
-        if key.fd in done:
-            found[name] = key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)  # type: ignore[union-attr]
-        elif now >= until_s:
+        connection: socket.socket = key.fileobj  # type: ignore[assignment]  # as registered
+        if done.get(key.fd) == selectors.EVENT_READ:  # an answer, or the end of the connection, which is one, too
+            found[name] = 0
+        elif key.fd in done:
+            found[name] = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if hello and not found[name]:
+                del found[name]
+                with contextlib.suppress(OSError):  # it is closed already: that is read next
+                    connection.send(hello)
+                under_way.modify(connection, selectors.EVENT_READ, key.data)
+        if name not in found and now >= until_s:
             found[name] = errno.ETIMEDOUT
         if name in found:
-            under_way.unregister(key.fileobj)
-            key.fileobj.close()  # type: ignore[union-attr]
+            under_way.unregister(connection)
+            connection.close()
     return found
 
 

@@ -39,6 +39,7 @@ from springtide.on_ray._ray_private import (
     WorkerGroupStateBuilder,
     replace_synchronization_actor,
 )
+from springtide.on_ray.cluster.liveness import QUIET_S, Liveness
 from springtide.on_ray.cluster.nodes import silent_nodes
 from springtide.on_ray.train.process_pool import PATIENCE_S, Start, WorkerProcessPool, last_line
 
@@ -165,19 +166,25 @@ class PooledWorkerGroup(WorkerGroup):
 
     def _end_stuck(self) -> None:
         """While the group forms, end what the others would wait for: the workers on a node that is lost, which Ray notices much
-        later, or all of them when it takes far longer than before, because one hangs."""
+        later; those whose process is gone; or all of them when it takes far longer than before, because one hangs."""
+        where, liveness = {worker.actor: worker.metadata.node_id for worker in self._taken}, Liveness()
         nodes = {worker.metadata.node_id for worker in self._taken}
         until_s = self._taken_s + self.processes.setup_times.limit_s(len(self._taken))
         pause_s = max(_LOOK_S, len(nodes) / _LOOKS_PER_S)
         while not self._over.wait(pause_s):
             is_late = time.monotonic() > until_s
             gone = nodes if is_late else silent_nodes(nodes)
+            stopped = liveness.gone(where) if time.monotonic() - self._taken_s > QUIET_S else set()
             if is_late:
                 _log.warning("the group of %d workers did not form in time and is ended", len(self._taken))
             for worker in self._taken:
-                if worker.metadata.node_id in gone:
+                if worker.metadata.node_id in gone or worker.actor in stopped:
                     ray.kill(worker.actor)
-            if gone:
+            if stopped and not gone:
+                _log.warning(
+                    "%d workers do not answer: stopped, or their hosts; the group forms without them", len(stopped)
+                )
+            if gone or stopped:
                 return
 
     @property

@@ -20,8 +20,9 @@ from ray.exceptions import RayError
 
 from springtide.checkpoint.staging import in_thread
 from springtide.dist.flight_recorder import Collective, behind, newest_collectives
-from springtide.elastic.stalled import APART_S, Frames, first_look_s, is_deadlock, stalled
+from springtide.elastic.stalled import APART_S, BUSY, Frames, first_look_s, is_deadlock, stalled
 from springtide.on_ray._ray_private import Worker
+from springtide.on_ray.cluster.liveness import QUIET_S, Liveness, silent_processes
 from springtide.on_ray.train.mailbox import Progress
 from springtide.store import Folder
 
@@ -55,7 +56,7 @@ def frames() -> Frames:
 
 
 def look(workers: Sequence[Worker]) -> list[Frames]:
-    """Return what each of ``workers`` is doing now; nothing of one that does not answer."""
+    """Return what each of ``workers`` is doing now: ``BUSY`` if it cannot say, nothing if its process does not answer."""
     asked = [worker.actor.execute.remote(frames) for worker in workers]
     done = set(ray.wait(asked, num_returns=len(asked), timeout=LOOK_S)[0])
     found: list[Frames] = []
@@ -64,6 +65,10 @@ def look(workers: Sequence[Worker]) -> list[Frames]:
             found.append(ray.get(answer) if answer in done else ())
         except RayError:
             found.append(())
+    unheard = {workers[rank].actor: workers[rank].metadata.node_id for rank, one in enumerate(found) if not one}
+    with contextlib.suppress(RayError, OSError):  # else none is taken for busy
+        silent = silent_processes(unheard)
+        found = [one if one or worker.actor in silent else BUSY for one, worker in zip(found, workers, strict=True)]
     return found
 
 
@@ -76,7 +81,18 @@ class Watch:
         self.why = ""
         """Why the group hangs, as text; empty if that is not plain."""
         self.silent: set[int] = set()
-        """The ranks that did not answer at the last two looks, if it hangs."""
+        """The ranks that do not answer, if it hangs."""
+        self._liveness = Liveness()
+
+    def lacks(self, workers: Sequence[Worker], progress: Progress) -> bool:
+        """Return whether a silent group lacks ranks whose process is gone, whatever it was doing."""
+        if progress.silent_s < QUIET_S or progress.longest_s == math.inf:
+            return False
+        gone = self._liveness.gone({worker.actor: worker.metadata.node_id for worker in workers})
+        if gone:
+            self.silent = {rank for rank, worker in enumerate(workers) if worker.actor in gone}
+            self.why = f"the process of rank {', '.join(map(str, sorted(self.silent)))} is stopped, or its host"
+        return bool(gone)
 
     def is_due(self, progress: Progress) -> bool:
         """Return whether a group that has made a step is silent for so long that its ranks are looked at."""
@@ -110,12 +126,12 @@ class Watch:
 def diagnose(
     workers: Sequence[Worker], run: Folder, step: int, known: Collection[int] = ()
 ) -> tuple[str, list[Worker]]:
-    """Write down what ``workers``, by rank, are doing. Returns a summary of it and the workers that do not answer; ``known``
-    ranks are not waited for, because they have not answered before."""
+    """Write down what ``workers``, by rank, are doing. Returns a summary of it and the workers whose process is gone; ``known``
+    ranks are not waited for, because they have not answered before. One that says nothing and is there is busy."""
     asked = [worker.actor.execute.remote(stacks) for worker in workers]
     others = [answer for rank, answer in enumerate(asked) if rank not in known]
     done = set(ray.wait(others, num_returns=len(others), timeout=_ANSWER_S)[0]) if others else set()
-    silent: dict[str, Worker] = {}
+    silent, unheard = dict[str, Worker](), dict[str, Worker]()
     text, collectives = "", _collectives(workers, done, asked)
     for rank, (answer, worker) in enumerate(zip(asked, workers, strict=True)):
         where = f"rank {rank} on node {worker.metadata.node_id[:8]}, pid {worker.metadata.pid}"
@@ -124,9 +140,12 @@ def diagnose(
         except RayError as error:
             found = str(error)
         if not found:
-            silent[where] = worker
+            unheard[where] = worker
         newest = "".join(f"{one.describe()}\n" for one in collectives.get(rank, ()))
         text += f"{where}\n{newest}{found or 'does not answer'}\n\n"
+    with contextlib.suppress(RayError, OSError):  # else none is taken for gone
+        lost = silent_processes({worker.actor: worker.metadata.node_id for worker in unheard.values()})
+        silent = {where: worker for where, worker in unheard.items() if worker.actor in lost}
     late = behind(collectives)
     text = f"{late}\n\n{text}" if late else text
     name = f"step-{step:010d}-{int(time.time())}.txt"

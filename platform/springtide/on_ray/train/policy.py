@@ -273,7 +273,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             gives_back = busy and progress.left and self._share is not None  # other runs wait for its workers
             return self._get_resize_decision(0) if gives_back else NoopDecision()
         self._saver.cancel()
-        self._processes.prepare(decision.nodes, self._job)
+        self._processes.prepare(decision.nodes, self._job, lambda workers: self._bounds.feasible(workers) > 0)
         self._mailbox.limit_micro_batch(self._limits.rows_at_once(decision.workers))
         self._mailbox.reset_for_new_group().wait()  # before anybody asks whether the new one has left
         self._asked, self._began_at, self._hung, self._runs = None, progress.step, None, False
@@ -285,7 +285,10 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return unanswering(names)
 
     def _is_stalled(self, workers: Sequence[Worker], progress: Progress) -> bool:
-        """Return whether a group that has made a step waits for some of its ranks, or for itself, before the time limit."""
+        """Return whether the process of a rank is gone, or a group that has made a step waits for some of its ranks, or for
+        itself, before the time limit."""
+        if self._watch.lacks(workers, progress):
+            return True
         if progress.step == self._began_at or not self._watch.is_due(progress):
             return False
         return self._hung is not None or self._watch.stalled(workers, progress)

@@ -20,6 +20,7 @@ from springtide.elastic.patience import StartTimes, ban_s
 from springtide.elastic.policy import Node
 from springtide.elastic.survivors import LiveShard, newest_holders
 from springtide.on_ray._ray_private import Worker, WorkerGroupStartupFailedError
+from springtide.on_ray.cluster.liveness import QUIET_S, Liveness, answers
 from springtide.on_ray.cluster.nodes import silent_nodes
 from springtide.on_ray.names import name_of
 from springtide.on_ray.train.worker import TrainJob, let_go, settle, warm_up
@@ -34,6 +35,8 @@ _MEET_S = 180.0
 """How long ready processes may take to form a group, at most [s]."""
 _LEAST_START_S = 20.0
 """How long it may take, at least, however fast others were: its node may have to read Python and torch first [s]."""
+_ALONE_S = 20.0
+"""How long processes that are ready, and enough for a group, wait for others once the last of them has become ready [s]."""
 _SETTLE_S = 30.0
 """How long a process may take to have its part of a lost group's state held [s]."""
 _LOOK_S = 1.0
@@ -99,6 +102,10 @@ class WorkerProcessPool:
         self._newly_ready: list[tuple[str, float]] = []
         self._fit: set[ObjectRef] = set()
         """The ``ready`` references of free processes that were checked and are fit."""
+        self._slow: set[ObjectRef] = set()
+        """The ``ready`` references of processes that nobody waits for until they are ready."""
+        self._can_start: Callable[[int], bool] = lambda workers: False
+        """Whether a group of so many workers can train."""
         self._left_out: dict[str, tuple[str, float]] = {}
         self._failures: Counter[str] = Counter()
 
@@ -107,9 +114,11 @@ class WorkerProcessPool:
         """Whether all processes were ended for good."""
         return self._closed.is_set()
 
-    def prepare(self, plan: tuple[str, ...], job: TrainJob) -> None:
-        """Prepare the next group: the node of each of its workers, and what they train."""
-        self.plan, self._job = plan, job
+    def prepare(
+        self, plan: tuple[str, ...], job: TrainJob, can_start: Callable[[int], bool] = lambda workers: False
+    ) -> None:
+        """Prepare the next group: the node of each of its workers, what they train, and whether fewer of them could."""
+        self.plan, self._job, self._can_start = plan, job, can_start
 
     def newly_ready(self) -> list[tuple[str, float]]:
         """Return the nodes on which a new process became ready since the last call, and how long it took [s]."""
@@ -129,6 +138,13 @@ class WorkerProcessPool:
     def problems(self) -> dict[str, str]:
         """Return the nodes that must not be used now, and why."""
         now = time.monotonic()
+        slow = [process for process in self._free if process.ready in self._slow]
+        done = _done([process.ready for process in slow], 0.0)
+        self._slow &= {process.ready for process in slow} - done
+        found = {one.node: "its worker takes longer to start than others" for one in slow if one.ready not in done}
+        return found | self._excluded(now)
+
+    def _excluded(self, now: float) -> dict[str, str]:
         return {node: reason for node, (reason, until_s) in self._left_out.items() if now < until_s}
 
     def warm(self, nodes: Sequence[str], busy: Sequence[str]) -> None:
@@ -160,8 +176,9 @@ class WorkerProcessPool:
 
     def take(self, start: Start) -> list[WorkerProcess]:
         """Return processes for the plan, one per worker, as soon as they are ready; ``start`` starts those that lack, and later
-        ones. One that takes far longer than the others does not hold them up. Raises WorkerGroupStartupFailedError if one
-        does not come up or is unfit, UnfitNodesError if others did, StartCancelledError if ``is_cancelled`` says so."""
+        ones. One that is gone, or takes far longer than the others, does not hold them up. Raises
+        WorkerGroupStartupFailedError if one does not come up or is unfit, UnfitNodesError if others did, StartCancelledError
+        if ``is_cancelled`` says so."""
         self._start = start
         taken: list[WorkerProcess] = []
         lacking, left = Counter(self.plan), list[WorkerProcess]()
@@ -173,13 +190,18 @@ class WorkerProcessPool:
         for node, here in free.items():
             taken += here + [self._begin(node) for _ in range(lacking[node])]
         self._free = left
-        done = self._await(taken)
+        done, gone = self._await(taken)
         if len(done) < len(taken) and self.is_cancelled():
             self.give_back(taken)
             raise StartCancelledError("the run was asked to stop while its processes came up")
         for process in taken:
-            if process.ready not in done:
-                self.exclude(process.node, _never_came_up(process))
+            if process.ready in done:
+                continue
+            if process.ready not in gone and self._can_start(len(done)) and not self._is_late(process):
+                self._slow.add(process.ready)
+                continue
+            why = "its worker does not answer: it is stopped, or its host" if process.ready in gone else ""
+            self.exclude(process.node, why or _never_came_up(process))
         found = self._check([process for process in taken if process.ready in done - self._fit])
         if len(done) < len(taken) or not all(found.values()):
             self.give_back(taken)
@@ -199,7 +221,7 @@ class WorkerProcessPool:
 
     def give_back(self, processes: Sequence[WorkerProcess]) -> None:
         """Make ``processes`` free again; end all free ones on nodes with a problem."""
-        bad = self.problems()
+        bad = self._excluded(time.monotonic())
         self._free += processes
         self._keep([process for process in self._free if process.node not in bad])
 
@@ -226,21 +248,33 @@ class WorkerProcessPool:
         ready = actor.execute.remote(warm_up, self._job, measure_network)
         return WorkerProcess(node, actor, ready, time.monotonic())
 
-    def _await(self, processes: Sequence[WorkerProcess]) -> set[ObjectRef]:
-        """Wait until all are ready, or the others have taken far longer than any start of this run. Returns the ``ready``
-        references that are available."""
-        done = _done([process.ready for process in processes], 0.0)
+    def _await(self, processes: Sequence[WorkerProcess]) -> tuple[set[ObjectRef], set[ObjectRef]]:
+        """Wait until all are ready; or those that are not are gone, or have taken far longer than any start of this run; or
+        enough have been ready for a while. Returns the ``ready`` references that are available, and those of processes that
+        are gone."""
+        done, gone, liveness = _done([process.ready for process in processes], 0.0), set[ObjectRef](), Liveness()
+        begin_s = newest_s = time.monotonic()
         while waiting := {process.ready: process for process in processes if process.ready not in done}:
-            last_s = max(process.begin_s for process in waiting.values())
-            left_s = last_s + self._start_times.limit_s() - time.monotonic()
+            left_s = self._start_times.limit_s() + max(one.begin_s for one in waiting.values()) - time.monotonic()
+            if self._can_start(len(done)):
+                left_s = min(left_s, newest_s + _ALONE_S - time.monotonic())
             # many at a time, at first: each look costs as much as there are processes
             newly = _done(list(waiting), max(0.0, min(left_s, _LOOK_S)), at_least=-(-len(waiting) // 4))
-            if (not newly and left_s <= _LOOK_S) or self.is_cancelled():
+            if time.monotonic() - begin_s > QUIET_S:
+                found = liveness.gone({one.actor: one.node for ref, one in waiting.items() if ref not in newly})
+                gone = {ref for ref, one in waiting.items() if one.actor in found}
+            is_over = not newly and (left_s <= _LOOK_S or len(gone) == len(waiting))
+            if is_over or self.is_cancelled():
                 break
             for ref in newly:
                 self._start_times.add(time.monotonic() - waiting[ref].begin_s)
+                newest_s = time.monotonic()
             done |= newly
-        return done
+        return done, gone - done
+
+    def _is_late(self, process: WorkerProcess) -> bool:
+        """Return whether a process has taken longer than any start of this run should."""
+        return time.monotonic() - process.begin_s > self._start_times.limit_s()
 
     def _check(self, processes: Sequence[WorkerProcess]) -> dict[ObjectRef, bool | None]:
         """Return the ``ready`` reference of each process that is ready or has ended -> as ``_is_fit``."""
@@ -361,8 +395,8 @@ Outcome = LiveShard | str | Literal[True]
 
 
 def _outcomes(asked: Sequence[tuple[Worker, ObjectRef]], wait_s: float) -> list[tuple[Worker, Outcome]]:
-    """Return what each worker has answered."""
-    done = _done([answer for _, answer in asked], wait_s)
+    """Return what each worker has answered; one that is gone is not waited for."""
+    done = answers({answer: (worker.actor, worker.metadata.node_id) for worker, answer in asked}, wait_s)
     found: list[tuple[Worker, Outcome]] = []
     for worker, answer in asked:
         try:

@@ -27,6 +27,7 @@ from springtide.config import Config
 from springtide.elastic.copies import Domain, preferred, shared
 from springtide.elastic.patience import ban_s
 from springtide.faults import armed
+from springtide.on_ray.cluster.liveness import answers
 from springtide.on_ray.cluster.nodes import accepting, domains_of, staying
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.on_ray.train.mailbox import MailboxClient
@@ -305,9 +306,13 @@ class _Source:
             at.setdefault(self._origins[file_of(part.key)].place.node, []).append(part)
         tables = [PieceTable.of([])]
         try:
-            asked = [self._server(node).pieces.remote([part.key for part in some]) for node, some in at.items()]
-            until_s = time.monotonic() + _READ_S
-            told = [ray.get(one, timeout=max(0.0, until_s - time.monotonic())) for one in asked]
+            servers = {node: self._server(node) for node in at}
+            asked = {
+                servers[node].pieces.remote([part.key for part in some]): (servers[node], node)
+                for node, some in at.items()
+            }
+            answers(asked, _READ_S)
+            told = [ray.get(one, timeout=0) for one in asked]
         except (RayError, ValueError) as error:
             raise OSError(f"a server with pieces of a snapshot is gone: {error}") from None
         for some, found in zip(at.values(), told, strict=True):
@@ -331,7 +336,9 @@ class _Source:
                     os.close(opened)
             return memoryview(self._maps[name])[MARK_BYTES + begin : MARK_BYTES + end]
         try:
-            return memoryview(ray.get(self._server(place.node).read.remote(key, begin, end), timeout=_READ_S))
+            asked = (server := self._server(place.node)).read.remote(key, begin, end)
+            answers({asked: (server, place.node)}, _READ_S)
+            return memoryview(ray.get(asked, timeout=0))
         except (RayError, ValueError) as error:
             raise OSError(f"the snapshot {name} is gone: {error}") from None
 

@@ -11,6 +11,7 @@ import ray
 from ray.actor import ActorHandle
 
 from springtide.checkpoint.snapshot_parts import SnapshotPart, newest_whole
+from springtide.on_ray.cluster.liveness import Liveness
 from springtide.on_ray.cluster.nodes import refusing, standing
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.store import Folder, digest
@@ -50,10 +51,11 @@ class ServerContents(NamedTuple):
 
 def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
     """Return what these servers hold. Servers that are up answer at once; one that is lost, busy or starts is waited for only
-    while the newest snapshot that the others know is not whole without it, and longer only if it is up."""
+    while the newest snapshot that the others know is not whole without it, and longer only if its node is up, and its process
+    not gone."""
     waiting = {server.found.remote(): server for server in asked}
     known: list[ServerContents] = []
-    begin_s = time.monotonic()
+    begin_s, liveness = time.monotonic(), Liveness()
     _take(waiting, known, len(waiting), _AT_ONCE_S)
     _drop_lost(waiting)
     end_s, number, wait_s = begin_s + ANSWER_S, len(waiting), _PROMPT_S - _AT_ONCE_S
@@ -69,6 +71,10 @@ def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
             waiting = {answer: server for answer, server in waiting.items() if server in up}
             end_s = begin_s + BUSY_S
             wait_s = end_s - time.monotonic()
+        if end_s == begin_s + BUSY_S:
+            gone = liveness.gone(dict.fromkeys(waiting.values(), ""))
+            waiting = {answer: server for answer, server in waiting.items() if server not in gone}
+            wait_s = min(wait_s, ANSWER_S)
     return known
 
 

@@ -15,11 +15,12 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import ObjectRef
+from ray.actor import ActorHandle
 
 from springtide import config as configs
 from springtide.checkpoint import leases
@@ -31,6 +32,7 @@ from springtide.checkpoint.snapshot_parts import SnapshotKey, file_of, newest_wh
 from springtide.elastic.patience import store_pause_s
 from springtide.errors import RunExists
 from springtide.events import Saved
+from springtide.on_ray.cluster.liveness import QUIET_S, Liveness
 from springtide.on_ray.cluster.nodes import staying
 from springtide.on_ray.train.snapshot_lookup import contents_of, name_prefix, servers_named
 from springtide.store import Folder
@@ -194,7 +196,10 @@ class SnapshotSaver:
         jobs = jobs_for(run, term, parts, shown, Rule.of(checkpoint))
         try:
             tasks = zip(parts, jobs, strict=True)
-            asked = [holders[part.key].server.save.remote(one, part.key, checkpoint.tries) for part, one in tasks]
+            asked = {
+                holders[part.key].server.save.remote(one, part.key, checkpoint.tries): holders[part.key].server
+                for part, one in tasks
+            }
             outcomes = _outcomes(asked)
         except BadFile as error:
             for part in parts:
@@ -210,14 +215,20 @@ class SnapshotSaver:
         )
 
 
-def _outcomes(asked: Sequence[ObjectRef[Any]]) -> list[Committed]:
+def _outcomes(asked: Mapping[ObjectRef[Any], ActorHandle]) -> list[Committed]:
     """Return what the holders of all parts have written. Raises the first error at once, because the holder of rank 0's part
-    waits for the others; OSError if some do not answer."""
-    waiting, end_s = list(asked), time.monotonic() + _WRITE_S
+    waits for the others; OSError if some do not answer, or are gone.
+
+    Args:
+        asked: the answers, each with the server that gives it.
+    """
+    waiting, end_s, liveness = list(asked), time.monotonic() + _WRITE_S, Liveness()
     while waiting:
-        done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, end_s - time.monotonic()))
-        if not done:
+        done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, min(QUIET_S, end_s - time.monotonic())))
+        if not done and time.monotonic() >= end_s:
             raise OSError(f"{len(waiting)} snapshot servers did not write their parts within {_WRITE_S:g} s")
+        if not done and liveness.gone({asked[one]: "" for one in waiting}):
+            raise OSError("a snapshot server that was to write its part does not answer: it is stopped, or its host")
         for outcome in ray.get(done):
             if not isinstance(outcome, Committed):
                 raise outcome
