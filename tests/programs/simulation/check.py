@@ -16,6 +16,8 @@ from springtide.store import Folder
 COUNT_ANNOUNCED_LOSSES = True
 """Whether it is a violation that an announced loss costs steps. Some still do: where too few nodes stay to train on, the group
 leaves too late for its save, or the state is in memory only when those nodes leave, too."""
+STOPPED_S = 90.0
+"""The same where processes are stopped, and there are enough others [s]."""
 FORMS_S = 300.0
 """A group trains within this time of the moment from which capacity and the store stand [s]."""
 
@@ -30,6 +32,7 @@ class Watch:
         self.only_notices = True
         """Whether every loss so far was announced, and the store was there."""
         self.can_train: Callable[[], bool] = lambda: False
+        self.can_train_without_stopped: Callable[[], bool] = lambda: False
         self.losses = 0
         """Steps that were trained and then trained again."""
         self._committed = 0
@@ -39,7 +42,8 @@ class Watch:
         for step, digest in enumerate(digests, 1):
             model.learn(step, digest)
             self._history[step] = model.value
-        self._idle_since_s: float | None = None
+        self._idle_since_s: dict[str, float] = {}
+        """What is there -> since when, and nobody trains [s]."""
 
     def say(self, what: str) -> None:
         """Note a violation."""
@@ -52,7 +56,7 @@ class Watch:
     def trained(self, step: int) -> None:
         """Rank 0 has done a step."""
         self.newest = max(self.newest, step)
-        self._idle_since_s = None
+        self._idle_since_s.clear()
 
     def began(self, group: WorkerGroup, step: int, term: int, state: tuple[int, ...]) -> None:
         """A group has its state."""
@@ -71,13 +75,18 @@ class Watch:
 
     def look(self) -> None:
         """Every few seconds: a group trains when it can."""
-        if not self.can_train():
-            self._idle_since_s = None
-        elif self._idle_since_s is None:
-            self._idle_since_s = self.clock.now
-        elif self.clock.now - self._idle_since_s > FORMS_S:
-            self.say(f"nobody has trained for {FORMS_S:.0f} s, though all that is needed is there")
-            self._idle_since_s = self.clock.now
+        self._idle_s(self.can_train(), FORMS_S, "all that is needed is there")
+        self._idle_s(self.can_train_without_stopped(), STOPPED_S, "only some processes are stopped")
+
+    def _idle_s(self, can: bool, most_s: float, why: str) -> None:
+        since_s = self._idle_since_s.get(why)
+        if not can:
+            self._idle_since_s.pop(why, None)
+        elif since_s is None:
+            self._idle_since_s[why] = self.clock.now
+        elif self.clock.now - since_s > most_s:
+            self.say(f"nobody has trained for {most_s:.0f} s, though {why}")
+            del self._idle_since_s[why]
 
     def ended(self, driver: Process, began: bool) -> None:
         """A driver has ended by itself."""

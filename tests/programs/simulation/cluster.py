@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ray.exceptions import RayActorError
@@ -33,6 +33,9 @@ class Machine:
     lies: bool = False
     """Whether it reads other bytes than are stored."""
     frozen_until_s: float = 0.0
+    worker_frozen_until_s: float = 0.0
+    """The same of its worker's process alone."""
+    last_frozen_s: float = -1e9
     snapshots: dict[tuple[int, int, int], tuple[Snapshot, bytes]] = dataclasses.field(default_factory=dict)
 
     def hold(self, snapshot: Snapshot, data: bytes) -> None:
@@ -53,6 +56,8 @@ class Cluster:
         self.changed: list[Callable[[], None]] = []
         self.committed: Callable[[int], None] = lambda step: None
         """Called when the holders of a snapshot have committed its step."""
+        self.traps: dict[str, Callable[[str], None]] = {}
+        """What is done with the first node that comes to a phase."""
         self._number = 0
         for _ in range(nodes):
             self.join()
@@ -86,6 +91,35 @@ class Cluster:
             machine.leaves_at_s = self.clock.now + left_s
             self.clock.after(left_s, functools.partial(self.kill, name))
 
+    def reach(self, phase: str, name: str) -> None:
+        """A worker of a node comes to a phase."""
+        if (trap := self.traps.pop(phase, None)) is not None:
+            trap(name)
+
+    def freeze(self, name: str, seconds: float, worker_only: bool = False) -> None:
+        """SIGSTOP of all processes of a node, or of its worker's alone, and SIGCONT later."""
+        machine, until_s = self.machines[name], self.clock.now + seconds
+        machine.worker_frozen_until_s = max(machine.worker_frozen_until_s, until_s)
+        if not worker_only:
+            machine.frozen_until_s = max(machine.frozen_until_s, until_s)
+        machine.last_frozen_s = until_s
+        for process in self.clock.processes:
+            if process.host == name and process.alive and (process.rank or not worker_only):
+                process.freeze(until_s)
+
+    def silent(self, actors: Mapping[Any, str]) -> set[Any]:
+        """As ``liveness.silent_processes``, which waits for an answer for a second."""
+        now = self.clock.now
+        found = {one for one in actors if self._is_silent(one, now)}
+        if found:
+            self.clock.sleep(1.0)
+        return found
+
+    def _is_silent(self, actor: Any, now: float) -> bool:
+        machine = self.machines[actor.node]
+        until_s = machine.frozen_until_s if isinstance(actor, SnapshotServer) else machine.worker_frozen_until_s
+        return machine.alive and until_s > now
+
     def ask_head(self) -> None:
         """A request to Ray's head: it waits while the head is away."""
         while self.clock.current is not None and self.head_away_until_s > self.clock.now:
@@ -101,6 +135,11 @@ class Cluster:
 
     def unanswering(self, names: Iterable[str]) -> set[str]:
         return {name for name in names if not self.machines[name].alive}
+
+    def unspeaking(self, names: Iterable[str], speaks: bool) -> set[str]:
+        """Those that are lost or stopped."""
+        now = self.clock.now
+        return {name for name in names if not self.machines[name].alive or self.machines[name].frozen_until_s > now}
 
     def contents(self, servers: object) -> list[ServerContents]:
         """What the snapshot servers hold."""
@@ -127,6 +166,7 @@ class SnapshotServer:
     """The server of a node, as its driver calls it."""
 
     def __init__(self, cluster: Cluster, machine: Machine) -> None:
+        self.node = machine.id
         self.save = types.SimpleNamespace(remote=functools.partial(self._save, cluster, machine))
 
     @staticmethod

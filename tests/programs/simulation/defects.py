@@ -15,7 +15,7 @@ from springtide.checkpoint import restore as restoring
 from springtide.checkpoint.other_orders import check_order
 from springtide.elastic.restart_forecast import RestartForecast
 from springtide.events import record
-from springtide.on_ray.train import process_pool, snapshot_saver
+from springtide.on_ray.train import hang, process_pool, snapshot_saver
 from springtide.run import verify as verifying
 from springtide.track import journal
 
@@ -80,6 +80,16 @@ def banned_for_ever() -> Planted:
     return mock.patch.object(process_pool, "ban_s", lambda failures: math.inf)
 
 
+def silence_is_work() -> Planted:
+    """A11: before its first step, a group waits for a stopped process until the time limit."""
+    return mock.patch.object(hang.Watch, "lacks", lambda *_: False)
+
+
+def starts_wait() -> Planted:
+    """A12: a group waits for a stopped process that starts as long as for one on a cold node."""
+    return mock.patch.object(process_pool.Liveness, "gone", lambda *_: set())
+
+
 DEFECTS: dict[str, Callable[[], Planted]] = {
     "A1": one_reader,
     "A3": marks_before_the_claim,
@@ -88,4 +98,6 @@ DEFECTS: dict[str, Callable[[], Planted]] = {
     "A6": memory_only,
     "A7": proof_by_the_journal,
     "A10": banned_for_ever,
+    "A11": silence_is_work,
+    "A12": starts_wait,
 }

@@ -32,8 +32,8 @@ from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds
 from springtide.errors import StoppedWaiting
 from springtide.on_ray._ray_private import FailureDecision, WorkerGroupStartupFailedError
+from springtide.on_ray.cluster import liveness, session
 from springtide.on_ray.cluster import nodes as cluster_nodes
-from springtide.on_ray.cluster import session
 from springtide.on_ray.train import failure_policy, hang, process_pool, snapshot_saver, trainer
 from springtide.on_ray.train import policy as policies
 from springtide.on_ray.train.mailbox import Mailbox
@@ -148,6 +148,7 @@ class Actor:
         self.simulated, self.node, self.alive = simulated, node, True
         clock = simulated.clock
         self.ready_at_s = clock.now + clock.random.uniform(5.0, 12.0)
+        simulated.cluster.reach("start", node)
         self.execute = types.SimpleNamespace(remote=self._execute)
         self.get_metadata = types.SimpleNamespace(remote=lambda: Reference(clock, clock.now + 0.01, self))
 
@@ -173,7 +174,7 @@ class Call(Reference):
         if not machine.alive or not self.actor.alive:
             self.error = RayActorError(error_msg="The actor died unexpectedly")
             return self.clock.now >= machine.died_s + 1.0
-        return machine.frozen_until_s <= self.clock.now and self.clock.now >= self.at_s
+        return machine.worker_frozen_until_s <= self.clock.now and self.clock.now >= self.at_s
 
     def get(self, timeout_s: float | None = None) -> Any:
         until_s = self.clock.now + (timeout_s if timeout_s is not None else 1e9)
@@ -207,6 +208,9 @@ class Ray:
         return Reference(self.clock, self.clock.now, value)
 
     def kill(self, actor: Actor) -> None:
+        """A process that was stopped is ended, too, and the next one on its node is not."""
+        machine = actor.simulated.cluster.machines[actor.node]
+        machine.worker_frozen_until_s = machine.frozen_until_s
         actor.alive = False
 
 
@@ -329,12 +333,14 @@ class Simulated:
         patches = [
             mock.patch.object(policies, "live", self._live),
             mock.patch.object(policies, "observed", lambda table, *_: [one["observed"] for one in table]),
-            mock.patch.object(policies, "unanswering", cluster.unanswering),
+            mock.patch.object(policies, "unanswering", cluster.unspeaking),
             mock.patch.object(policies, "ray", Ray(clock)),
             mock.patch.object(failure_policy, "lost", self._lost),
             mock.patch.object(failure_policy, "leaving", self._leaving),
             mock.patch.object(failure_policy, "unanswering", cluster.unanswering),
-            mock.patch.object(policies, "diagnose", lambda *_: ("stacks", [])),
+            mock.patch.object(policies, "diagnose", self._diagnose),
+            mock.patch.object(liveness, "ray", Ray(clock)),
+            mock.patch.object(liveness, "silent_processes", cluster.silent),
             mock.patch.object(hang, "look", lambda workers: [()] * len(workers)),
             mock.patch.object(process_pool, "ray", Ray(clock)),
             mock.patch.object(cluster_nodes, "unanswering", cluster.unanswering),
@@ -367,6 +373,10 @@ class Simulated:
             for one in patches:
                 stack.enter_context(one)
             yield
+
+    def _diagnose(self, workers: Sequence[Any], *_: Any) -> tuple[str, list[Any]]:
+        silent = self.cluster.silent({one.actor: one.metadata.node_id for one in workers})
+        return "stacks", [one for one in workers if one.actor in silent]
 
     def _live(self) -> Any:
         return [{"NodeID": node.id, "observed": node} for node in self.cluster.observed()]

@@ -11,8 +11,10 @@ from simulation.store import Store
 
 KINDS = (
     *("kill", "kill", "notice", "notice", "notices", "join", "freeze", "freezes", "store", "answers", "head"),
-    *("driver", "stop", "second", "liar"),
+    *("driver", "stop", "second", "liar", "trap", "trap"),
 )
+PHASES = ("start", "rendezvous", "claim", "restore", "first step", "step", "save", "leave", "end")
+"""Of a worker: a trap stops the first that comes to one."""
 GENTLE = ("notice", "notice", "notices", "join", "stop")
 """After these no step is lost."""
 
@@ -69,11 +71,14 @@ class Faults:
             case "join":
                 self.cluster.join()
             case "freeze":
-                self._freeze(name, draw.choice([10.0, 60.0, 400.0]))
+                self.cluster.freeze(name, draw.choice([10.0, 60.0, 400.0]))
             case "freezes":
                 seconds = draw.choice([10.0, 60.0, 400.0])
                 for one in alive:
-                    self._freeze(one, seconds)
+                    self.cluster.freeze(one, seconds)
+            case "trap":
+                phase, only = draw.choice(PHASES), draw.random() < 0.5
+                self.cluster.traps[phase] = functools.partial(self._trapped, phase, only)
             case "store":
                 self.store.away_until_s = self.clock.now + draw.choice([5.0, 60.0, 400.0])
             case "answers":
@@ -93,12 +98,9 @@ class Faults:
                 host = draw.choice(["host0", "host2"])
                 self.simulated.drive(self.simulated.setting.config, host, resume=True)
 
-    def _freeze(self, name: str, seconds: float) -> None:
-        machine, until_s = self.cluster.machines[name], self.clock.now + seconds
-        machine.frozen_until_s = max(machine.frozen_until_s, until_s)
-        for process in self.clock.processes:
-            if process.host == name and process.alive:
-                process.freeze(until_s)
+    def _trapped(self, phase: str, worker_only: bool, name: str) -> None:
+        self.note(f"{name} stopped in phase {phase}{', its worker only' if worker_only else ''}")
+        self.cluster.freeze(name, 600.0, worker_only)
 
     def _join_later(self) -> None:
         self.clock.after(self.clock.random.uniform(10.0, 200.0), self.cluster.join)

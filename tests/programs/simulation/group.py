@@ -139,6 +139,11 @@ class Rank:
         self.process.rank = self
         self.process.ended.append(self._end)
 
+    def _reach(self, phase: str) -> None:
+        """Come to a phase, where a trap may stop this process, as of the next wait."""
+        self.group.setting.cluster.reach(phase, self.node)
+        self.group.setting.clock.sleep(0.0)
+
     def gathered(self, value: Any) -> list[Any]:
         return self.group.collective.gather(self.rank, value)
 
@@ -149,14 +154,17 @@ class Rank:
     def _work(self) -> None:
         setting, group = self.group.setting, self.group
         clock = setting.clock
+        self._reach("rendezvous")
         clock.sleep(clock.random.uniform(0.3, 2.0))
-        self.gathered(None)  # rendezvous
+        self.gathered(None)
         if self.rank == 0:
             group.mailbox.group_formed()
         model = History()
         optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
+        self._reach("claim")
         lease = GroupLease(setting.run, group.owner, self.node)
         term = self.on_first(lease.claim)
+        self._reach("restore")
         found = self._restore(model, optimizer, term)
         step, chain = (found.meta.step, found.meta.chain) if found else (StepsDone(0), "")
         identity, of_config = setting.data.order.identity_at, fingerprint(setting.config)
@@ -188,7 +196,9 @@ class Rank:
             digests = tuple((digest_of(data[one.begin : one.begin + one.size_bytes]),) for one in pieces)
             snapshots.take(Snapshot.of(term, self.rank, meta, tuple(pieces), len(data), digests), data)
 
+        self._reach("first step")
         while step < last:
+            self._reach("step")
             clock.sleep(setting.step_s * clock.random.uniform(0.8, 1.2))
             asked = sender.interrupt() if sender else None
             said = self.gathered((asked, self._busy, self._failed is not None, snapshots.busy))
@@ -220,6 +230,7 @@ class Rank:
                 taken += 1
                 if taken == 2 and self.rank == 0:
                     snapshots.forget(term)
+        self._reach("end")
         if self.rank == 0:
             leases.end(setting.run, term)
         group.last_state = model.value
@@ -263,6 +274,7 @@ class Rank:
 
     def _begin(self, step: StepsDone, state: Callable[[StepsDone], tuple[Meta, list[Any], bytes]], term: int) -> None:
         setting = self.group.setting
+        self._reach("save")
         meta, pieces, data = state(step)
         rule = Rule(setting.config.checkpoint.keep_last)
         job = CommitJob(setting.run.url, term, self.rank, meta, {}, pieces, rule)
@@ -351,6 +363,7 @@ class Rank:
         send: Callable[[Any], None],
     ) -> None:
         kept = False
+        self._reach("leave")
         if not evacuate:
             while snapshots.busy:
                 self.group.setting.clock.sleep(0.05)

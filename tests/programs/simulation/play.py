@@ -101,7 +101,8 @@ def play(seed: int, defect: str | None = None, verbose: bool = False, watched: b
     faults = Faults(clock, cluster, store, simulated, verbose)
     store.lies = lambda host: host in cluster.machines and cluster.machines[host].lies
     cluster.committed = watch.committed
-    watch.can_train = functools.partial(_can_train, simulated, faults)
+    watch.can_train = functools.partial(_can_train, simulated, faults, stopped=False)
+    watch.can_train_without_stopped = functools.partial(_can_train, simulated, faults, stopped=True)
     with outside.replaced(clock, seed), guard(watch.say), simulated.patched(), _planted(defect):
         clock.start("watch", "hub", functools.partial(_look, watch))
         late_s = random.Random(seed).choice([0.0, 0.0, 0.0, 150.0])  # longer than snapshot servers wait alone
@@ -144,14 +145,17 @@ def _look(watch: Watch) -> None:
         watch.look()
 
 
-def _can_train(simulated: Simulated, faults: Faults) -> bool:
-    """Whether all that is needed to train is there."""
+def _can_train(simulated: Simulated, faults: Faults, stopped: bool) -> bool:
+    """Whether all that is needed to train is there; or, if processes are ``stopped`` now, all that is needed without them, on
+    nodes that were not stopped lately: these may be excluded."""
     cluster, now = simulated.cluster, simulated.clock.now
     there = [one for one in cluster.alive if one.leaves_at_s is None and not one.lies]
-    frozen = any(one.frozen_until_s > now for one in cluster.alive)
+    frozen = any(one.worker_frozen_until_s > now for one in cluster.alive)
     away = simulated.watch.store.away_until_s > now or cluster.head_away_until_s > now
     runs = faults.driver is not None and faults.driver.alive
-    return runs and not away and not frozen and len(there) >= simulated.setting.config.elastic.max_workers // 2
+    if stopped:
+        there = [one for one in there if one.last_frozen_s < now - 600.0]
+    return runs and not away and frozen == stopped and len(there) >= simulated.setting.config.elastic.max_workers // 2
 
 
 @contextlib.contextmanager

@@ -52,7 +52,7 @@ class Run:
                 raise RaySystemError("the control store is away")
             return [{"NodeID": name, "Alive": True} for name in self.names]
 
-        def unanswering(names: set[str]) -> set[str]:
+        def unanswering(names: set[str], speaks: bool) -> set[str]:
             self.probed.append(set(names))
             return names & self.silent
 

@@ -282,7 +282,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def _unanswering(self, names: set[str]) -> set[str]:
         self._probed_s = time.monotonic()
-        return unanswering(names)
+        return unanswering(names, speaks=True)
 
     def _is_stalled(self, workers: Sequence[Worker], progress: Progress) -> bool:
         """Return whether the process of a rank is gone, or a group that has made a step waits for some of its ranks, or for
