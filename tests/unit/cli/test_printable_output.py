@@ -29,8 +29,25 @@ def test_commands_errors_and_logs_are_printable(capsys: pytest.CaptureFixture[st
     assert line == f"server: {HARMLESS}"
 
 
+@pytest.mark.parametrize("code", [0xAD, 0x115F, 0x180E, 0x2060, 0x2064, 0x206A, 0x3164, 0xFFA0, 0xFFFB, 0x1D173])
+def test_what_is_not_seen_is_replaced(code: int) -> None:
+    """``a`` and ``a`` with a word joiner look the same, and are two names."""
+    assert printable(f"a{chr(code)}b") == "a\ufffdb"
+
+
+def test_numbers_that_python_does_not_spell_are_described() -> None:
+    assert explain("a", [2**20_000], "b", "c") == "a = [a number of 20,001 bits]: b; c"
+    assert explain("a", -12, "b", "c") == "a = -12: b; c"
+
+
 def test_joiners_of_emoji_and_scripts_stay() -> None:
-    for text in ("\U0001f469\u200d\U0001f680", "\u0915\u094d\u200d\u0937", "tab\tline\n"):
+    for text in (
+        "\u2764\ufe0f",
+        "\u845b\U000e0100",
+        "\U0001f469\u200d\U0001f680",
+        "\u0915\u094d\u200d\u0937",
+        "tab\tline\n",
+    ):
         assert printable(text) == text
 
 
