@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import pytest
 from springtide.checkpoint import retention
 from springtide.cli.main import main
 from springtide.cli.output import say
+from springtide.config import Config
 from springtide.errors import ConfigError, explain, printable
+from springtide.shards import load_manifest, write_manifest
 from springtide.store import Folder
 
 HOSTILE = "a\x1b]0;pwned\x07\u202eb\u200bc\udcff"
@@ -49,6 +52,33 @@ def test_joiners_of_emoji_and_scripts_stay() -> None:
         "tab\tline\n",
     ):
         assert printable(text) == text
+
+
+def _with_source(dataset: str, to: Path, **changes: object) -> str:
+    """Copy a dataset; its manifest says something else of the text that was read."""
+    copy = Folder(shutil.copytree(dataset, to))
+    manifest = load_manifest(copy)
+    write_manifest(copy, manifest.model_copy(update={"source": manifest.source | changes}))
+    return copy.url
+
+
+def test_names_of_a_dataset_make_no_lines(tiny: Config, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A line break in the name of a file would begin a line that looks like one of ours."""
+    broken = [{"name": "a\ndataset verified", "reason": "r\r\nok", "sample": "s"}]
+    url = _with_source(tiny.shards.dataset, tmp_path / "data", source="text\n  card x", broken=broken)
+    assert main(["data", "inspect", url]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "  broken: a dataset verified: r ok: 's'" in lines
+    assert not {"dataset verified: r", "ok: 's'", "  card x: "} & {*lines}
+
+
+@pytest.mark.parametrize("changes", [{"dropped": [1]}, {"documents_by_tokens": [[1]]}, {"broken": [{}]}])
+def test_a_source_of_another_form_names_the_manifest(
+    changes: dict[str, object], tiny: Config, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    url = _with_source(tiny.shards.dataset, tmp_path / "data", **changes)
+    assert main(["data", "inspect", url]) == 2
+    assert "manifest.json: its source is not what `data prepare` writes" in capsys.readouterr().err
 
 
 def test_no_note_is_written_through_a_link_of_a_stranger(tmp_path: Path) -> None:
