@@ -28,6 +28,7 @@ from springtide.on_ray._ray_private import (
     SUPPORTED,
     is_supported,
     is_token_auth_enabled,
+    keep_current_folder_out,
     read_authentication,
     stay_on_loopback,
 )
@@ -98,7 +99,10 @@ def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, st
     set_environment()
     quiet: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     if _SUBMITTED not in os.environ:  # a submitted job has the metadata that it was submitted with
-        quiet["job_config"] = JobConfig(metadata=dict(metadata or job_metadata(config)))
+        quiet["job_config"] = job = JobConfig(metadata=dict(metadata or job_metadata(config)))
+        is_elsewhere = "RAY_ADDRESS" in os.environ  # workers there start in another folder than this process
+        if not (is_elsewhere and config.needs_trust | config.prepare_sources):
+            keep_current_folder_out(job)
     if ray.is_initialized():
         yield ""
     elif address := os.environ.get("RAY_ADDRESS"):
