@@ -187,10 +187,15 @@ class _WorkerPaths(list[str]):
 
     def extend(self, paths: Iterable[str]) -> None:
         """Add folders, which ``ray.init`` does."""
-        found = [os.path.abspath(one) for one in sys.path]  # an empty entry is the current folder
-        installed = os.path.abspath(sysconfig.get_path("stdlib"))
-        first = found[: found.index(installed)] if installed in found else found
+        first = searched_first()
         super().extend(one for one in paths if one in first)
+
+
+def searched_first() -> list[str]:
+    """Return the folders in which this process looks for modules before it looks at installed ones."""
+    found = [os.path.abspath(one) for one in sys.path]  # an empty entry is the current folder
+    installed = os.path.abspath(sysconfig.get_path("stdlib"))
+    return found[: found.index(installed)] if installed in found else found
 
 
 def keep_current_folder_out(job: Any) -> None:
