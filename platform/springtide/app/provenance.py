@@ -19,6 +19,8 @@ _GIT_PATIENCE_S = 5.0
 _OURS = "springtide"
 _RAY_WORKER = "default_worker.py"
 _MOST_DATASETS = 100
+_EMPTY = "SPRINGTIDE_EMPTY"
+"""Name of an empty variable: git can take the value of a setting from one, whatever the name of the setting is."""
 _SCOPES_OF_THE_USER = ("system", "global", "command")
 """Scopes of git's settings that a checkout cannot write."""
 
@@ -80,22 +82,14 @@ def _git(directory: str, *arguments: str, without: Sequence[str] = (), errors: s
         without: settings that are taken as empty.
         errors: how bytes that are not UTF-8 are decoded.
     """
-    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", directory, *arguments]
     # for a missing object git would call the remote, whose config may name a program, too
-    given = os.environ.get("GIT_CONFIG_COUNT", "")
-    first = int(given) if given.isdecimal() else 0
-    settings = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1"}
-    settings |= {"GIT_CONFIG_COUNT": str(first + len(without))}
-    for number, name in enumerate(without, first):
-        settings |= {f"GIT_CONFIG_KEY_{number}": name, f"GIT_CONFIG_VALUE_{number}": ""}
+    variables = ["GIT_ALLOW_PROTOCOL=none", "GIT_NO_LAZY_FETCH=1", f"{_EMPTY}="]
+    emptied = [f"--config-env={name}={_EMPTY}" for name in without]
+    options = ["--no-optional-locks", "-c", "core.fsmonitor=false", *emptied, "-C", directory]
+    command = ["env", *variables, "git", *options, *arguments]
     try:
         done = subprocess.run(
-            command,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=_GIT_PATIENCE_S,
-            check=True,
-            env={**os.environ, **settings},
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_GIT_PATIENCE_S, check=True
         )
     except (OSError, ValueError, subprocess.SubprocessError):  # ValueError: a zero byte in a path
         return ""
