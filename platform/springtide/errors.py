@@ -36,8 +36,18 @@ _SECRET = re.compile(
     rf"(?P<before>[?&;#](?:[\w.-]{{0,64}}[_.-])?(?:{'|'.join(_SECRET_NAMES)})=)[^\s&;#'\"]+", re.IGNORECASE
 )
 HIDDEN = "***"
-_SHORT = reprlib.Repr()
-"""A value from a hostile file may be larger than memory once it is spelled out."""
+
+
+class _Short(reprlib.Repr):
+    """A value from a hostile file may be larger than memory once it is spelled out."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Return a number as text. Python spells none of more than 4,300 digits; YAML reads longer ones, in other bases."""
+        return super().repr_int(x, level) if x.bit_length() <= _MOST_BITS else f"a number of {x.bit_length():,} bits"
+
+
+_MOST_BITS = 4096
+_SHORT = _Short()
 _SHORT.maxstring = _SHORT.maxother = 1000
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 20
 _SHORT.maxlevel = 4
@@ -47,10 +57,12 @@ _LINE = 300
 """Characters of an error that a list shows."""
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, which command a terminal, except newline and tab
-    "\u061c\u200b\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\U000e0000-\U000e007f"  # not seen, or reverse what follows
+    "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb"
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f"  # not seen, or reverse what follows
     "\ud800-\udfff\ufffe\uffff]"  # neither UTF-8 nor XML can hold them; bytes of a file name that are not UTF-8
 )
-"""Characters that are not shown as they are. The joiners of emoji and Indic scripts are shown."""
+"""Characters that are not shown as they are. The joiners and variation selectors of emoji and of Indic and
+Mongolian scripts are shown."""
 
 
 class SpringtideError(Exception):

@@ -44,6 +44,39 @@ def test_no_other_user_or_machine_has_a_way_into_a_cluster_that_we_start(tmp_pat
     assert not (tmp_path / "home" / ".ray").exists()
 
 
+IN_A_FOLDER = """
+import json
+import ray
+from springtide import config as configs
+from springtide.on_ray.cluster.session import cluster
+
+@ray.remote
+def found():
+    import colorsys
+    from springtide.config.code import find_code
+    return colorsys.__file__, find_code("model.source", "mine_here:build").__module__
+
+with cluster(configs.recipe("tiny"), dashboard=False):
+    print(json.dumps(ray.get(found.remote())))
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["-P", "-B"])
+def test_workers_prefer_installed_modules_to_files_of_the_current_folder(option: str, tmp_path: Path) -> None:
+    """Ray would have workers look there first, although ``springtide`` itself does not; ``python -c`` does, and so do its
+    workers. Code that the user names is found in both."""
+    (tmp_path / "colorsys.py").write_text("")
+    (tmp_path / "mine_here.py").write_text("def build():\n    pass\n")
+    program = [sys.executable, option, "-c", IN_A_FOLDER]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-5000:]
+    file, mine = json.loads(done.stdout.splitlines()[-1])
+    assert (Path(file).parent == tmp_path) == (option == "-B")
+    assert mine == "mine_here"
+
+
 @pytest.mark.usefixtures("ray_authentication")
 def test_a_token_of_the_user_and_a_refusal_of_tokens_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")

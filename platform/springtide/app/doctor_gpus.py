@@ -178,9 +178,11 @@ def torch_and_gloo(environment: Mapping[str, str], timeout_s: float = 80.0) -> l
         timeout_s: after which they are ended [s].
     """
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "springtide.dist.gloo_speed", f"{folder}/meet"]
+        # as in checkpoint/writer_process.py: this process's sys.path, and not the working directory before it
+        command = [sys.executable, "-P", "-m", "springtide.dist.gloo_speed", f"{folder}/meet"]
+        path = {"PYTHONPATH": os.pathsep.join(sys.path)}
         local = {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
-        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": {**environment, **local}}
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": {**environment, **local, **path}}
         ranks = [subprocess.Popen([*command, str(rank)], **options) for rank in (0, 1)]  # type: ignore[call-overload]
         try:
             said, errors = ranks[0].communicate(timeout=timeout_s)

@@ -19,6 +19,10 @@ _GIT_PATIENCE_S = 5.0
 _OURS = "springtide"
 _RAY_WORKER = "default_worker.py"
 _MOST_DATASETS = 100
+_EMPTY = "SPRINGTIDE_EMPTY"
+"""Name of an empty variable: git can take the value of a setting from one, whatever the name of the setting is."""
+_SCOPES_OF_THE_USER = ("system", "global", "command")
+"""Scopes of git's settings that a checkout cannot write."""
 
 
 def origin_of(command: Sequence[str], directory: str) -> Origin:
@@ -55,20 +59,41 @@ def checkout(directory: str, command: str = "") -> Origin:
     if len(head) != 2:
         return Origin(command)
     remote = _git(directory, "remote", "get-url", "origin")
-    is_changed = bool(_git(directory, "status", "--porcelain", "--untracked-files=no"))
+    # a submodule may have a config of its own
+    status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
+    is_changed = bool(_git(directory, *status, without=_own_filters(directory)))
     return Origin(command, redacted(head[0]), redacted(head[1]), redacted(remote), is_changed)
 
 
-def _git(directory: str, *arguments: str) -> str:
-    # a monitor that a checkout's own config names would be run by git
-    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", directory, *arguments]
+def _own_filters(directory: str) -> list[str]:
+    """Return the names of the settings by which a checkout's own config has git run programs on its files."""
+    pattern = r"^filter\..*\.(clean|process|required)$"
+    options = ("--null", "--show-scope", "--name-only", "--get-regexp", pattern)
+    found = _git(directory, "config", *options, errors="surrogateescape").split("\0")  # names need not be UTF-8
+    return [name for scope, name in zip(found[::2], found[1::2], strict=False) if scope not in _SCOPES_OF_THE_USER]
+
+
+def _git(directory: str, *arguments: str, without: Sequence[str] = (), errors: str = "replace") -> str:
+    """Return what git prints, run so that it starts no program that the checkout's own config names; empty if it fails.
+
+    Args:
+        directory: of the checkout.
+        arguments: of git.
+        without: settings that are taken as empty.
+        errors: how bytes that are not UTF-8 are decoded.
+    """
+    # for a missing object git would call the remote, whose config may name a program, too
+    variables = ["GIT_ALLOW_PROTOCOL=none", "GIT_NO_LAZY_FETCH=1", f"{_EMPTY}="]
+    emptied = [f"--config-env={name}={_EMPTY}" for name in without]
+    options = ["--no-optional-locks", "-c", "core.fsmonitor=false", *emptied, "-C", directory]
+    command = ["env", *variables, "git", *options, *arguments]
     try:
         done = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_GIT_PATIENCE_S, check=True
         )
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, ValueError, subprocess.SubprocessError):  # ValueError: a zero byte in a path
         return ""
-    return done.stdout.decode(errors="replace").strip()
+    return done.stdout.decode(errors=errors).strip()
 
 
 def tags_of(found: ResolvedRun, origin: Origin) -> dict[str, str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from springtide import config as configs
-from springtide.cli.output import print_json, say
-from springtide.errors import ConfigError, explain
+from springtide.cli.output import print_json, say, say_line
+from springtide.errors import ConfigError, damaged, explain
 
 if TYPE_CHECKING:
     from springtide.store import Folder
@@ -62,7 +62,7 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
     """Print counts, digests and a few rows of a sealed dataset."""
     from springtide.app.prepare import CARD
     from springtide.dataset import open_dataset, rows_text
-    from springtide.shards import HELDOUT, TRAIN, SplitReader, check_shard
+    from springtide.shards import HELDOUT, MANIFEST, TRAIN, SplitReader, check_shard
     from springtide.store import Folder
 
     manifest, vocabulary = open_dataset(url)
@@ -90,20 +90,30 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
         train, heldout = (own.get(split) for split in (TRAIN, HELDOUT))
         trained = f"{train.tokens} tokens in {train.rows} rows, " if train else ""
         say(f"  source {name}: {trained}{heldout.tokens if heldout else 0} tokens held out")
-    source = manifest.source
-    dropped = ", ".join(f"{count} {reason}" for reason, count in source["dropped"].items() if count)
-    say(f"  from {source['source']}: {source['documents']} documents; dropped: {dropped or 'none'}")
-    lengths = ", ".join(f"{count} from {edge}" for edge, count in source["documents_by_tokens"] if count)
-    say(f"  documents by number of tokens: {lengths}")
+    try:
+        for line in _source_lines(manifest.source):
+            say_line(line)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # no reader of rows needs it
+        what = f"its source is not what `data prepare` writes ({type(error).__name__}: {error})"
+        raise damaged(Folder(url).where(MANIFEST), what) from None
     if Folder(url).exists(CARD):
         say(f"  card {Folder(url).where(CARD)}")
-    for broken in source["broken"]:
-        say(f"  broken: {broken['name']}: {broken['reason']}: {broken['sample'][:60]!r}")
     shown = HELDOUT if manifest.is_eval_only else TRAIN
     rows = SplitReader(Folder(url), manifest, shown).read(_first_rows(manifest.splits[shown].rows))
     for row, text in zip(rows.sample_ids, rows_text(rows.tokens, vocabulary), strict=True):
         say(f"  row {row}: {text[:100]!r}")
     return 0
+
+
+def _source_lines(source: dict[str, Any]) -> list[str]:
+    """Return what a manifest says of the text that was read, as lines. Raises what a value of another form raises."""
+    dropped = ", ".join(f"{count} {reason}" for reason, count in source["dropped"].items() if count)
+    lengths = ", ".join(f"{count} from {edge}" for edge, count in source["documents_by_tokens"] if count)
+    return [
+        f"  from {source['source']}: {source['documents']} documents; dropped: {dropped or 'none'}",
+        f"  documents by number of tokens: {lengths}",
+        *(f"  broken: {one['name']}: {one['reason']}: {one['sample'][:60]!r}" for one in source["broken"]),
+    ]
 
 
 def _first_rows(rows: int) -> Any:
@@ -130,7 +140,7 @@ def _show_run(url: str, only: str, verify: bool, as_json: bool) -> int:
     else:
         say(f"run {run.id}: {status}, {len(run.steps)} of {run.config.num_steps} steps, {len(starts)} starts")
         for start in [] if only else starts:
-            say(f"  started at step {start.step} with {start.world_size} workers {start.resumed_from}")
+            say_line(f"  started at step {start.step} with {start.world_size} workers {start.resumed_from}")
         for one in found:
-            say(f"  {one}" + (", verified" if verify and one.state == "committed" else ""))
+            say_line(f"  {one}" + (", verified" if verify and one.state == "committed" else ""))
     return 1 if any(one.state == "bad" for one in found) else 0

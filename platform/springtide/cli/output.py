@@ -26,6 +26,12 @@ def say(text: str = "", *, error: bool = False, end: str = "\n") -> None:
     print(printable(redacted(text)), file=sys.stderr if error else sys.stdout, end=end, flush=True)
 
 
+def say_line(text: str) -> None:
+    """Print ``text``, which holds names or sentences of a stranger, as one line: what follows a line break in it would look
+    like a line of ours."""
+    say(" ".join(text.splitlines()))
+
+
 def write(text: str) -> None:
     """Print a part of a generated text at once, printable, and otherwise as it is."""
     print(printable(text), end="", flush=True)

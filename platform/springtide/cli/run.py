@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from springtide.cli import runs
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json
-from springtide.cli.output import print_json, say
+from springtide.cli.output import print_json, say, say_line
 
 if TYPE_CHECKING:
     from springtide.run.control import Verb
@@ -105,20 +105,22 @@ def _verify(options: argparse.Namespace) -> int:
             else ""
         )
         checkpoints = f"{found.checkpoints_checked} checkpoint{'s' * (found.checkpoints_checked != 1)}"
-        say(f"  the chain of the training state proves {found.steps_proven_by_chain} steps, in {checkpoints}{lost}")
+        say_line(
+            f"  the chain of the training state proves {found.steps_proven_by_chain} steps, in {checkpoints}{lost}"
+        )
         if found.goes_on_from:
-            say(f"  it goes on from the chain of {found.goes_on_from}")
+            say_line(f"  it goes on from the chain of {found.goes_on_from}")
         for wrong in found.chain_mismatches:
             between = f"steps {wrong.after + 1} to {wrong.step}"
-            say(f"  {wrong.where}: other {between}: chain expected {wrong.expected}, found {wrong.found}")
+            say_line(f"  {wrong.where}: other {between}: chain expected {wrong.expected}, found {wrong.found}")
         for one in found.mismatches:
-            say(f"  step {one.step}: expected {one.expected}, found {one.found}")
+            say_line(f"  step {one.step}: expected {one.expected}, found {one.found}")
         for few in found.token_mismatches:
-            say(f"  step {few.step}: {few.expected} tokens expected, found {few.found}")
+            say_line(f"  step {few.step}: {few.expected} tokens expected, found {few.found}")
         if found.missing:
-            say(f"  neither in the journal nor proven by a chain: {list(found.missing)}")
+            say_line(f"  neither in the journal nor proven by a chain: {list(found.missing)}")
         if found.checkpoints_unread:
-            say(f"  no chain can be read in: {', '.join(found.checkpoints_unread)}")
+            say_line(f"  no chain can be read in: {', '.join(found.checkpoints_unread)}")
     return 0 if found.ok else 1
 
 

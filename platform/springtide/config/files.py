@@ -265,25 +265,26 @@ def nearest(name: str, known: Any) -> str:
 
 def describe(error: ValidationError) -> str:
     """Return pydantic's findings in the form of ``explain``, one line each."""
-    lines, messages = [], collections.defaultdict(list)
+    lines, messages = dict[str, None](), collections.defaultdict(list)
     for item in error.errors():
         messages[_field(item["loc"])].append(in_words(item))
     for item in error.errors():
         name = _field(item["loc"])
         if item["type"] == "extra_forbidden":
             section = fields() if "." in name else Config.model_fields
-            lines.append(explain(name, item["input"], "is not a setting", nearest(name, section)))
+            # each takes milliseconds, and a hostile file has a hundred thousand
+            remedy = nearest(name, section) if len(lines) < _PROBLEMS_SHOWN else ""
+            lines[explain(name, item["input"], "is not a setting", remedy)] = None
         elif item["type"] == "value_error" and name not in fields() and isinstance(item["input"], dict | Config):
-            lines.append(str(item["ctx"]["error"]))
+            lines[str(item["ctx"]["error"])] = None
         else:
             field = fields().get(name)
             remedy = f"it is: {field.description}" if field is not None else "see --help"
             said = ", and ".join(messages[name])
             is_missing = item["type"] == "missing"  # its input is what lacks it
-            lines.append(f"{name}: {said}; {remedy}" if is_missing else explain(name, item["input"], said, remedy))
-    lines = list(dict.fromkeys(lines))
+            lines[f"{name}: {said}; {remedy}" if is_missing else explain(name, item["input"], said, remedy)] = None
     more = [f"and {len(lines) - _PROBLEMS_SHOWN} more"] if len(lines) > _PROBLEMS_SHOWN else []
-    return "\n".join(lines[:_PROBLEMS_SHOWN] + more)
+    return "\n".join([*lines][:_PROBLEMS_SHOWN] + more)
 
 
 def _field(loc: tuple[int | str, ...]) -> str:

@@ -22,7 +22,8 @@ from springtide.corpus.near_duplicates import (
 )
 from springtide.corpus.pieces import Piece, without
 from springtide.corpus.sources import CorpusReader, Unit, open_source
-from springtide.corpus.tokenizer import UNSPLIT, Tokenizer, check_byte_counts, open_tokenizer, probe, tokenizer_file
+from springtide.corpus.tokenizer import UNSPLIT, Tokenizer, check_byte_counts, open_tokenizer, tokenizer_file
+from springtide.corpus.tokenizer_probe import checked_text, probe
 
 __all__ = [
     "BANDS",
@@ -46,6 +47,7 @@ __all__ = [
     "check_byte_counts",
     "check_clean",
     "check_pieces",
+    "checked_text",
     "clean",
     "clean_turns",
     "exact_signature",

@@ -177,8 +177,13 @@ class _Renderer:
         data = json.dumps(request, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
         limits = _Limits.for_request(len(data))
         with self._lock:
+            is_fresh = self._child is None
             found, status = self._exchange(data, 1 + len(renderings), limits)
-            if status not in (None, -signal.SIGPROF):  # not by a limit: for instance the kernel, short of memory
+            # it ended, and not by a limit: for instance by the kernel, short of memory
+            is_lost = status not in (None, -signal.SIGPROF)
+            # a rendering before it, of another template, may have left memory in pieces
+            is_short = status is None and "memory" in found[-1] and not is_fresh
+            if is_lost or is_short:
                 found, status = self._exchange(data, 1 + len(renderings), limits)
         if status == -signal.SIGPROF:
             found.append(_beyond(f"takes more than {limits.cpu_s:.3g} s of CPU time", "let it loop less often"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import posixpath
 import re
 from collections.abc import Collection, Iterator
@@ -23,6 +24,7 @@ from springtide.corpus import megatron, sample_chunks, token_arrays
 from springtide.corpus.documents import Broken, Document, Tokens, unreadable
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.store import Folder
+from springtide.store.local_files import stays_inside
 
 _KINDS = {".idx": "megatron", ".mds": "mds", ".npy": "array", ".bin": "array"}
 _PACKED = {".zstd": "zstd", ".zst": "zstd", ".gz": "gzip", ".bz2": "bz2"}
@@ -73,23 +75,23 @@ def with_indexes(folder: Folder, names: tuple[str, ...], has_all: bool) -> tuple
     """
     listed = set(names)
 
-    def is_there(name: str) -> bool:
-        return name in listed or (not has_all and folder.exists(name))
+    def is_there(name: str, beside: str) -> bool:
+        return name in listed or (not has_all and folder.exists(name) and _is_beside(folder, name, beside))
 
     found, beside = set(names), set[str]()
     for name in names:
         stem, suffix = posixpath.splitext(name)
         if suffix == ".idx":
             beside.add(data := megatron.data_name(name))
-            if not is_there(data):
+            if not is_there(data, name):
                 raise unreadable(folder.where(name), f"{data}, which holds its tokens, is not in the source")
-        elif suffix == ".bin" and is_there(f"{stem}.idx"):
+        elif suffix == ".bin" and is_there(f"{stem}.idx", name):
             beside.add(name)
             found.add(f"{stem}.idx")
     found -= beside
-    folders = {posixpath.dirname(name) for name in found if _kind(name) == "mds" or name.endswith(".bin")}
-    for name in sorted(posixpath.join(one, sample_chunks.INDEX) for one in folders):
-        index = sample_chunks.read_index(folder, name) if is_there(name) else {}
+    folders = {posixpath.dirname(name): name for name in sorted(found) if _kind(name) == "mds" or name.endswith(".bin")}
+    for name, member in sorted((posixpath.join(one, sample_chunks.INDEX), name) for one, name in folders.items()):
+        index = sample_chunks.read_index(folder, name) if is_there(name, member) else {}
         if index:
             _apply(folder, name, index, found, listed)
             beside.add(name)
@@ -100,6 +102,15 @@ def with_indexes(folder: Folder, names: tuple[str, ...], has_all: bool) -> tuple
                 folder.where(chunk), f"a chunk of litdata's without the {sample_chunks.INDEX} that lists it"
             )
     return tuple(sorted(found - beside)), tuple(sorted(beside))
+
+
+def _is_beside(folder: Folder, name: str, beside: str) -> bool:
+    """Return whether a file that a source does not name lies in its folder, or where the file that it belongs to really is:
+    what others made may link to any file of ours."""
+    if not folder.is_local:
+        return True
+    path, real = folder.where(name), posixpath.dirname(os.path.realpath(folder.where(beside)))
+    return stays_inside(path, folder.path) or posixpath.dirname(os.path.realpath(path)) == real
 
 
 def _apply(folder: Folder, name: str, index: dict[str, Any], found: set[str], listed: set[str]) -> None:

@@ -16,7 +16,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from springtide.config.data import END_OF_TEXT
 from springtide.corpus.patterns import PATTERNS
-from springtide.corpus.tokenizer_probe import check_bounds, parts_of, probe
+from springtide.corpus.tokenizer_probe import check_bounds, checked_text, parts_of
 from springtide.errors import ConfigError, CorpusError, explain
 from springtide.store import Folder
 
@@ -344,9 +344,7 @@ def open_tokenizer(
     if file is None:
         known = f"is neither 'bpe' nor 'bytes' nor '{_TIKTOKEN}NAME' nor a file"
         raise ConfigError(explain("corpus.tokenizer", kind, known, "give a tokenizer.json"))
-    text = Folder(file.parent).read(file.name).decode("utf-8", "replace")
-    probe(text, kind)
-    return Tokenizer.from_json(text, kind, end_of_text)
+    return Tokenizer.from_json(checked_text(Folder(file.parent).read(file.name), kind), kind, end_of_text)
 
 
 def tokenizer_file(kind: str) -> Path | None:

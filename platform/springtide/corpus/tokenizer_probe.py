@@ -10,7 +10,7 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 _TEXTS = (
@@ -19,18 +19,24 @@ _TEXTS = (
     " " * 300,
     "\u00e9t\u00e9 \u6f22\u5b57 \u0627\u0644 \U0001f30a",
 )
+MOST_BYTES, MOST_VALUES = 64 * 2**20, 2**22
+"""Bytes and values of the largest tokenizer.json. Those of Gemma 3 have 33 MB and 2 million."""
 _BYTES = 2 * 2**30
 _BYTES_PER_BYTE = 32
 """Memory for each byte of the file: loading takes about 20."""
 _SECONDS = 60
 """CPU time: a file of 33 MB loads in about 3 s."""
 _MOST_GROWTH = 64
-"""How many times as long the normalizer or the decoder may make a text. Known tokenizers reach 36."""
+"""How many times as long the steps before and after the model, or the decoder, may make a text. Known tokenizers reach 36."""
 _UNICODE_GROWTH = 18
 """NFKC and NFKD make 18 characters of U+FDFA; SentencePiece's maps have the same."""
+_MOST_PARTS = 256
+"""Most parts of a step: each reads the whole text."""
+_BETWEEN = {"CTC": "word_delimiter_token", "BPEDecoder": "suffix"}
+"""Decoder -> its text for which a space is put."""
 _MOST_PREPENDED, _MOST_MAPPED_BYTES, _MOST_TOKEN, _MOST_WORD, _MOST_SIZE = 64, 64, 2**16, 1000, 2**24
-"""Most characters that are put before a text, bytes that a map puts in place of a few, characters of a token, of a word of
-WordPiece (whose time grows with its cube) or of a token of Unigram (whose time grows with it), and ids."""
+"""Most characters that are put before a text or a word, bytes that a map puts in place of a few, characters of a token, of
+a word of WordPiece (whose time grows with its cube) or of a token of Unigram (whose time grows with it), and ids."""
 
 
 def probe(text: str, name: str) -> None:
@@ -65,6 +71,31 @@ def probe(text: str, name: str) -> None:
     raise CorpusError(explain("corpus.tokenizer", name, limit, "give another tokenizer.json"))
 
 
+def checked_text(data: bytes, name: str) -> str:
+    """Return the text of a tokenizer.json that anybody may have made.
+
+    Args:
+        data: content of the file.
+        name: of the file, for the error.
+
+    Raises:
+        CorpusError: it is too large, or as ``probe``.
+    """
+    from springtide.errors import CorpusError, explain
+    from springtide.store import most_values
+
+    remedy = "the file is damaged or hostile: give another tokenizer.json"
+    if len(data) > MOST_BYTES:
+        limit = f"has {len(data):,} bytes, and {MOST_BYTES:,} is the limit"
+        raise CorpusError(explain("corpus.tokenizer", name, limit, remedy))
+    if (values := most_values(data)) > MOST_VALUES:
+        limit = f"has {values:,} values of JSON, and {MOST_VALUES:,} is the limit"
+        raise CorpusError(explain("corpus.tokenizer", name, limit, remedy))
+    text = data.decode("utf-8", "replace")
+    probe(text, name)
+    return text
+
+
 def check_bounds(found: Any) -> None:
     """Check that a tokenizer cannot make a text much longer, or take very long for it.
 
@@ -74,11 +105,19 @@ def check_bounds(found: Any) -> None:
     Raises:
         CorpusError: it may.
     """
-    for step in ("normalizer", "decoder"):
+    growth = 1.0
+    for step in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
         part = getattr(found, step)
-        state = json.loads(part.__getstate__()) if part is not None else None
-        if (growth := _growth(step, state)) > _MOST_GROWTH:
+        parts = [*parts_of(json.loads(part.__getstate__()) if part is not None else None)]
+        if len(parts) > _MOST_PARTS:
+            raise _refused(f"its {step} has {len(parts):,} parts, and {_MOST_PARTS} is the limit")
+        # the first three follow each other when a text is encoded
+        growth = _growth(step, parts) * (1.0 if step == "decoder" else growth)
+        if growth > _MOST_GROWTH:
             raise _refused(f"its {step} may make a text {growth:,.0f} times as long, and {_MOST_GROWTH} is the limit")
+    for affix in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if (length := len(getattr(found.model, affix, None) or "")) > _MOST_PREPENDED:
+            raise _refused(f"has a {affix} of {length:,} characters, and {_MOST_PREPENDED} is the limit")
     tokens = found.get_vocab(with_added_tokens=True)
     most = _MOST_WORD if type(found.model).__name__ == "Unigram" else _MOST_TOKEN
     if (longest := max(map(len, tokens), default=0)) > most:
@@ -91,22 +130,35 @@ def check_bounds(found: Any) -> None:
         raise _refused("drops merges at random (dropout), so a text would have other ids each time")
 
 
-def _growth(step: str, state: Any) -> float:
+def _growth(step: str, parts: Sequence[dict[str, Any]]) -> float:
     """Return the most that the parts of a step may multiply the length of a text by."""
-    growth = unicode = 1.0
-    for part in parts_of(state):
+    growth, unicode, prepended, byte_levels = 1.0, 1.0, 0, 0
+    for part in parts:
         kind = part.get("type")
         if kind == "Replace":
             pattern, content = part["pattern"], len(part["content"])
             # a regular expression may match the empty text between any two characters
             growth *= max(1.0, content / max(1, len(pattern["String"])) if "String" in pattern else 1 + content)
-        elif kind == "Prepend" and len(part["prepend"]) > _MOST_PREPENDED:
-            raise _refused(f"its {step} puts {len(part['prepend']):,} characters before a text")
+        elif kind == "Prepend":
+            prepended += len(part["prepend"])
+        elif kind == "ByteLevel" and step in ("normalizer", "pre_tokenizer"):
+            byte_levels += 1
+        elif kind == "BertNormalizer" and part["handle_chinese_chars"]:
+            growth *= 3  # a space before and after each Chinese character
+        elif kind in _BETWEEN and not part[_BETWEEN[kind]]:
+            growth *= 3  # a space in place of the empty text, which is before and after each character
+        elif kind == "WordPiece" and step == "decoder":
+            growth *= 2  # a space before a token
+        elif kind == "TemplateProcessing":
+            growth *= max(1, sum("Sequence" in piece for piece in part["single"]))
         elif kind == "Precompiled" and (longest := _longest_mapped(part["precompiled_charsmap"])) > _MOST_MAPPED_BYTES:
             raise _refused(f"its {step} maps characters to {longest:,} bytes, and {_MOST_MAPPED_BYTES} is the limit")
         if kind in ("NFKC", "NFKD", "Precompiled"):
             unicode = _UNICODE_GROWTH  # once: the second one finds nothing to do
-    return growth * unicode
+    if prepended > _MOST_PREPENDED:
+        raise _refused(f"its {step} puts {prepended:,} characters before a text, and {_MOST_PREPENDED} is the limit")
+    # the first spells a character as up to four letters, and each further one spells each letter beyond ASCII as two
+    return growth * unicode * (4 * 2.0 ** (byte_levels - 1) if byte_levels > 1 else 1.0)
 
 
 def _longest_mapped(charsmap: str | None) -> int:
@@ -128,7 +180,7 @@ def parts_of(step: Any) -> Iterator[dict[str, Any]]:
     if isinstance(step, dict):
         if "type" in step:
             yield step
-        for key in ("normalizers", "pretokenizers", "decoders"):
+        for key in ("normalizers", "pretokenizers", "decoders", "processors"):
             for part in step.get(key, ()):
                 yield from parts_of(part)
 

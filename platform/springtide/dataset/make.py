@@ -23,6 +23,7 @@ from springtide.corpus import (
     changed_files,
     check_byte_counts,
     check_clean,
+    checked_text,
     open_source,
     open_tokenizer,
     tokenizer_file,
@@ -370,9 +371,8 @@ def open_dataset(url: str) -> tuple[Manifest, Tokenizer]:
     if (found := digest.of_bytes(data)) != manifest.tokenizer_digest:
         what = f"its bytes changed after sealing; digest expected {manifest.tokenizer_digest}, found {found}"
         raise CorpusError(f"{dataset.where(TOKENIZER)}: {what}; restore the file, or prepare the dataset again")
-    return manifest, Tokenizer.from_json(
-        data.decode("utf-8", "replace"), dataset.where(TOKENIZER), manifest.end_of_text
-    )
+    where = dataset.where(TOKENIZER)
+    return manifest, Tokenizer.from_json(checked_text(data, where), where, manifest.end_of_text)
 
 
 def rows_text(rows: np.ndarray, vocabulary: Tokenizer) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from springtide.corpus.tokenizer_probe import MOST_BYTES, MOST_VALUES
 from springtide.errors import ConfigError, explain
 from springtide.shards import TOKENIZER
 from springtide.store import Folder, most_values
@@ -13,8 +14,6 @@ CONFIG_BYTES = 2**20
 """Largest config.json and adapter_config.json."""
 SETTINGS_BYTES = 4 * 2**20
 """Largest tokenizer_config.json. Those of Gemma 3 have 1.2 MB: they list 6,000 unused tokens."""
-_TOKENIZER_BYTES, _TOKENIZER_VALUES = 64 * 2**20, 2**22
-"""Bytes and values of the largest tokenizer.json. Those of Gemma 3 have 33 MB and 2 million."""
 COPY = "the file is damaged or hostile: download it again"
 
 
@@ -34,8 +33,8 @@ def read_settings(folder: Folder, name: str, most_bytes: int = CONFIG_BYTES) -> 
 
 def read_tokenizer(folder: Folder) -> str:
     """Return the text of ``tokenizer.json``. Raises ConfigError as ``read_file`` and ``check_values``."""
-    data = read_file(folder, TOKENIZER, _TOKENIZER_BYTES)
-    check_values(data, folder.where(TOKENIZER), _TOKENIZER_VALUES)
+    data = read_file(folder, TOKENIZER, MOST_BYTES)
+    check_values(data, folder.where(TOKENIZER), MOST_VALUES)
     return data.decode("utf-8", "replace")
 
 

@@ -24,7 +24,8 @@ from springtide.checkpoint.validate import ITEM_BYTES
 from springtide.checkpoint.weights_only import PART_BYTES, write_weights
 from springtide.config.engine import ModelConfig
 from springtide.corpus.hub import pinned
-from springtide.corpus.tokenizer import Tokenizer, probe
+from springtide.corpus.tokenizer import Tokenizer
+from springtide.corpus.tokenizer_probe import probe
 from springtide.errors import ConfigError, explain, redacted
 from springtide.interop.families import Family
 from springtide.interop.hf_config import FILE, read_config

@@ -10,7 +10,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
-from collections.abc import Callable, Iterator
+import os
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,6 +179,33 @@ def read_authentication() -> None:
     raylet: Any = importlib.import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+class _WorkerPaths(list[str]):
+    """Folders that Ray puts before all others on the search path of a job's workers: without the current folder, unless this
+    process itself looks there before it looks at installed packages. Ray would add it always."""
+
+    def extend(self, paths: Iterable[str]) -> None:
+        """Add folders, which ``ray.init`` does."""
+        first = searched_first()
+        super().extend(one for one in paths if one in first)
+
+
+def searched_first() -> list[str]:
+    """Return the folders in which this process looks for modules before it looks at installed ones."""
+    found = [os.path.abspath(one) for one in sys.path]  # an empty entry is the current folder
+    installed = os.path.abspath(sysconfig.get_path("stdlib"))
+    return found[: found.index(installed)] if installed in found else found
+
+
+def keep_current_folder_out(job: Any) -> None:
+    """Have workers of a job import nothing from the current folder that the driver would not import from there: it may hold
+    files of a stranger.
+
+    Args:
+        job: a ``ray.job_config.JobConfig`` for ``ray.init``.
+    """
+    job._py_driver_sys_path = _WorkerPaths(job._py_driver_sys_path)
 
 
 def read_key(key: bytes) -> bytes | None:

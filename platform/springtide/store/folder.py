@@ -25,7 +25,7 @@ from springtide.errors import ConfigError, damaged, explain
 from springtide.store.errors import as_os_errors
 from springtide.store.full_disk import explain_full_disk, is_full
 from springtide.store.local_files import check_confined, read_range, regular_file, remove_old, unlink
-from springtide.store.plain_json import to_json
+from springtide.store.plain_json import most_values, to_json
 
 _T = TypeVar("_T")
 _TEMPORARY = ".tmp-"
@@ -36,6 +36,9 @@ _ONE_PUT_BYTES = 16 * 2**20
 _STREAM_BYTES = 2**20
 _WHOLE_BYTES = 256 * 2**20
 """Most bytes of a file that is read whole: manifests, indexes, journals, configs. A hostile one may be larger than memory."""
+
+_MOST_VALUES = 2**24
+"""Most values of JSON in a file. Parsed, ``{},`` takes 26 times the memory of its text."""
 
 
 class Folder:
@@ -122,6 +125,8 @@ class Folder:
     def read_json(self, name: str) -> Any:
         """Return the JSON value in ``name``. DamagedFile, a ValueError, if it is not JSON; else as ``read``."""
         data = self.read(name)
+        if len(data) > _MOST_VALUES and (found := most_values(data)) > _MOST_VALUES:
+            raise damaged(self.where(name), f"has {found:,} values of JSON, and {_MOST_VALUES:,} is the limit")
         try:
             return json.loads(data)
         except (ValueError, RecursionError) as error:

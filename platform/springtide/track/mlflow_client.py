@@ -138,7 +138,12 @@ def tag_text(value: object) -> str:
 
 def mark_of(folder: Folder) -> str:
     """Return a digest by which a run is found: MLflow's filters cannot escape a quote in a path."""
-    return hashlib.sha256(folder.url.encode()).hexdigest()[:32]
+    return digest_of_url(folder.url)
+
+
+def digest_of_url(url: str) -> str:
+    """Return the digest of a folder's URL."""
+    return hashlib.sha256(url.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 class SweepSink:

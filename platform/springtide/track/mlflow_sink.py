@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
+from springtide.config.inherit import is_named
 from springtide.errors import SpringtideError, printable, redacted
 from springtide.events import Evaluated, Event, Rejected, Saved, Started, StepDone, Stopped
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
@@ -30,6 +31,7 @@ from springtide.track.mlflow_client import (
     RUN_NOTE,
     Settings,
     client_of,
+    digest_of_url,
     experiment_of,
     log_batch,
     mark_of,
@@ -208,8 +210,10 @@ class MlflowSink:
         note = self._folder.read_as(RUN_FILE, RUN_NOTE)
         if note.folder not in ("", mark_of(self._folder)):
             first = client.get_run(note.run_id).data.tags.get(_RUN, "")
+            # who may write to the server may have changed the tag, and must not choose a host that is called
+            is_known = digest_of_url(first) == note.folder or is_named(first, self._folder.url)
             with contextlib.suppress(SpringtideError, OSError):  # it was moved, or is out of reach
-                if read_run_note(Folder(first)) == note.run_id:
+                if is_known and read_run_note(Folder(first)) == note.run_id:
                     _log.warning("%s is a copy of %s: it gets an MLflow run of its own", self._folder.url, first)
                     return ""
             write_run_note(self._folder, note.run_id, note.experiment_id)

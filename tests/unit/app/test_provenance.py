@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -69,6 +70,36 @@ def test_no_git_and_a_hostile_checkout_are_no_commit(
     assert not (tmp_path / "ran").exists()
     monkeypatch.setenv("PATH", str(tmp_path))
     assert origin_of(["springtide"], str(checkout)) == Origin("springtide")
+
+
+@pytest.mark.parametrize("name", ["x", "a=b", "a.b"])
+def test_a_filter_of_the_checkout_is_not_run(name: str, checkout: Path, tmp_path: Path) -> None:
+    """Git runs it on a file that looks changed, to tell whether it is."""
+    (checkout / ".gitattributes").write_text(f"* filter={name}\n")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-q", "-m", "two")
+    for kind in ("clean", "process"):
+        git(checkout, "config", f"filter.{name}.{kind}", f"touch {tmp_path}/ran; cat")
+    git(checkout, "config", f"filter.{name}.required", "true")
+    os.utime(checkout / "model.py", (0, 0))
+    assert not origin_of(["springtide"], str(checkout)).is_changed
+    (checkout / "model.py").write_text("one = 2\n")
+    assert origin_of(["springtide"], str(checkout)).is_changed
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_remote_of_the_checkout_is_called(checkout: Path, tmp_path: Path) -> None:
+    """Git asks the remote of a partial clone for objects that are missing, by a program that the config may name."""
+    git(checkout, "config", "remote.origin.url", str(tmp_path))
+    git(checkout, "config", "remote.origin.promisor", "true")
+    git(checkout, "config", "remote.origin.uploadpack", f"touch {tmp_path}/ran; false")
+    git(checkout, "config", "protocol.file.allow", "always")
+    git(checkout, "config", "core.repositoryformatversion", "1")
+    git(checkout, "config", "extensions.partialClone", "origin")
+    tree = git(checkout, "rev-parse", "HEAD^{tree}")
+    (checkout / ".git" / "objects" / tree[:2] / tree[2:]).unlink()
+    origin_of(["springtide"], str(checkout))
+    assert not (tmp_path / "ran").exists()
 
 
 def test_mlflow_gets_the_origin_under_its_own_names(tiny: Config, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 from springtide import config as configs
 from springtide.config import Bytes, Seconds, Tokens
 from springtide.config.fields import fields
+from springtide.config.files import parse
 from springtide.errors import ConfigError
 
 
@@ -226,3 +228,19 @@ def test_aliases_make_no_long_message(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a setting") as refused:
         configs.load_config(tmp_path / "it.yaml")
     assert len(str(refused.value)) < 25_000
+
+
+@pytest.mark.parametrize("number", ["0x" + "f" * 5000, "0" + "7" * 9000, "0b" + "1" * 20_000])
+def test_a_number_of_many_digits_is_a_bad_value(number: str) -> None:
+    """Python spells no number of more than 4,300 digits, and YAML reads them in other bases."""
+    with pytest.raises(ConfigError, match=r"train\.total = a number of [\d,]+ bits"):
+        parse(f"train:\n  total: {number}\n".encode())
+
+
+def test_many_unknown_settings_are_told_at_once() -> None:
+    """To look for a similar name took 3 ms for each: three minutes for 60,000."""
+    names = ", ".join(f"q{number}: 1" for number in range(20_000))
+    before_s = time.process_time()
+    with pytest.raises(ConfigError, match="and 19970 more"):
+        parse(f"stream: {{{names}}}\n".encode())
+    assert time.process_time() - before_s < 20

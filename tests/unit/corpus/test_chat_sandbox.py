@@ -275,6 +275,38 @@ def test_a_child_is_not_trusted(
     assert render(HONEST) == RENDERED
 
 
+SHORT_OF_MEMORY = """
+import json, struct, sys
+number = 0
+while head := sys.stdin.buffer.read(32):
+    request = json.loads(sys.stdin.buffer.read(struct.unpack("!QdQQ", head)[0]))
+    number += 1
+    is_short = number > 1 or request["template"] == "large"
+    texts = [{"memory": True} if is_short else {"text": "fine"} for _ in request["renderings"]]
+    for reply in [{"has_marks": False}, *texts]:
+        data = json.dumps(reply).encode()
+        sys.stdout.buffer.write(len(data).to_bytes(8, "big") + data)
+    sys.stdout.flush()
+"""
+"""A child whose memory is enough for its first request only, and never for one template."""
+
+
+def test_memory_that_an_earlier_chat_has_left_refuses_no_other(
+    renderer: chat_sandbox._Renderer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A rendering that runs short of memory in a used child is tried again in a new one."""
+    (tmp_path / "child.py").write_text(SHORT_OF_MEMORY)
+    with monkeypatch.context() as patched:
+        patched.setattr(chat_sandbox, "_PROGRAM", tmp_path / "child.py")
+        sandbox, large = Sandbox(HONEST), Sandbox("large")
+        for _ in range(3):
+            assert [*sandbox.render([Rendering(MESSAGES)], {})] == ["fine"]
+        with pytest.raises(BadChat, match="of memory"):
+            [*large.render([Rendering(MESSAGES)], {})]
+    assert renderer._child is None
+    assert render(HONEST) == RENDERED
+
+
 def test_threads_share_a_child(renderer: chat_sandbox._Renderer) -> None:
     found: dict[int, list[str]] = {}
 

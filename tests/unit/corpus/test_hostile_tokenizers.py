@@ -6,6 +6,7 @@ import base64
 import gzip
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,12 @@ import pytest
 
 from springtide.app.prepare import prepare
 from springtide.config import Config
-from springtide.corpus import UNSPLIT, Tokenizer, open_tokenizer, probe
+from springtide.corpus import UNSPLIT, Tokenizer, open_tokenizer, probe, tokenizer_probe
 from springtide.corpus.tokenizer import train_bpe
+from springtide.dataset import open_dataset
 from springtide.errors import CorpusError
-from springtide.shards import load_manifest
-from springtide.store import Folder
+from springtide.shards import load_manifest, write_manifest
+from springtide.store import Folder, digest
 
 CATASTROPHE = "a" * 26 + "!"
 """What ``(a+)+$`` gives up on."""
@@ -84,6 +86,50 @@ def test_replacements_that_lengthen_are_refused(normalizer: dict[str, Any], grow
         Tokenizer.from_json(_with(normalizer=normalizer))
 
 
+def _times(kind: str, times: int, part: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", kind: [part] * times}
+
+
+_BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+_BERT = {"type": "BertNormalizer", "clean_text": False, "strip_accents": False, "lowercase": False}
+_BERT |= {"handle_chinese_chars": True}
+_TEXT = {"Sequence": {"id": "A", "type_id": 0}}
+_TEMPLATE = {
+    "type": "TemplateProcessing",
+    "pair": [_TEXT, {"Sequence": {"id": "B", "type_id": 0}}],
+    "special_tokens": {},
+}
+_CTC = {"type": "CTC", "pad_token": "?", "word_delimiter_token": "", "cleanup": True}
+
+
+@pytest.mark.parametrize(
+    ("step", "part", "growth"),
+    [
+        ("pre_tokenizer", _times("pretokenizers", 14, _BYTES), "32,768"),
+        ("normalizer", _times("normalizers", 12, _BYTES), "8,192"),
+        ("normalizer", _times("normalizers", 50, _BERT), r"[\d,]+"),
+        ("decoder", _times("decoders", 12, _CTC), "531,441"),
+        ("decoder", _times("decoders", 12, {"type": "BPEDecoder", "suffix": ""}), "531,441"),
+        ("decoder", _times("decoders", 20, {"type": "WordPiece", "prefix": "??", "cleanup": False}), "1,048,576"),
+        ("post_processor", _TEMPLATE | {"single": [_TEXT] * 1000}, "1,000"),
+        ("post_processor", _times("processors", 7, _TEMPLATE | {"single": [_TEXT] * 2}), "128"),
+    ],
+)
+def test_every_step_that_lengthens_is_refused(step: str, part: dict[str, Any], growth: str) -> None:
+    """Each of these took gigabytes for a text of a thousand characters, or may with a few parts more."""
+    with pytest.raises(CorpusError, match=f"its {step} may make a text {growth} times as long"):
+        Tokenizer.from_json(_with(**{step: part}))
+
+
+def test_growth_adds_up_over_the_steps() -> None:
+    """Each of the two steps is within the limit."""
+    steps = {"normalizer": _replace("a" * 9, 1, String="a"), "post_processor": _TEMPLATE | {"single": [_TEXT] * 9}}
+    for step, part in steps.items():
+        Tokenizer.from_json(_with(**{step: part}))
+    with pytest.raises(CorpusError, match="its post_processor may make a text 81 times as long"):
+        Tokenizer.from_json(_with(**steps))
+
+
 def test_other_parts_have_bounds() -> None:
     """Each of these aborted the process, or took more than a minute for a small text."""
     charsmap = base64.b64encode(bytes(4) + b"z" * 100_000 + b"\0").decode()
@@ -94,6 +140,14 @@ def test_other_parts_have_bounds() -> None:
     far = {"type": "BPE", "vocab": {"a": 0, "b": 2**32 - 1}, "merges": []}
     for problem, parts in {
         "puts 1,000,000 characters before a text": {"normalizer": {"type": "Prepend", "prepend": "b" * 1_000_000}},
+        "puts 120 characters before a text": {
+            "normalizer": _times("normalizers", 2, {"type": "Prepend", "prepend": "b" * 60})
+        },
+        "its normalizer has 257 parts": {"normalizer": _times("normalizers", 256, {"type": "NFC"})},
+        "a continuing_subword_prefix of 1,000,000 characters": {
+            "model": {**word_piece, "max_input_chars_per_word": 9, "continuing_subword_prefix": "b" * 1_000_000},
+            "added_tokens": ends,
+        },
         "maps characters to 100,000 bytes": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": charsmap}},
         "max_input_chars_per_word = 1,000,000,000": {
             "model": {**word_piece, "max_input_chars_per_word": 10**9},
@@ -121,8 +175,25 @@ def test_usual_replacements_pass() -> None:
         _replace("\u2581", 3, String=" "),
         _replace(" ", 2, Regex=" {2,}"),
         {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u2581"}, {"type": "NFKC"}]},
+        {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "ByteLevel"}]},
+        _BERT,
     ):
         assert Tokenizer.from_json(_with(normalizer=normalizer)).size == size
+
+
+def test_usual_decoders_and_templates_pass() -> None:
+    """Those of Llama 2 and 3, BERT, GPT and wav2vec."""
+    begin = {"SpecialToken": {"id": "!", "type_id": 0}}
+    template = _TEMPLATE | {"single": [begin, _TEXT], "special_tokens": {"!": {"id": "!", "ids": [1], "tokens": ["!"]}}}
+    for parts in (
+        {"post_processor": _times("processors", 1, _BYTES) | {"processors": [_BYTES, template]}},
+        {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}},
+        {"decoder": {"type": "BPEDecoder", "suffix": "</w>"}},
+        {"decoder": _CTC | {"word_delimiter_token": "|"}},
+        {"decoder": _times("decoders", 1, {"type": "ByteFallback"}) | {"decoders": [{"type": "ByteFallback"}, _BYTES]}},
+        {"pre_tokenizer": _BYTES, "decoder": _BYTES},
+    ):
+        Tokenizer.from_json(_with(**parts))
 
 
 def test_a_file_is_probed_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -134,6 +205,31 @@ def test_a_file_is_probed_in_a_process_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"evil\.json"):
         open_tokenizer(str(tmp_path / "evil.json"), [], 300)
     probe(_with(), "fine.json")
+
+
+def test_large_files_are_refused_before_they_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 MiB of ``{},`` took gigabytes."""
+    (tmp_path / "many.json").write_bytes(b"[" + b"{}," * 2**22 + b"{}]")
+    (tmp_path / "long.json").write_text(_with())
+    with pytest.raises(CorpusError, match=r"many\.json.*values of JSON, and 4,194,304 is the limit"):
+        open_tokenizer(str(tmp_path / "many.json"), [], 300)
+    monkeypatch.setattr(tokenizer_probe, "MOST_BYTES", 1000)
+    with pytest.raises(CorpusError, match=r"long\.json.* bytes, and 1,000 is the limit"):
+        open_tokenizer(str(tmp_path / "long.json"), [], 300)
+
+
+def test_the_tokenizer_of_a_dataset_is_probed(tiny: Config, tmp_path: Path) -> None:
+    """This one ends the process that loads it: its added token is normalized at once."""
+    dataset = Folder(shutil.copytree(tiny.shards.dataset, tmp_path / "data"))
+    spec = json.loads(dataset.read("tokenizer.json"))
+    added = {**spec["added_tokens"][0], "id": 300, "content": "a", "special": False, "normalized": True}
+    spec |= {"normalizer": _replace("a" * 100, 8, String="a"), "added_tokens": [*spec["added_tokens"], added]}
+    text = json.dumps(spec)
+    dataset.write("tokenizer.json", text)
+    sealed = load_manifest(dataset).model_copy(update={"tokenizer_digest": digest.of_bytes(text.encode())})
+    write_manifest(dataset, sealed)
+    with pytest.raises(CorpusError, match="a process that loaded it and encoded a few texts ended with signal"):
+        open_dataset(dataset.url)
 
 
 def test_a_long_word_does_not_hold_up_training() -> None:

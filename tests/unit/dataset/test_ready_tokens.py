@@ -144,6 +144,22 @@ def _edit_index(folder: Path, *path: str | int, value: Any) -> None:
     (folder / "index.json").write_text(json.dumps(index))
 
 
+def test_data_of_an_index_is_not_read_through_a_link_out_of_its_folder(made: Made, tmp_path: Path) -> None:
+    """A file or a glob names the index alone. Links to files of one folder, both of one's own, are read."""
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    for folder in (theirs, mine):
+        folder.mkdir()
+    token_files.megatron(mine, made.ids, name="x")
+    (theirs / "x.idx").write_bytes((mine / "x.idx").read_bytes())
+    (theirs / "x.bin").symlink_to(mine / "x.bin")
+    for source in ("*.idx", "x.idx"):
+        with pytest.raises(CorpusError, match=r"x\.bin, which holds its tokens, is not in the source"):
+            open_source(str(theirs / source))
+    (theirs / "x.idx").unlink()
+    (theirs / "x.idx").symlink_to(mine / "x.idx")
+    assert open_source(str(theirs / "x.idx")).beside == ("x.bin",)
+
+
 IDX, BIN, MDS, CHUNK = "a_text_document.idx", "a_text_document.bin", "shard.00000.mds", "chunk-0-0.bin"
 HOSTILE: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "another magic": ("megatron", lambda at: _edit(at / IDX, 0, b"TNTIDX"), f"{IDX}.*header: it begins with"),

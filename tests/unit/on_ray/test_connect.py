@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +15,7 @@ from ray._private import utils
 from ray.exceptions import AuthenticationError, RpcError
 
 from springtide.errors import ConfigError
-from springtide.on_ray.cluster import connect
+from springtide.on_ray.cluster import connect, session
 
 
 @pytest.fixture
@@ -94,3 +97,17 @@ def test_another_server_at_the_address_is_no_ray(listening: str, monkeypatch: py
     monkeypatch.setattr(connect, "GcsClient", time_out)
     with pytest.raises(ConnectionError, match=r"no Ray cluster of this version \(Timed out.*HOST:PORT"):
         connect.connect(listening)
+
+
+def test_rays_processes_import_nothing_from_the_current_folder_unless_this_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of Ray's dashboard is started as ``python -c``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    with session._safe_path():
+        assert os.environ["PYTHONSAFEPATH"] == "1"
+    assert "PYTHONSAFEPATH" not in os.environ
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    with session._safe_path():
+        assert "PYTHONSAFEPATH" not in os.environ

@@ -10,11 +10,13 @@ import importlib
 import inspect
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from ray.job_config import JobConfig
 from ray.train import ScalingConfig
 from ray.train.torch import TorchTrainer
 from ray.tune.schedulers import PopulationBasedTraining
@@ -125,6 +127,20 @@ def test_what_we_replace_is_there() -> None:
 
     assert hasattr(runtime_context, "_runtime_context")
     assert hasattr(worker_group, "SynchronizationActor")
+
+
+def test_ray_extends_the_paths_of_a_job_which_is_where_we_leave_out_the_current_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = JobConfig()
+    private.keep_current_folder_out(job)
+    monkeypatch.chdir(tmp_path)
+    for path, kept in ((sys.path, False), ([*sys.path, str(tmp_path)], False), (["", *sys.path], True)):
+        job._py_driver_sys_path.clear()
+        monkeypatch.setattr(sys, "path", path)
+        job._py_driver_sys_path.extend([str(tmp_path)])
+        assert bool(job._py_driver_sys_path) == kept
+    assert "job_config._py_driver_sys_path.extend(code_paths)" in inspect.getsource(ray._private.worker)
 
 
 def test_a_request_of_resources_asks_its_config_for_the_label_of_each_worker() -> None:

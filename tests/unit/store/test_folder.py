@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from springtide.errors import ConfigError, DamagedFile
@@ -155,6 +156,15 @@ def test_a_file_that_is_larger_than_memory_is_refused_before_it_is_read(tmp_path
         Folder(tmp_path).read_json("it.json")
     assert Folder(tmp_path).read_range("it.json", 2**40 - 2, 2**62) == bytes(2)
     assert Folder(tmp_path).read_range("it.json", 2**70, 2**71) == b""
+
+
+def test_json_of_too_many_values_is_damaged(tmp_path: Path) -> None:
+    """``{},`` takes 26 times its text once it is parsed: 200 MiB of it took 5 GiB."""
+    (tmp_path / "it.json").write_bytes(b"[" + b"{}," * 2**23 + b"{}]")
+    before_bytes = psutil.Process().memory_info().rss
+    with pytest.raises(DamagedFile, match=r"it\.json: has 16,777,219 values of JSON, and 16,777,216 is the limit"):
+        Folder(tmp_path).read_json("it.json")
+    assert psutil.Process().memory_info().rss < before_bytes + 2**28
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000, b"9" * 10_000], ids=lambda data: str(data[:5]))

@@ -128,6 +128,30 @@ def test_a_run_that_is_moved_keeps_its_mlflow_run_and_a_copy_gets_one_of_its_own
     assert history(uri, moved, "train/loss")[2:] == [(3, 9.0)]
 
 
+def test_a_server_does_not_choose_what_is_opened(
+    config: Config, uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The tag with the folder of an MLflow run may have been changed by others: no URL on another host is opened for it, but
+    for one that the folder's own note belongs to."""
+    from mlflow import MlflowClient
+
+    run, copy, other = Folder(tmp_path / "a"), Folder(tmp_path / "b"), Folder(f"memory://{tmp_path.name}/elsewhere")
+    send(config, run, uri, [], [step(1)])
+    shutil.copytree(run.path, copy.path)
+    other.write(RUN_FILE, run.read(RUN_FILE))
+    run_id = read_run_note(run)
+    MlflowClient(uri).set_tag(run_id, "springtide.run", other.url)
+    send(config, copy, uri, [step(1)], [step(2)])
+    assert "is a copy of" not in caplog.text
+    assert read_run_note(copy) == run_id
+
+    MlflowClient(uri).set_tag(run_id, "springtide.run", other.url)
+    write_run_note(other, run_id, "1")
+    copy.write(RUN_FILE, other.read(RUN_FILE))
+    send(config, copy, uri, [step(1), step(2)], [step(3)])
+    assert f"{copy.url} is a copy of {other.url}" in caplog.text
+
+
 def test_a_quote_in_a_path_hides_no_run(
     config: Config, uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

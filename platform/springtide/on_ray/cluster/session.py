@@ -28,7 +28,9 @@ from springtide.on_ray._ray_private import (
     SUPPORTED,
     is_supported,
     is_token_auth_enabled,
+    keep_current_folder_out,
     read_authentication,
+    searched_first,
     stay_on_loopback,
 )
 from springtide.on_ray.cluster import reaper
@@ -42,6 +44,7 @@ _WITHOUT_BF16 = ("K80", "P100", "P4", "V100", "T4")
 """Devices older than Ampere: they emulate bf16, slower than fp32."""
 _WITHOUT_FP8 = (*_WITHOUT_BF16, "A100", "A100-40G", "A100-80G", "A10G", "A10", "A6000")
 """Those and Ampere: they have no products of 8 bits."""
+_SAFE_PATH = "PYTHONSAFEPATH"
 _RAY_FOLDER = "RAY_TMPDIR"
 _PREFIX = "springtide-ray-"
 _STORE_BYTES = 512 * 2**20
@@ -98,7 +101,10 @@ def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, st
     set_environment()
     quiet: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     if _SUBMITTED not in os.environ:  # a submitted job has the metadata that it was submitted with
-        quiet["job_config"] = JobConfig(metadata=dict(metadata or job_metadata(config)))
+        quiet["job_config"] = job = JobConfig(metadata=dict(metadata or job_metadata(config)))
+        is_elsewhere = "RAY_ADDRESS" in os.environ  # workers there start in another folder than this process
+        if not (is_elsewhere and config.needs_trust | config.prepare_sources):
+            keep_current_folder_out(job)
     if ray.is_initialized():
         yield ""
     elif address := os.environ.get("RAY_ADDRESS"):
@@ -109,20 +115,34 @@ def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, st
             ray.shutdown()
     else:
         with private_folder() as folder, private_network(folder):
-            context = ray.init(
-                address="local",
-                num_cpus=max(
-                    os.cpu_count() or 1, round(config.elastic.max_workers * config.elastic.cpus_per_worker + 0.5)
-                ),
-                include_dashboard=dashboard,
-                object_store_memory=_STORE_BYTES,
-                _temp_dir=files_of_ray(folder),
-                **quiet,
-            )
+            cpus = round(config.elastic.max_workers * config.elastic.cpus_per_worker + 0.5)
+            with _safe_path():
+                context = ray.init(
+                    address="local",
+                    num_cpus=max(os.cpu_count() or 1, cpus),
+                    include_dashboard=dashboard,
+                    object_store_memory=_STORE_BYTES,
+                    _temp_dir=files_of_ray(folder),
+                    **quiet,
+                )
             try:
                 yield context.dashboard_url or ""
             finally:
                 ray.shutdown()
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Have the processes that Ray starts in the block import nothing from the current folder, unless this process does: a part
+    of Ray's dashboard is started as ``python -c``."""
+    if os.getcwd() in searched_first() or _SAFE_PATH in os.environ:
+        yield
+        return
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_SAFE_PATH]
 
 
 @contextlib.contextmanager
