@@ -37,6 +37,7 @@ lint: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python tests/architecture/long_code.py
 
 bench: .venv/.ready .venv-peers
 	$(BIN)/python benchmarks/step_overhead.py
