@@ -7,12 +7,12 @@ DEMO_ROOT ?= runs
 # modules are compiled once, not in each of the hundreds of processes of a run of the tests
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test long flaky soak lint bench commands drills sweeps slurm screenshots gpu gpus gpu-wheels clean
+.PHONY: demo test long flaky soak check bench commands drills sweeps slurm screenshots gpu gpus gpu-wheels clean
 
 demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
 
-test: .venv/.ready lint
+test: .venv/.ready check
 	$(BIN)/python -m pytest -n 2 tests/architecture tests/unit tests/distributed tests/benchmarks
 	$(BIN)/python -m pytest tests/elastic
 
@@ -33,10 +33,12 @@ soak: .venv/.ready
 	$(BIN)/python tests/programs/store_away.py 600
 	$(BIN)/python tests/programs/lost_head.py 120
 
-lint: .venv/.ready
+# what needs no process and no minute: style, types, and who may import whom
+check: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/architecture/test_layers.py
 	$(BIN)/python tests/architecture/long_code.py
 
 bench: .venv/.ready .venv-peers
