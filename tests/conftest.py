@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import process_guard
 import pytest
 import s3_server
 import second_try
@@ -45,8 +46,9 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give tests of real processes a second try."""
-    config.pluginmanager.register(second_try, "second_try")
+    """Register the plugins that lie beside this file."""
+    for name, plugin in (("process_guard", process_guard), ("second_try", second_try)):
+        config.pluginmanager.register(plugin, name)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.processes  # a second try: on busy cores one run in twenty still plays a schedule otherwise
+# a second try: on busy cores one run in twenty still plays a schedule otherwise
+pytestmark = [pytest.mark.processes, pytest.mark.second_try]
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
 

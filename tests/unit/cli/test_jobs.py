@@ -32,6 +32,8 @@ from springtide.errors import (
 )
 from springtide.on_ray.cluster.upload import upload_of
 
+pytestmark = pytest.mark.processes
+
 REPOSITORY = Path(__file__).parents[3]
 COMMANDS = {
     "train": ["train"],
