@@ -16,6 +16,7 @@ import process_guard
 import pytest
 import s3_server
 import second_try
+import times
 from hypothesis import settings
 
 # every machine the same: a token of this test run, not of the user's home, no reports to anyone, no server retries that take
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugins that lie beside this file."""
-    for name, plugin in (("process_guard", process_guard), ("second_try", second_try)):
+    for name, plugin in (("process_guard", process_guard), ("second_try", second_try), ("times", times.Times())):
         config.pluginmanager.register(plugin, name)
 
 
