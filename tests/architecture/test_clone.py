@@ -38,7 +38,7 @@ def test_the_readme_names_the_two_commands() -> None:
 
 
 def test_what_the_demo_and_the_tests_leave_in_a_clone_is_ignored_and_changes_no_rule(tmp_path: Path) -> None:
-    left = ["runs/run/config.yaml", "datasets/it/manifest.json", "mlruns/0/meta.yaml", ".flaky/it/round-01/result.json"]
+    left = ["runs/run/config.yaml", "datasets/it/manifest.json", "mlruns/0/meta.yaml", ".long/it/round-01/result.json"]
     ignored = subprocess.run(
         ["git", "check-ignore", *left], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
