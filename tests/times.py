@@ -1,8 +1,8 @@
 """Wall and CPU seconds by folder, and the slowest tests, printed at the end of a run. A time never fails a run.
 
 CPU seconds are those of the process that runs the test and of the children that it has waited for. A child that outlives its
-test counts for the test during which it ends. Children of others do not count: Ray's workers, and gloo ranks, which
-multiprocessing's forkserver starts. Each phase's report carries its CPU seconds as a user property, which pytest-xdist passes on.
+test counts for the test during which it ends. Children of other processes do not count: Ray's workers, and gloo ranks, which a
+forkserver starts. Each phase's report carries its CPU seconds as a user property, which pytest-xdist passes on.
 """
 
 from __future__ import annotations
