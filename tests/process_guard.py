@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-EVENTS = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system")
+EVENTS = frozenset(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.exec", "os.system"))
 MARKS = ("processes", "distributed", "cluster")
 FOLDERS = ("distributed", "elastic", "benchmarks")
 """Below ``tests``."""
@@ -47,7 +47,12 @@ class Guard:
             return
         self._is_installed = True
         platform.processor()  # starts uname once per process, for whoever asks first
-        sys.addaudithook(self._on_event)
+
+        def on_event(event: str, arguments: tuple[object, ...]) -> None:
+            if event in EVENTS:  # thousands of other events a second come here
+                self._record(event, str(arguments[1] if len(arguments) > 1 else "")[:200])
+
+        sys.addaudithook(on_event)
         start = multiprocessing.process.BaseProcess.start
 
         def watched(process: multiprocessing.process.BaseProcess) -> None:
@@ -74,10 +79,6 @@ class Guard:
                 "this test starts processes, but is not marked with pytest.mark.processes:\n" + "\n".join(started),
                 pytrace=False,
             )
-
-    def _on_event(self, event: str, arguments: tuple[object, ...]) -> None:
-        if event in EVENTS:
-            self._record(event, str(arguments[1] if len(arguments) > 1 else "")[:200])
 
     def _record(self, event: str, what: str) -> None:
         if not self._watches or os.getpid() != self._pid:  # a forked child is on its own
