@@ -72,6 +72,7 @@ def test_every_stage_ends_without_a_gpu_and_says_what_it_skipped(tmp_path: Path)
     assert out.read_text() == before
 
 
+@pytest.mark.processes
 @pytest.mark.full
 @pytest.mark.slow
 def test_several_gpus_are_one_page_on_two_cpus(tmp_path: Path) -> None:
