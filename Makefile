@@ -13,8 +13,8 @@ demo: .venv/.ready
 	$(BIN)/springtide train --recipe demo --run.root $(DEMO_ROOT) --demo
 
 test: .venv/.ready check
-	$(BIN)/python -m pytest -n 2 tests/architecture tests/unit tests/distributed tests/benchmarks
-	$(BIN)/python -m pytest tests/elastic
+	$(BIN)/python -m pytest --times -n 2 tests/architecture tests/unit tests/distributed tests/benchmarks
+	$(BIN)/python -m pytest --times tests/elastic
 
 # what is too long for `make test`, an hour at most each: `make long` lists the subjects, `make long SUBJECT=drills` runs one
 long: .venv/.ready

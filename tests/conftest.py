@@ -48,13 +48,16 @@ if TYPE_CHECKING:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugins that lie beside this file."""
-    for name, plugin in (("process_guard", process_guard), ("second_try", second_try), ("times", times.Times())):
-        config.pluginmanager.register(plugin, name)
+    for plugin in (process_guard, second_try):
+        config.pluginmanager.register(plugin, plugin.__name__)
+    if config.getoption("--times"):
+        config.pluginmanager.register(times.Times(), "times")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--full``."""
+    """``--full`` and ``--times``."""
     parser.addoption("--full", action="store_true", help="run what is too long for every day, too")
+    parser.addoption("--times", action="store_true", help="print seconds by folder and the slowest tests")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

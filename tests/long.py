@@ -57,7 +57,7 @@ class Subject:
 
 def pytest(name: str, *options: str, needs: tuple[str, ...] = ()) -> Step:
     """Return a step that runs tests, those marked ``full`` included."""
-    return Step(name, (sys.executable, "-m", "pytest", "--full", *options), needs=needs)
+    return Step(name, (sys.executable, "-m", "pytest", "--full", "--times", *options), needs=needs)
 
 
 def program(name: str, *command: str, needs: tuple[str, ...] = ()) -> Step:

@@ -1,4 +1,4 @@
-"""Wall and CPU seconds by folder, and the slowest tests, printed at the end of a run. A time never fails a run.
+"""Wall and CPU seconds by folder, and the slowest tests, printed at the end of a run with ``--times``. No time fails a run.
 
 CPU seconds are those of the process that runs the test and of the children that it has waited for. A child that outlives its
 test counts for the test during which it ends. Children of other processes do not count: Ray's workers, and gloo ranks, which a
