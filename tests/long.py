@@ -28,6 +28,8 @@ RESULTS = REPOSITORY / ".long"
 PROGRAMS = "tests/programs"
 TAIL_LINES = 30
 """Printed of a step that failed."""
+UNFINISHED = 2
+"""Exit status if no step failed and some did not start."""
 PATIENCE = 3.0
 """A step is stopped after this many times the minutes of its subject."""
 
@@ -268,7 +270,7 @@ def run_step(step: Step, log: Path, limit_s: float) -> str:
 
 
 def run(subject: Subject, state: State, minutes: float) -> int:
-    """Run the steps that have not passed yet, then print the table; returns the exit status."""
+    """Run the steps that have not passed yet, then print the table; returns the exit status: 1 if a step failed."""
     begin_s = time.monotonic()
     rows: list[tuple[str, float, str]] = []
     status = 0
@@ -281,6 +283,7 @@ def run(subject: Subject, state: State, minutes: float) -> int:
                 rows.append((step.name, 0.0, f"skipped: needs {', '.join(lacking)}"))
             elif time.monotonic() - begin_s > 60 * minutes:
                 rows.append((step.name, 0.0, "not started: call again"))
+                status = status or UNFINISHED
             else:
                 log, start_s = state.folder / f"{step.name}.log", time.monotonic()
                 print(f"{step.name}: {log}", flush=True)
