@@ -148,7 +148,7 @@ SUBJECTS = {
         (pytest("slurm", "tests/elastic/test_slurm.py", needs=SLURM),),
     ),
     "monitoring": Subject(
-        10,
+        5,
         "dashboard and alert rules, the report in a browser, the pictures of docs/how-to/monitor.md",
         (
             pytest("metrics", "tests/unit/track/test_prometheus.py"),
@@ -158,7 +158,7 @@ SUBJECTS = {
         ),
     ),
     "postgresql": Subject(
-        10,
+        5,
         "MLflow on PostgreSQL through outages and restarts",
         (pytest("mlflow", "tests/unit/track/test_mlflow_server.py", needs=("PostgreSQL",)),),
     ),
@@ -203,7 +203,7 @@ SUBJECTS = {
         ),
     ),
     "golden": Subject(
-        15,
+        10,
         "runs, datasets and a sweep of an earlier commit open, verify, export and resume",
         (
             pytest("local", "tests/unit/golden"),
