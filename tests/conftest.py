@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import process_guard
 import pytest
 import s3_server
 import second_try
+import times
 from hypothesis import settings
 
 # every machine the same: a token of this test run, not of the user's home, no reports to anyone, no server retries that take
@@ -45,13 +47,17 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give tests of real processes a second try."""
-    config.pluginmanager.register(second_try, "second_try")
+    """Register the plugins that lie beside this file."""
+    for plugin in (process_guard, second_try):
+        config.pluginmanager.register(plugin, plugin.__name__)
+    if config.getoption("--times"):
+        config.pluginmanager.register(times.Times(), "times")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--full``."""
+    """``--full`` and ``--times``."""
     parser.addoption("--full", action="store_true", help="run what is too long for every day, too")
+    parser.addoption("--times", action="store_true", help="print seconds by folder and the slowest tests")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,11 +1,11 @@
-"""``make flaky``: which tests of real processes fail now and then, found by running them ten times on busy cores.
+"""``make long SUBJECT=repeated``: find tests of real processes that fail now and then, by ten rounds on busy cores.
 
 Both parts of ``make test`` run at once: each is the other's load, three tests on two cores, which delays every process at
 moments of its own. When one part has ended, busy processes at nice 5 take its place. No test has a second try, and no failure
-stops a round. A part writes its result down when it ends, below ``.flaky/`` and the name of the commit; called again for the
-same commit this goes on with the parts that are missing. Ctrl-C ends all that it started.
+stops a round. A part writes its result when it ends, below ``.long/`` and the name of the commit; called again for the
+same commit this runs the parts that are missing. Ctrl-C ends all that it started.
 
-    python tests/flaky.py [--rounds 10] [--nice 5] [--limit 7200: of a round, s] [-- TESTS OR OPTIONS OF PYTEST]
+    python tests/flaky.py [--rounds 10 | --round N] [--nice 5] [--limit 7200: of a round, s] [-- TESTS OR OPTIONS OF PYTEST]
 """
 
 from __future__ import annotations
@@ -143,9 +143,10 @@ def main() -> None:
     """Run what is missing, and show all there is."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--round", type=int, help="run this round alone")
     parser.add_argument("--nice", type=int, default=5)
     parser.add_argument("--limit", type=float, default=7200.0)
-    parser.add_argument("--results", type=Path, default=REPOSITORY / ".flaky")
+    parser.add_argument("--results", type=Path, default=REPOSITORY / ".long")
     parser.add_argument("options", nargs="*", help="tests or options of pytest, instead of all tests of real processes")
     options = parser.parse_args()
     parts = {"tests": options.options} if options.options else PARTS
@@ -155,14 +156,14 @@ def main() -> None:
         signal.signal(one, signal.default_int_handler)
     rounds: list[dict[str, str]] = []
     try:
-        for number in range(1, options.rounds + 1):
+        for number in [options.round] if options.round else range(1, options.rounds + 1):
             folder, begin = results / f"round-{number:02d}", time.monotonic()
             found = play(parts, folder, options.nice, options.limit)
             failed, took = list(found.values()).count("failed"), (time.monotonic() - begin) / 60
             print(f"round {number}: {failed} of {len(found)} tests failed, {took:.0f} min, {folder}", flush=True)
             rounds.append(found)
     except KeyboardInterrupt:
-        print(f"stopped in round {len(rounds) + 1}: the next call goes on there", file=sys.stderr)
+        print(f"stopped after {len(rounds)} rounds: the next call resumes there", file=sys.stderr)
         show(rounds)
         sys.exit(130)
     sys.exit(bool(show(rounds)))

@@ -1,27 +1,22 @@
-"""A second try for tests of real processes, and what passed only then.
+"""A second try for tests whose processes share two cores with everything else, and a list of what passed only then.
 
-Such a test shares two cores with whatever else runs on the machine. One that fails is tried once more; that it passed only then
-is said at the end of the run, and more than ``MOST_FLAKY`` of them fail the run: a suite that needs luck is broken.
+A test in ``process_guard.FOLDERS``, or marked ``second_try``, is tried once more if it fails. Tests that pass only then are
+listed at the end of the run, and more than ``MOST_FLAKY`` of them fail the run: a suite that needs luck is broken. No new test
+gets the mark: find the race instead.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from process_guard import in_folders
 
-FOLDERS = ("distributed", "elastic", "benchmarks")
-"""Below ``tests``; what lies in them is marked ``processes``."""
 MOST_FLAKY = 2
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what lies in ``FOLDERS``, and give all that is marked a second try."""
-    here = Path(__file__).parent
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests their second try."""
     for item in items:
-        if item.path.is_relative_to(here) and item.path.relative_to(here).parts[0] in FOLDERS:
-            item.add_marker("processes")
-        if item.get_closest_marker("processes"):
+        if in_folders(item) or item.get_closest_marker("second_try"):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
@@ -47,7 +42,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         allowed = (
             "that is too many: the run fails" if len(found) > MOST_FLAKY else f"up to {MOST_FLAKY} do not fail the run"
         )
-        terminalreporter.line(f"{len(found)} passed at the second try only; {allowed}. Find the race: make flaky")
+        terminalreporter.line(
+            f"{len(found)} passed at the second try only; {allowed}. Find the race: make long SUBJECT=repeated"
+        )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,14 +110,13 @@ PURE: dict[str, tuple[str, ...]] = {
 }
 """Package whose values depend on its arguments alone -> its files at the edge, which may use files, clocks and processes."""
 
-MAX_FILE_LINES = 400
-MAX_FUNCTION_LINES = 60
 
-
-def sources(package: Path) -> Iterator[tuple[str, ast.Module]]:
-    """(path below the package, syntax tree) of every file."""
-    for path in sorted(package.rglob("*.py")):
-        yield path.relative_to(package).as_posix(), ast.parse(path.read_text())
+@functools.cache
+def sources(package: Path) -> list[tuple[str, ast.Module]]:
+    """(path below the package, syntax tree) of every file; all rules share one reading."""
+    return [
+        (path.relative_to(package).as_posix(), ast.parse(path.read_text())) for path in sorted(package.rglob("*.py"))
+    ]
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -191,46 +191,6 @@ def raw_prints(package: Path) -> list[str]:
             is_write = isinstance(node, ast.Attribute) and ast.unparse(node) in ("sys.stdout.write", "sys.stderr.write")
             if is_print or is_write:
                 found.append(f"{file}:{node.lineno} prints raw text: call cli.output.say")  # type: ignore[attr-defined]
-    return found
-
-
-def too_long(package: Path) -> list[str]:
-    """Files and functions that have outgrown what one holds in the head."""
-    found = []
-    for path in sorted(package.rglob("*.py")):
-        lines = len(path.read_text().splitlines())
-        if lines > MAX_FILE_LINES:
-            found.append(f"{path.relative_to(package)} has {lines} lines, {MAX_FILE_LINES} are enough")
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
-                lines = (node.end_lineno or 0) - first.lineno + 1
-                if lines > MAX_FUNCTION_LINES:
-                    found.append(f"{path.relative_to(package)}:{node.lineno} {node.name} has {lines} lines")
-    return found
-
-
-def undocumented(package: Path) -> list[str]:
-    """Public modules, classes and functions without a docstring; properties and methods of a line or two need none."""
-    found = []
-    for file, tree in sources(package):
-        if not ast.get_docstring(tree):
-            found.append(f"{file} has no docstring")
-        for parent in (tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))):
-            for node in parent.body:
-                if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or node.name.startswith(
-                    "_"
-                ):
-                    continue
-                small = parent is not tree and isinstance(node, ast.FunctionDef) and len(node.body) < 4
-                is_event = isinstance(node, ast.ClassDef) and file in (
-                    "events/steps.py",
-                    "events/saves.py",
-                    "events/controller.py",
-                )
-                tells = file.startswith("events/") and node.name == "describe"  # as Event.describe says
-                if not ast.get_docstring(node) and not small and not is_event and not tells:
-                    found.append(f"{file}:{node.lineno} {node.name} has no docstring")
     return found
 
 

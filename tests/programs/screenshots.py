@@ -30,7 +30,7 @@ from springtide.on_ray.cluster.local import kill_worker
 from springtide.on_ray.cluster.session import cluster
 from springtide.run.folder import open_run
 
-PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
+PICTURES = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2] / "docs" / "pictures"
 KILL_AT, SHOW_AT, STEPS = 40, 90, 100_000
 
 
@@ -41,7 +41,7 @@ def shoot(tab: browser.Tab, name: str, height: int = 800, width: int = 1000, dar
     tab.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500)
     tab.value("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
     found = tab.send("Page.captureScreenshot", format="png")
-    PICTURES.mkdir(exist_ok=True)
+    PICTURES.mkdir(parents=True, exist_ok=True)
     (PICTURES / f"{name}.png").write_bytes(base64.b64decode(found["data"]))
     print(f"wrote {name}.png", flush=True)
 

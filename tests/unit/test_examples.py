@@ -21,6 +21,8 @@ from springtide.stream import load, open_data
 from springtide.track.journal import Journal
 from springtide.training import TrainLoop
 
+pytestmark = pytest.mark.processes
+
 MODULES = (
     *("springtide.app.prepare", "springtide.app.resolve", "springtide.stream.batches"),
     *("springtide.checkpoint.checkpointer", "springtide.objective.next_token", "springtide.training.step_metrics"),

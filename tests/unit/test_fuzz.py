@@ -7,6 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.processes
 PROGRAMS = Path(__file__).parents[1] / "programs"
 
 

@@ -13,6 +13,8 @@ import springtide as st
 from springtide import config as configs
 from springtide.config import Config
 
+pytestmark = pytest.mark.processes
+
 # find_spec and import alike say that these are not there
 _WITHOUT = """
 import importlib.abc, importlib.machinery, runpy, sys

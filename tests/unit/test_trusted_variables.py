@@ -98,6 +98,7 @@ def test_the_variables_of_the_guide_need_none() -> None:
     assert named <= ALLOWED_ENV
 
 
+@pytest.mark.processes
 def test_the_command_line_is_trusted(mine: Config, capsys: pytest.CaptureFixture[str]) -> None:
     _saved(mine, PYTHONPATH="evil")
     arguments = ["train", "--config", "config.yaml", "--dry-run", "--elastic.gpus-per-worker", "0"]
@@ -106,6 +107,7 @@ def test_the_command_line_is_trusted(mine: Config, capsys: pytest.CaptureFixture
     assert main([*arguments, "--elastic.env", "{LD_PRELOAD: mine.so}"]) == 0
 
 
+@pytest.mark.processes
 def test_a_resume_trusts_the_value_of_the_claim_only(mine: Config, capsys: pytest.CaptureFixture[str]) -> None:
     config = mine.override({"elastic.env": {"TORCH_LOGS": "+dynamo"}})
     run = Folder(config.run.root) / "mine"

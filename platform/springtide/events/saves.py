@@ -11,6 +11,8 @@ from springtide.events.event import Event
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Saved(Event):
+    """A checkpoint was committed."""
+
     kind: ClassVar[str] = "saved"
     charged_to: ClassVar[str] = "checkpoint_stall"
     step: StepsDone
@@ -34,6 +36,8 @@ class Saved(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SaveFailed(Event):
+    """A checkpoint could not be written; training continues."""
+
     kind: ClassVar[str] = "save_failed"
     charged_to: ClassVar[str] = "checkpoint_stall"
     step: StepsDone

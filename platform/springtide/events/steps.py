@@ -236,6 +236,8 @@ class Straggling(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluated(Event):
+    """Losses on the held-out sets."""
+
     kind: ClassVar[str] = "evaluated"
     charged_to: ClassVar[str] = "evaluation"
     step: StepsDone
@@ -274,6 +276,8 @@ class Evaluated(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampled(Event):
+    """Text that the model wrote after a prompt."""
+
     kind: ClassVar[str] = "sampled"
     step: int
     prompt: str

@@ -16,6 +16,7 @@ from springtide.errors import ConfigError
 from springtide.store import Folder
 
 
+@pytest.mark.processes
 def test_the_command_checks_this_machine_and_a_store_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from springtide.app import doctor_gpus as checks
 
+pytestmark = pytest.mark.processes
+
 HEALTHY = "NVIDIA H100 80GB HBM3, 580.95.05, 81559, 4, 0, 0x0, Disabled"
 FACTS: dict[str, Any] = {"cuda": "13.0", "nccl": "2.28.9", "num_gpus": 8, "capabilities": ["9.0"], "archs": ["sm_90"]}
 

@@ -8,6 +8,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+pytestmark = pytest.mark.processes
+
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 
 

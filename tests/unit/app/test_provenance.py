@@ -15,6 +15,8 @@ from springtide.run.folder import Run
 from springtide.run.origin import Origin
 from springtide.store import Folder
 
+pytestmark = pytest.mark.processes
+
 
 def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=me", "-c", "user.email=me@localhost", "-c", "commit.gpgsign=false"]

@@ -72,6 +72,7 @@ def test_every_stage_ends_without_a_gpu_and_says_what_it_skipped(tmp_path: Path)
     assert out.read_text() == before
 
 
+@pytest.mark.processes
 @pytest.mark.full
 @pytest.mark.slow
 def test_several_gpus_are_one_page_on_two_cpus(tmp_path: Path) -> None:
@@ -89,12 +90,14 @@ def test_several_gpus_are_one_page_on_two_cpus(tmp_path: Path) -> None:
     assert "verified: yes" in out.read_text()
 
 
+@pytest.mark.processes
 def test_a_stage_that_does_not_exist_is_named() -> None:
     done = subprocess.run([sys.executable, str(GPU), "--only", "sped"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "no stage sped: there are smoke, fp8" in done.stderr
 
 
+@pytest.mark.processes
 def test_without_a_gpu_only_quick_measures(tmp_path: Path) -> None:
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(GPU), "--out", str(tmp_path / "gpu.json")]
@@ -230,6 +233,7 @@ sys.exit(book.end([]))
 """
 
 
+@pytest.mark.processes
 def test_cells_are_kept_and_one_that_spoils_its_process_is_tried_twice(tmp_path: Path) -> None:
     program = STAGE.format(benchmarks=str(GPU.parent), gpu=str(GPU))
 

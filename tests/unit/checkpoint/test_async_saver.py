@@ -302,6 +302,7 @@ def test_without_room_for_a_buffer_training_waits_for_each_save(
     plain.close()
 
 
+@pytest.mark.processes
 def test_a_real_writer_saves_dies_is_replaced_and_is_left_to_the_next_saver(tmp_path: Path) -> None:
     SPARE.close()
     with saver_of(tmp_path) as saver:
@@ -337,6 +338,7 @@ def test_a_real_writer_saves_dies_is_replaced_and_is_left_to_the_next_saver(tmp_
     assert committed(Folder(tmp_path)) == ["step-0000000005", "step-0000000015", "step-0000000020"]
 
 
+@pytest.mark.processes
 def test_the_writer_finds_springtide_where_its_trainer_found_it_and_imports_no_torch(tmp_path: Path) -> None:
     program = """
 import os, sys

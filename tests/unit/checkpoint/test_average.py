@@ -19,6 +19,8 @@ from springtide.errors import CheckpointError, ConfigError
 from springtide.store import Folder
 from springtide.training.start_check import check_start
 
+pytestmark = pytest.mark.processes
+
 STEPS = (1, 2, 3)
 
 

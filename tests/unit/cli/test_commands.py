@@ -178,6 +178,7 @@ def test_the_cluster_file_opens_nothing_to_the_internet_and_runs_what_was_built_
     assert all("BUCKET" in statement["Resource"] for statement in worker["Statement"])
 
 
+@pytest.mark.processes
 def test_platform_is_the_standard_librarys_from_the_repository_root() -> None:
     program = "import platform, springtide, uuid; print(platform.system())"
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)

@@ -187,6 +187,7 @@ def run(command: list[str], where: Path, **more: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("script", ["train", "sweep", "torchrun"])
 def test_a_batch_script_says_what_is_missing(script: str, tmp_path: Path) -> None:
     file = str(SLURM / f"{script}.sbatch")
@@ -201,6 +202,7 @@ def test_a_batch_script_says_what_is_missing(script: str, tmp_path: Path) -> Non
     assert {"--requeue", "--signal=B:TERM@120", "--open-mode=append"} <= {*options}
 
 
+@pytest.mark.processes
 def test_outside_slurm_a_job_says_how_to_submit(tmp_path: Path) -> None:
     command = [sys.executable, str(SLURM / "allocation.py"), "train", "--run.id", "mine"]
     status, said = run(command, tmp_path, HOME=str(tmp_path))
@@ -209,6 +211,7 @@ def test_outside_slurm_a_job_says_how_to_submit(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.processes
 def test_a_task_of_an_array_speaks_of_itself_not_of_the_array(
     allocation: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,8 @@ import pytest
 
 from springtide.cli.output import stdout_for_json
 
+pytestmark = pytest.mark.processes
+
 NOISY = """
 import atexit, os, subprocess, sys, threading
 from springtide.cli.output import stdout_for_json

@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from springtide import config as configs
 from springtide.config import Config
 from springtide.dataset import fingerprint
 from springtide.dataset.apart import ApartFrom
+
+pytestmark = pytest.mark.processes
 
 PLATFORM = Path(__file__).parents[3] / "platform"
 

@@ -21,6 +21,8 @@ from springtide.corpus import chat_sandbox
 from springtide.corpus.chat_sandbox import BEGIN, END, Rendering, Sandbox
 from springtide.corpus.chats import BadChat
 
+pytestmark = pytest.mark.processes
+
 HONEST = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 RENDERED = "user: Hi\nassistant: Hello\n"

@@ -11,6 +11,8 @@ from springtide.corpus import BadChat, ChatTemplate, Tokenizer, open_tokenizer, 
 from springtide.corpus.chats import EMPTY, UNANSWERED, Turn, turns_of
 from springtide.errors import ConfigError
 
+pytestmark = pytest.mark.processes
+
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<s>")
 VOCABULARY = open_tokenizer("bytes", (), 0, special_tokens=SPECIAL)
 CHAT = (

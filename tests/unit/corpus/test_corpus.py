@@ -51,6 +51,7 @@ def test_a_byte_vocabulary_has_257_ids() -> None:
     assert Tokenizer.from_json(BYTES.to_json()).size == 257
 
 
+@pytest.mark.processes
 def test_a_vocabulary_survives_its_file(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(BPE.to_json())
     again = open_tokenizer(str(tmp_path / "tokenizer.json"), [], 0)

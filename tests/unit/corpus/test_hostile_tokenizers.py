@@ -196,6 +196,7 @@ def test_usual_decoders_and_templates_pass() -> None:
         Tokenizer.from_json(_with(**parts))
 
 
+@pytest.mark.processes
 def test_a_file_is_probed_in_a_process_of_its_own(tmp_path: Path) -> None:
     """This one ends the process that encodes a letter."""
     text = _with(normalizer=_replace("a" * 100, 8, String="a"))

@@ -21,6 +21,8 @@ from springtide import config as configs
 from springtide.corpus.hub import pinned
 from springtide.errors import ConfigError
 
+pytestmark = pytest.mark.processes
+
 _OPEN = """
 import json, sys
 from springtide.corpus import open_source

@@ -12,6 +12,8 @@ import pytest
 
 from springtide.corpus import Broken, Document, json_lines, open_source
 
+pytestmark = pytest.mark.processes
+
 _PEAK = """
 import json, re, sys
 from springtide.corpus import open_source

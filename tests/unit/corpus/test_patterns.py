@@ -88,6 +88,7 @@ def test_special_tokens_have_ids_that_text_never_gets(kind: str) -> None:
     assert vocabulary.decode(found.tolist()) == "a<|user|> b<|done|>"
 
 
+@pytest.mark.processes
 def test_a_file_s_end_of_text_can_be_named(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(open_tokenizer("bytes", [], 0, end_of_text="<\uff5cend\uff5c>").to_json())

@@ -24,6 +24,7 @@ def saved(tokenizer: tokenizers.Tokenizer, folder: Path) -> str:
     return str(folder / "tokenizer.json")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("what", ["truncation", "padding"])
 def test_a_file_that_cuts_or_pads_texts_gives_whole_documents_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
@@ -116,6 +117,7 @@ def test_a_vocabulary_whose_counts_are_off_is_told(caplog: pytest.LogCaptureFixt
         assert normalizer in caplog.text
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "text", [b"", b"{}", b"[]", b"\xff", b"{" * 1000, b'{"version": "1.0", "model": {"type": "BPE"}}']
 )
@@ -126,6 +128,7 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, text: bytes) -> No
         open_tokenizer(str(file), (), 0)
 
 
+@pytest.mark.processes
 def test_a_tokenizer_without_an_end_of_text_is_named(tmp_path: Path) -> None:
     file = saved(tokenizers.Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), tmp_path)
     with pytest.raises(CorpusError, match=rf"corpus\.tokenizer = '{file}': has none of"):

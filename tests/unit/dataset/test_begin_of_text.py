@@ -22,6 +22,8 @@ from springtide.shards import Manifest, SplitReader, ids_of, is_predicted, signe
 from springtide.store import Folder
 from springtide.stream import open_data
 
+pytestmark = pytest.mark.processes
+
 LENGTH = 64
 APART = {"shards.mask_across_documents": True}
 FITTED = {**APART, "shards.packing": "best_fit"}

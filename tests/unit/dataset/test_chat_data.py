@@ -19,6 +19,8 @@ from springtide.errors import ConfigError, CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader, ids_of, is_predicted
 from springtide.store import Folder
 
+pytestmark = pytest.mark.processes
+
 ANSWERS = {f"question {number}": f"answer {number * 7}" for number in range(200)}
 
 

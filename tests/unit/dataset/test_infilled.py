@@ -87,6 +87,7 @@ def test_parts_of_a_long_document_are_documents_with_a_begin_of_text(
     assert len(texts) == 60
 
 
+@pytest.mark.processes
 def test_a_tokenizer_without_the_tokens_is_refused_before_the_parts(tmp_path: Path) -> None:
     write_corpus(tmp_path / "text", 20)
     first = prepare(small(tmp_path / "data", tmp_path / "text")).shards.dataset

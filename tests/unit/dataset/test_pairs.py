@@ -16,6 +16,8 @@ from springtide.errors import CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader, ids_of, is_predicted
 from springtide.store import Folder
 
+pytestmark = pytest.mark.processes
+
 PACKED: dict[str, Any] = {
     "corpus__tokenizer": "bytes",
     "corpus__chat_template": "chatml",

@@ -16,6 +16,8 @@ from prepared import contents, prepare, small, write_corpus
 from springtide.dataset import parts
 from springtide.store import Folder
 
+pytestmark = pytest.mark.processes
+
 TEXT_MIB = 6
 _MEASURE = """
 import resource, sys

@@ -68,6 +68,7 @@ def test_rows_are_the_kept_documents_end_to_end_in_the_order_of_their_keys(tmp_p
     assert not (Path(dataset) / "work").exists()
 
 
+@pytest.mark.processes
 def test_a_vocabulary_that_counts_other_bytes_than_the_text_has_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -88,6 +89,7 @@ def test_a_vocabulary_that_counts_other_bytes_than_the_text_has_is_told(
     assert "(normalizer: NFD, StripAccents)" in told[0]
 
 
+@pytest.mark.processes
 def test_bytes_of_ids_with_the_top_bit_are_counted(tmp_path: Path) -> None:
     """Without tokens that are not predicted, uint16 holds 65,536 ids."""
     from tokenizers import Tokenizer
@@ -150,6 +152,7 @@ def in_processes(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterat
         yield from pool.map(function, items)
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("small_units")
 @pytest.mark.parametrize("run", [backwards, in_processes])
 def test_the_bytes_do_not_depend_on_who_makes_what_when(tmp_path: Path, run: Any) -> None:
@@ -159,6 +162,7 @@ def test_the_bytes_do_not_depend_on_who_makes_what_when(tmp_path: Path, run: Any
     assert contents(one) == contents(other)
 
 
+@pytest.mark.processes
 def test_killed_at_random_moments_it_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     """kill -9, three times; the moments are drawn anew each time the test runs, and named when it fails."""
     write_corpus(tmp_path / "text", 2000)
@@ -240,6 +244,7 @@ def test_a_source_with_a_wrong_field_is_refused(tmp_path: Path) -> None:
             small(tmp_path / "data", tmp_path, corpus__sources={name: "x"})
 
 
+@pytest.mark.processes
 def test_a_full_disk_is_named_and_what_is_made_is_kept(tmp_path: Path, small_disk: SmallDisk) -> None:
     write_corpus(tmp_path / "text", 2000)
     (tmp_path / "config.yaml").write_text(configs.dump(small(tmp_path / "disk", tmp_path / "text")))
@@ -291,6 +296,7 @@ def test_units_of_a_source_cover_every_file_once(tmp_path: Path, monkeypatch: py
     assert max(len(unit.names) for unit in units) == 7
 
 
+@pytest.mark.processes
 def test_a_changed_tokenizer_file_makes_another_dataset(tmp_path: Path) -> None:
     write_corpus(tmp_path / "text", 40)
     path = tmp_path / "tokenizer.json"

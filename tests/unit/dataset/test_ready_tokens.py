@@ -16,6 +16,8 @@ from prepared import contents, prepare, small, write_corpus
 from springtide.corpus import Broken, Document, Tokenizer, documents, open_source, open_tokenizer, sources, token_arrays
 from springtide.errors import ConfigError, CorpusError
 
+pytestmark = pytest.mark.processes
+
 
 class Made(NamedTuple):
     """A corpus, its tokenizer, and the dataset that was made of the text."""

@@ -66,6 +66,7 @@ def test_a_user_reads_roots_notice(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["notice"]
 
 
+@pytest.mark.processes
 def test_leaving_a_notice_writes_through_no_link(tmp_path: Path) -> None:
     """Somebody has planted links at every name that the command could use beside the file."""
     victim = tmp_path / "victim"

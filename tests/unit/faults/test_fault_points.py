@@ -34,6 +34,7 @@ def test_a_point_is_nothing_unless_armed(monkeypatch: pytest.MonkeyPatch) -> Non
     reach("restore", "before")
 
 
+@pytest.mark.processes
 def test_a_process_waits_at_a_point_until_the_drill_lets_it_go_on() -> None:
     came, go = threading.Event(), threading.Event()
     seen = list[Reached]()

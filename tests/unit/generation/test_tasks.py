@@ -19,6 +19,8 @@ from springtide.run.exchange import export_model
 from springtide.run.folder import Run
 from springtide.run.text import open_text
 
+pytestmark = pytest.mark.processes
+
 lm_eval = pytest.importorskip("lm_eval")
 PAGE = Path(__file__).parents[3] / "docs/how-to/evaluate.md"
 

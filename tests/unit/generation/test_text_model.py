@@ -20,6 +20,8 @@ from springtide.run.folder import Run
 from springtide.run.text import open_text
 from springtide.shards import CHAT_TEMPLATE
 
+pytestmark = pytest.mark.processes
+
 GREEDY = Sampling(temperature=0)
 
 

@@ -115,6 +115,7 @@ def test_finished_run_has_nothing_left(capsys: pytest.CaptureFixture[str]) -> No
     assert contents() == before
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", ["unfinished", "tuned"])
 def test_same_settings_go_on(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The same options find the same dataset and the same run, and it is trained as if it had not been interrupted."""
@@ -136,6 +137,7 @@ def test_adapter_names_the_root_of_its_base(capsys: pytest.CaptureFixture[str]) 
     assert contents() == before
 
 
+@pytest.mark.processes
 def test_own_code_goes_on_when_trusted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The driver was killed: its lease has no end, and steps after the last checkpoint are trained again."""
     config, before = RUNS["own"] / "config.yaml", contents()
@@ -155,6 +157,7 @@ def test_own_code_goes_on_when_trusted(capsys: pytest.CaptureFixture[str], tmp_p
     assert "finished at step 120: nothing to do" in "".join(capsys.readouterr())
 
 
+@pytest.mark.processes
 def test_trial_and_best_of_a_sweep_go_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sweep = FOLDER / "runs" / "sweep"
     assert "is a sweep" in answer(capsys, "run", "inspect", sweep, status=2)
@@ -171,6 +174,7 @@ def test_trial_and_best_of_a_sweep_go_on(capsys: pytest.CaptureFixture[str], tmp
     assert found[5] == pytest.approx(made()["losses"][best]["5"], abs=CLOSE), "the learning rate of the best trial"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("follow", ["as it was", ""])
 def test_run_that_took_up_text_goes_on(follow: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Settings that name the mixture go on. Those that follow an index go on, too, or are told of the mixture."""

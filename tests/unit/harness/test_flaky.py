@@ -1,4 +1,4 @@
-"""``make flaky`` counts failures over rounds, goes on where it was, and takes along what it has started."""
+"""``make long SUBJECT=repeated`` counts failures over rounds, goes on where it was, and takes along what it has started."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
+
+pytestmark = pytest.mark.processes
 
 SCRIPT = str(Path(__file__).parents[2] / "flaky.py")
 TESTS = """

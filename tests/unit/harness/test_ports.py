@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from ports import reserve
 
+pytestmark = pytest.mark.processes
+
 FIRST = 21_900
 """Where no other process of the tests is when this one looks."""
 

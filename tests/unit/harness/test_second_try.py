@@ -1,4 +1,4 @@
-"""A test of real processes is tried twice, what passed only then is named, and three of them fail the run."""
+"""A test with a second try is tried twice, what passed only then is named, and three of them fail the run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest_plugins = "pytester"
+pytestmark = pytest.mark.processes
 TESTS = """
 import pathlib, pytest
 
@@ -16,12 +17,12 @@ def passes_at(number, name):
         file.write("x")
     assert len(tries.read_text()) >= number
 
-@pytest.mark.processes
+@pytest.mark.second_try
 @pytest.mark.parametrize("name", range(FLAKY))
 def test_second(name):
     passes_at(2, name)
 
-@pytest.mark.processes
+@pytest.mark.second_try
 @pytest.mark.skipif(not BROKEN, reason="not wanted")
 def test_third():
     passes_at(3, "third")
@@ -36,7 +37,7 @@ def test_unmarked():
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> object:
     """Run tests of which so many pass at the second try; ``broken``: and some that fail."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    pytester.makeini("[pytest]\nmarkers = processes: real ones")
+    pytester.makeini("[pytest]\nmarkers = second_try: real ones")
 
     def run(flaky: int, *options: str, broken: bool = False) -> pytest.RunResult:
         pytester.makepyfile(test_it=TESTS.replace("FLAKY", str(flaky)).replace("BROKEN", str(broken)))
@@ -74,7 +75,7 @@ def test_what_fails_twice_or_is_not_marked_fails_and_is_not_called_flaky(run: ob
     done.stdout.no_fnmatch_line("FLAKY*")
 
 
-def test_make_flaky_takes_the_second_try_away(run: object) -> None:
+def test_repeated_rounds_take_the_second_try_away(run: object) -> None:
     assert callable(run)
     done = run(1, "--force-reruns", "0")
     done.assert_outcomes(failed=1, skipped=2)

@@ -24,6 +24,8 @@ from springtide.run.exchange import export_model, import_model
 from springtide.shards import CHAT_TEMPLATE, TOKENIZER
 from springtide.store import Folder, digest
 
+pytestmark = pytest.mark.processes
+
 transformers = pytest.importorskip("transformers")
 
 

@@ -29,7 +29,7 @@ sys.path.append(str(PROGRAM.parent))
 from gguf_families import gguf_family  # noqa: E402
 from to_gguf import convert  # noqa: E402
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 IDS, END = 261, 256
 """More than the bytes and the end of a text, and not a multiple of 32."""
 NAMES = {

@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).parents[3] / "examples/gguf"))
 from gguf_tokenizer import tokenizer_metadata  # noqa: E402
 from to_gguf import Writer, _add  # noqa: E402
 
-pytestmark = pytest.mark.full
+pytestmark = [pytest.mark.full, pytest.mark.processes]
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEXTS = 10_000
 POOLS = (

@@ -232,6 +232,7 @@ def test_numbers_that_fp16_has_no_room_for_are_refused(tmp_path: Path) -> None:
         export_model(run, str(tmp_path / "out"), dtype="int4")
 
 
+@pytest.mark.processes
 def test_neither_way_needs_transformers(tmp_path: Path) -> None:
     their_model("phi3").save_pretrained(tmp_path / "in")
     program = f"""

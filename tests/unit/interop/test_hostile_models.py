@@ -16,6 +16,8 @@ from springtide.errors import ConfigError
 from springtide.interop.hf_config import read_config
 from springtide.run.exchange import import_model
 
+pytestmark = pytest.mark.processes
+
 pytest.importorskip("transformers")
 SHAPE = {
     "vocab_size": 128,

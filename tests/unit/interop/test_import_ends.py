@@ -156,6 +156,7 @@ def imported(environment: dict[str, str], *arguments: str) -> list[str]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.processes
 def test_a_model_of_the_hub_is_read_in_place_at_one_commit(hub: dict[str, str], model: str, tmp_path: Path) -> None:
     url, other = f"hf://{Hub.REPOSITORY}", "hf://someone/other"
     found, missing = imported(hub, str(tmp_path / "runs"), url, other)

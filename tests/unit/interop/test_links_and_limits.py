@@ -23,6 +23,8 @@ from springtide.run.labeller import open_labeller
 from springtide.shards import CHAT_TEMPLATE, TOKENIZER, load_manifest
 from springtide.store import Folder
 
+pytestmark = pytest.mark.processes
+
 SECRET = "aws_secret_access_key = SECRET-OF-VICTIM"
 CONFIG, WEIGHTS, SETTINGS = "config.json", "model.safetensors", "tokenizer_config.json"
 INDEX = "model.safetensors.index.json"

@@ -18,6 +18,8 @@ from chatting import chat_run
 
 from springtide.run.exchange import export_model
 
+pytestmark = pytest.mark.processes
+
 pytest.importorskip("transformers")
 
 

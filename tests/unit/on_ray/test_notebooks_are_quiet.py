@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 _KERNEL = """
 import sys, types, warnings
 sys.modules["ipywidgets"] = None  # not installed

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from springtide.on_ray.cluster import reaper
+
+pytestmark = pytest.mark.processes
 
 WAITS = "import signal, sys; print('up', flush=True); signal.pause()"
 

@@ -26,6 +26,8 @@ from springtide.run.live_report import live_report
 from springtide.store import Folder
 from springtide.track.journal import Journal
 
+pytestmark = pytest.mark.processes
+
 TIMEOUT_S = 120.0
 SLOW_SYNC = """
 import os, pathlib, sys, time

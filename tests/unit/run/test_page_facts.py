@@ -34,6 +34,7 @@ def test_the_page_has_command_and_commit_of_the_newest_start(run: Run) -> None:
     assert read_origin(run.folder) == FOUND
 
 
+@pytest.mark.processes
 def test_a_start_knows_them_and_shows_no_secret(tmp_path: Path) -> None:
     found = origin_of(["springtide", "train", "--run.root", "s3://id:hunter2@bucket/runs"], str(tmp_path))
     assert found == Origin("springtide train --run.root 's3://id:***@bucket/runs'")

@@ -16,7 +16,10 @@ from springtide.store import Folder
 from springtide.track.journal import Journal
 
 PROGRAM = browser.find()
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium: put one on the path, or name it in $CHROMIUM")
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium: put one on the path, or name it in $CHROMIUM"),
+]
 SOURCES = ("wiki", "web")
 PICTURE = "document.querySelector('#charts svg').getBoundingClientRect()"
 VALUES = "[...document.querySelectorAll('#charts output')].map(one => one.textContent)"

@@ -201,6 +201,7 @@ def command(run: Run) -> list[str]:
     return [sys.executable, "-c", PROGRAM, run.folder.url]
 
 
+@pytest.mark.processes
 def test_without_a_terminal_each_change_is_a_line_and_the_end_ends_it(run: Run) -> None:
     with Journal(run.folder) as journal:
         journal(Started(step=0, world_size=2))
@@ -251,6 +252,7 @@ def test_each_look_reads_only_what_is_new(run: Run, monkeypatch: pytest.MonkeyPa
     assert list(looks) == []
 
 
+@pytest.mark.processes
 def test_on_a_narrow_terminal_it_is_refreshed_in_place_and_ctrl_c_ends_it_well(run: Run) -> None:
     main_end, terminal = pty.openpty()
     ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 60, 0, 0))

@@ -49,6 +49,7 @@ def begun(config: Config, trunk: str, **changes: object) -> tuple[Config, list[s
     return saved, remarks_on(saved, config)
 
 
+@pytest.mark.processes
 def test_weights_of_another_vocabulary_are_refused(tiny: Config, poems: str, trunk: str, tmp_path: Path) -> None:
     assert begun(tiny, trunk, shards__dataset=poems) == (tiny, [])
     changes = {"shards.dataset": "", "shards.root": str(tmp_path), "corpus.tokenizer": "bpe", "corpus.vocab_size": 300}

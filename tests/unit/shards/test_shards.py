@@ -258,6 +258,7 @@ def test_what_cannot_be_packed_is_refused_before_anything_is_sealed(tiny: Config
         prepare(unprepared.override(long))
 
 
+@pytest.mark.processes
 def test_a_vocabulary_too_large_for_the_token_type_is_refused(tiny: Config, tmp_path: object) -> None:
     from tokenizers import Tokenizer, models
 

@@ -76,6 +76,7 @@ def _compete(folder: str, number: int, barrier: Any, results: Any) -> None:
     results.put(store.asked)
 
 
+@pytest.mark.processes
 def test_processes_that_want_the_same_pieces_fetch_each_once(tmp_path: Path) -> None:
     context = mp.get_context("fork")
     barrier, results = context.Barrier(4), context.Queue()
@@ -89,6 +90,7 @@ def test_processes_that_want_the_same_pieces_fetch_each_once(tmp_path: Path) -> 
     assert len(pieces_of(tmp_path)) == 40
 
 
+@pytest.mark.processes
 def test_who_is_killed_while_fetching_holds_up_nobody(tmp_path: Path) -> None:
     script = f"""
         import os, time
@@ -184,6 +186,7 @@ def test_a_bad_piece_is_dropped_and_fetched_again(tmp_path: Path) -> None:
     assert store.asked == names(1, 1)
 
 
+@pytest.mark.processes
 def test_a_full_disk_is_named_once_and_stops_nothing(tmp_path: Path, small_disk: SmallDisk) -> None:
     script = f"""
         import logging

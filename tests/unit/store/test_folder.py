@@ -41,6 +41,7 @@ def test_what_is_written_is_read_listed_and_removed(folder: Folder) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("dies_in", ["fsync", "replace"])
 def test_a_writer_killed_before_the_rename_leaves_the_old_bytes(tmp_path: Path, dies_in: str) -> None:
     folder = Folder(tmp_path)

@@ -51,6 +51,7 @@ def test_a_step_before_the_first_is_refused(tiny: Config) -> None:
         st.stream.batches(tiny.shards.dataset, global_batch=12, step=-3)
 
 
+@pytest.mark.processes
 def test_a_process_that_ends_while_it_reads_ends_well(tiny: Config) -> None:
     program = f"import springtide as st; print(next(st.stream.batches({tiny.shards.dataset!r}, global_batch=12)).step)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)

@@ -97,6 +97,7 @@ def test_a_line_torn_by_a_kill_is_left_out_and_the_next_start_goes_on(tmp_path: 
     assert [one.step for one in last_steps(read_journal(run))] == [1, 2]
 
 
+@pytest.mark.processes
 def test_a_killed_writer_loses_no_event_that_it_wrote(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys; from springtide.store import Folder; from springtide.track.journal import Journal\n"
@@ -198,6 +199,7 @@ def test_what_the_store_never_takes_is_left_where_a_person_finds_it(
     assert steps_in(run) == list(range(35))
 
 
+@pytest.mark.processes
 def test_a_full_disk_ends_nothing_and_every_event_is_there_once_there_is_room(
     tmp_path: Path, small_disk: Callable[[Path, list[str]], subprocess.CompletedProcess[str]]
 ) -> None:

@@ -25,6 +25,8 @@ from springtide.store import Folder
 from springtide.track.mlflow_client import check_registry, register_export
 from springtide.track.mlflow_sink import MlflowSink, TrackedDataset
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[str]:
@@ -43,6 +45,7 @@ def saved(number: int) -> Saved:
 
 
 @pytest.mark.processes
+@pytest.mark.second_try
 @pytest.mark.timeout(1500)  # more than all waits below
 def test_a_run_through_outages_and_restarts_is_whole_on_a_real_server(
     database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch

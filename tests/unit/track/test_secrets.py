@@ -139,6 +139,7 @@ def _train(config: Config, folder: Path) -> None:
     assert "hunter2" not in done.stdout + done.stderr
 
 
+@pytest.mark.processes
 def test_of_all_that_a_run_writes_only_its_config_has_the_password(
     tiny: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -205,6 +205,7 @@ print(loaded, saved, hits > 0)
 
 
 @pytest.mark.full
+@pytest.mark.processes
 def test_a_second_node_compiles_nothing_again(tmp_path: Path) -> None:
     """Two nodes are two folders of compiled code, and the run's folder in common."""
     found = []

@@ -18,6 +18,8 @@ from springtide.stream import Batch, RankReader, load, open_data
 from springtide.training import TrainLoop
 from springtide.training.preflight import _alone, preflight
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def graphs() -> Iterator[Callable[[], int]]:

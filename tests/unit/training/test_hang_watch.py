@@ -6,6 +6,10 @@ import subprocess
 import sys
 import time
 
+import pytest
+
+pytestmark = pytest.mark.processes
+
 _HANGS = """
 import importlib, sys, time
 from springtide.events import Started, StepDone

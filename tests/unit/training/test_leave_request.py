@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from springtide.training.leave_request import LEFT
+
+pytestmark = pytest.mark.processes
 
 PROGRAM = """
 import os, signal, sys, time

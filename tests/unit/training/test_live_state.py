@@ -136,6 +136,7 @@ def in_an_evaluation(run: TrainLoop, fail: Callable[[], None]) -> None:
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("point", "step", "reduction"),
     [
@@ -187,6 +188,7 @@ def begin_on_a_node(world: World, config: Config, node: Nodes) -> tuple[TrainLoo
     return run, LiveState(run.state, world, run.described, store, config.checkpoint.stage)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("when", ["in the evaluation", "after the save"])
 def test_a_group_lost_after_the_last_step_is_followed_by_one_that_saves_it_once(
     world: World, config: Config, tmp_path: Path, when: str

@@ -28,6 +28,8 @@ from springtide.store import Folder
 from springtide.stream import open_data
 from springtide.training.weights import initialize
 
+pytestmark = pytest.mark.processes
+
 
 def saved(config: Config, model: torch.nn.Module) -> Folder:
     """A run whose only checkpoint has the weights of ``model``."""

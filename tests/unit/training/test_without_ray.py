@@ -7,12 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from springtide import config as configs
 from springtide.store import Folder
 from springtide.track.journal import last_steps, read_journal
 
+pytestmark = pytest.mark.processes
+
 MISSING = ("ray", "mlflow", "pandas", "scipy", "obstore", "s3fs", "optuna", "sklearn")
 """None of them is among the wheels that ``make gpu-wheels`` gathers."""
+
 HIDE = f"""
 import sys
 class Hide:
