@@ -14,8 +14,8 @@ from springtide.config.files import dump
 pytestmark = pytest.mark.cluster
 REPOSITORY = Path(__file__).parents[2]
 NOT_RUN = {
-    "springtide drill": "clusters of its own: `make drills`",
-    "springtide sweep": "minutes of trials: `make sweeps`",
+    "springtide drill": "clusters of its own: `make long SUBJECT=drills`",
+    "springtide sweep": "minutes of trials: `make long SUBJECT=sweeps`",
     "springtide train --config runs/first/best.yaml": "of a sweep",
     **dict.fromkeys(
         (
@@ -53,7 +53,7 @@ SLOW = (
     "springtide model evaluate runs/RUN-average",
     "springtide model evaluate runs/RUN --step",
 )
-"""Those of them that take ten seconds or more: `make commands` runs them, with all training."""
+"""Those of them that take ten seconds or more: `make long SUBJECT=pages` runs them, with all training."""
 REPLACED = {
     ".venv/bin/springtide": "springtide",
     "--recipe demo": "--config tiny.yaml",

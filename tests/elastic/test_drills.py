@@ -37,7 +37,7 @@ def shared_memory() -> set[str]:
 
 
 def test_a_notice_costs_no_step_a_kill_one_and_growth_none(tmp_path: Path) -> None:
-    """`make drills` has the others."""
+    """`make long SUBJECT=drills` has the others."""
     before = shared_memory()
     # as where Ray has never run; and what lies there may be of another cluster, which drivers find by it
     found = drill("--scenario", "all", RAY_TMPDIR=str(tmp_path))

@@ -16,7 +16,7 @@ from springtide.faults import POINTS
 
 @pytest.mark.cluster
 @pytest.mark.slow
-@pytest.mark.full  # `make drills` has all cases
+@pytest.mark.full  # `make long SUBJECT=drills` has all cases
 def test_a_second_loss_while_a_group_forms_costs_seconds() -> None:
     command = [sys.executable, "-m", "fault_points", "cross", "--only", "rendezvous-before-kill", "--json"]
     programs = Path(__file__).parents[1] / "programs"

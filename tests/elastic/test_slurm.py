@@ -1,6 +1,6 @@
 """Jobs on a real Slurm of this machine: preempted, requeued, ended; and what the batch scripts say of jobs that cannot work.
 
-Skipped where Slurm is not installed: `make slurm` runs it.
+Skipped where Slurm is not installed: `make long SUBJECT=slurm` runs it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ TRIALS = 3
 
 
 def test_trials_survive_lost_nodes_and_a_killed_driver_and_are_the_runs_they_would_have_been_alone() -> None:
-    """Two trials on three nodes, of which one goes; `make sweeps` has sixteen and six."""
+    """Two trials on three nodes, of which one goes; `make long SUBJECT=sweeps` has sixteen and six."""
     command = [sys.executable, SCRIPT, "2", "1", str(STEPS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.stdout, done.stderr[-3000:]

@@ -234,7 +234,7 @@ def command_of(process: psutil.Process) -> str:
         return ""
 
 
-@pytest.mark.full  # `make sweeps`
+@pytest.mark.full  # `make long SUBJECT=sweeps`
 def test_killed_at_step_60_with_all_its_workers_it_resumes_as_if_nothing_had_been(
     ray_cluster: str, tiny: Config
 ) -> None:

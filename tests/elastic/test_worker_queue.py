@@ -139,7 +139,7 @@ def test_a_quota_is_kept_by_all_runs_of_a_queue_and_one_that_excludes_a_run_refu
 
 
 @pytest.mark.cluster
-@pytest.mark.full  # `make sweeps`
+@pytest.mark.full  # `make long SUBJECT=sweeps`
 def test_three_runs_share_three_nodes_and_lose_no_step() -> None:
     script = str(Path(__file__).parents[1] / "programs" / "shared_cluster.py")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=900, check=False)
