@@ -16,7 +16,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from springtide.config.data import END_OF_TEXT
 from springtide.corpus.patterns import PATTERNS
-from springtide.corpus.tokenizer_probe import check_bounds, checked_text, parts_of
+from springtide.corpus.tokenizer_probe import check_bounds, checked_text, know, parts_of
 from springtide.errors import ConfigError, CorpusError, explain
 from springtide.store import Folder
 
@@ -79,7 +79,9 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """Return the contents of a ``tokenizer.json``, which ``from_json`` reads."""
-        return self.tokenizer.to_str()
+        text: str = self.tokenizer.to_str()
+        know(text)
+        return text
 
     @classmethod
     def from_json(cls, text: str, name: str = "(file)", end_of_text: str | int = "") -> Tokenizer:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import resource
 import subprocess
@@ -39,8 +40,21 @@ _MOST_PREPENDED, _MOST_MAPPED_BYTES, _MOST_TOKEN, _MOST_WORD, _MOST_SIZE = 64, 6
 a word of WordPiece (whose time grows with its cube) or of a token of Unigram (whose time grows with it), and ids."""
 
 
+_known: set[bytes] = set()
+"""Digests of the texts that were probed by this process, or come from a tokenizer that it has loaded."""
+
+
+def know(text: str) -> None:
+    """Let ``probe`` take a text as probed: this process has loaded its tokenizer."""
+    _known.add(_digest(text))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "replace")).digest()
+
+
 def probe(text: str, name: str) -> None:
-    """Load a tokenizer.json in a process of its own, and encode a few texts with it.
+    """Load a tokenizer.json in a process of its own, and encode a few texts with it; once for each text.
 
     Args:
         text: content of the file.
@@ -49,6 +63,8 @@ def probe(text: str, name: str) -> None:
     Raises:
         CorpusError: that process was ended, because memory ran out or it took too long.
     """
+    if _digest(text) in _known:
+        return
     # not as the program: its path has no springtide
     from springtide.corpus.chat_sandbox import child_environment, folders_of
     from springtide.errors import CorpusError, explain
@@ -62,6 +78,7 @@ def probe(text: str, name: str) -> None:
         start_new_session=True,  # Ctrl-C at the terminal is for the parent
     )
     if not done.returncode:
+        know(text)
         return
     said = (done.stderr.decode("utf-8", "replace").strip() or "no message").splitlines()[-1][:300]
     limit = f"is not a tokenizer that can be used ({said})"

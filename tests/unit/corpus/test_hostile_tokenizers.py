@@ -219,6 +219,7 @@ def test_large_files_are_refused_before_they_are_loaded(tmp_path: Path, monkeypa
         open_tokenizer(str(tmp_path / "long.json"), [], 300)
 
 
+@pytest.mark.processes
 def test_the_tokenizer_of_a_dataset_is_probed(tiny: Config, tmp_path: Path) -> None:
     """This one ends the process that loads it: its added token is normalized at once."""
     dataset = Folder(shutil.copytree(tiny.shards.dataset, tmp_path / "data"))
@@ -231,6 +232,18 @@ def test_the_tokenizer_of_a_dataset_is_probed(tiny: Config, tmp_path: Path) -> N
     write_manifest(dataset, sealed)
     with pytest.raises(CorpusError, match="a process that loaded it and encoded a few texts ended with signal"):
         open_dataset(dataset.url)
+
+
+def test_a_tokenizer_that_was_written_here_is_not_probed_again(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    def started(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    text = Folder(tiny.shards.dataset).read("tokenizer.json").decode()
+    Tokenizer.from_json(text).to_json()
+    monkeypatch.setattr(tokenizer_probe.subprocess, "run", started)
+    open_dataset(tiny.shards.dataset)
+    with pytest.raises(AssertionError, match="a process was started"):
+        tokenizer_probe.probe(text + " ", "another")
 
 
 def test_a_long_word_does_not_hold_up_training() -> None:

@@ -84,9 +84,9 @@ def observed(
 
 def unanswering(names: Collection[str], speaks: bool = False) -> set[str]:
     """Return those of the nodes that have no raylet which accepts a connection, or, with ``speaks``, says something at once:
-    Ray itself may notice much later. A node that refuses is lost; one that is silent is tried once more, because one packet may be
-    lost. One that accepts and does not speak is stopped, or busy. Raises OSError if this process cannot open a connection at
-    all, which says nothing about the nodes."""
+    Ray itself may notice much later. A node that refuses is lost; one that is silent is tried once more, because one packet
+    may be lost. One that accepts and does not speak is stopped, or busy. Raises OSError if this process cannot open a
+    connection at all, which says nothing about the nodes."""
     addresses, hello = raylets_of(names), _HELLO if speaks else b""
     found = _connect(addresses, _ANSWER_S, hello)
     found |= _connect(
