@@ -12,9 +12,9 @@ from springtide.errors import ConfigError, explain
 from springtide.events import Event, Started, StepDone
 from springtide.faults import POINTS, Point, When
 
-Fault = Literal["kill", "notice", "stop", "store"]
+Fault = Literal["kill", "notice", "stop", "halt", "store"]
 
-PROMISED: dict[Fault, int] = {"kill": 2, "notice": 0, "stop": 2, "store": 0}
+PROMISED: dict[Fault, int] = {"kill": 2, "notice": 0, "stop": 2, "halt": 2, "store": 0}
 """Steps that a fault may cost: a loss the step under way and the one whose copy was on its way, what is announced none."""
 
 

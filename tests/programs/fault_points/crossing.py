@@ -3,7 +3,8 @@
     case         restore-before x kill
       trigger    the group is asked to leave, or two nodes join the last one: the next group forms
       the point  is reached; its process waits
-      the fault  kill -9 of its node | a notice, and the loss | SIGSTOP of its node for a while | the store away for a while
+      the fault  kill -9 of its node | a notice, and the loss | the store away for a while
+                 SIGSTOP of its node for a while | SIGSTOP of its worker for good
       go on      until three steps are done, and every node copies snapshots to a peer again
 
 A fault at a point of the controller, which is in this process, hits another node of the group. ``store`` makes every access to
@@ -293,6 +294,9 @@ class _Director:
             time.sleep(_FAULT_S)
             self._cluster.resume(node)
             self._drop_dead()
+        elif fault == "halt":
+            self._cluster.halt(node)
+            self._go.set()
         else:
             self._store.set(away=True)
             self._go.set()

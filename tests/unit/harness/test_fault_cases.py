@@ -30,7 +30,7 @@ def begun(number: int) -> Started:
 
 def test_every_point_is_crossed_with_every_fault() -> None:
     names = [case.name for case in cases_of()]
-    assert len(names) == len(set(names)) == 8 * 2 * 4
+    assert len(names) == len(set(names)) == 8 * 2 * 5
     assert "first-collective-after-store" in names
 
 
@@ -39,7 +39,7 @@ def test_parts_of_names_select_cases() -> None:
         "claim-after-kill",
         "commit-before-stop",
     ]
-    assert len(cases_of("restore")) == 8
+    assert len(cases_of("restore")) == 10
     with pytest.raises(ConfigError, match=r"--only = 'restored'.*restore-before-kill"):
         cases_of("restored")
 
