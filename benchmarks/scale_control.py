@@ -23,6 +23,7 @@ def start(ranks: int, rounds: int) -> Cost:
     """The driver takes processes for a group: one is new on each node, the others are of the group before."""
     from springtide import config as configs
     from springtide.elastic.health import Health
+    from springtide.on_ray.cluster import liveness
     from springtide.on_ray.cluster import nodes as cluster_nodes
     from springtide.on_ray.train import process_pool
     from springtide.on_ray.train.process_pool import WorkerProcessPool
@@ -64,6 +65,7 @@ def start(ranks: int, rounds: int) -> Cost:
 
     with (
         mock.patch.object(process_pool, "ray", ray),
+        mock.patch.object(liveness, "ray", ray),
         mock.patch.object(cluster_nodes, "unanswering", return_value=set()),
         mock.patch.object(process_pool, "_settled", lambda outcomes: [(worker, True) for worker, _ in outcomes]),
     ):

@@ -186,7 +186,7 @@ def pieces(ranks: int, rounds: int) -> Cost:
         wanted = {f"model/{number:03d}": Box((rank, 0), (1, WIDTH)) for number in range(TENSORS)}
         assert {one.offsets[0] for one in table.overlapping(wanted)} <= {0, rank}
 
-    server = SimpleNamespace(pieces=SimpleNamespace(remote=ask))
+    server = SimpleNamespace(pieces=SimpleNamespace(remote=lambda keys: tuple(ask(keys))))
     ray = SimpleNamespace(
         get_actor=lambda *_, **__: server,
         get=lambda keys, timeout: [pickle.loads(tables[key]) for key in keys],
@@ -195,6 +195,7 @@ def pieces(ranks: int, rounds: int) -> Cost:
     client._prefix, client._excluded, client.node = "run-", set(), "another"
     with contextlib.ExitStack() as patches:
         patches.enter_context(mock.patch.object(snapshot_client, "ray", ray))
+        patches.enter_context(mock.patch.object(snapshot_client, "answers", lambda asked, *_: set(asked)))
         for name, stand_in in (
             ("gathered", gathered),
             ("rank_here", lambda: rank),

@@ -77,6 +77,7 @@ def test_lists_answer_as_then(capsys: pytest.CaptureFixture[str]) -> None:
         assert then[0]["id"] in answer(capsys, "run", "list", FOLDER / root)
 
 
+@pytest.mark.processes
 def test_looks_at_runs_datasets_and_two_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for run in RUNS.values():
         assert "committed, " in (said := answer(capsys, "run", "inspect", run, "--verify"))

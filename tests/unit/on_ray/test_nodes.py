@@ -118,8 +118,8 @@ def test_a_node_that_is_silent_twice_is_lost_and_one_that_is_silent_once_is_not(
     assert unanswering(["busy"]) == {"busy"}
     tried, connect = list[set[str]](), nodes._connect
 
-    def lossy(addresses: dict[str, tuple[str, int]], timeout_s: float) -> dict[str, int]:
-        found = connect(addresses, timeout_s)
+    def lossy(addresses: dict[str, tuple[str, int]], timeout_s: float, hello: bytes) -> dict[str, int]:
+        found = connect(addresses, timeout_s, hello)
         if not tried:  # room for the second try
             for _ in queued:
                 listening.accept()[0].close()
