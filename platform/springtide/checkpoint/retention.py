@@ -117,8 +117,8 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int
 @contextlib.contextmanager
 def note_reader(run: Folder, name: str) -> Iterator[None]:
     """Keep the files of checkpoint ``name`` while the block runs. If the reader note cannot be written, the block runs without
-    it; if this process is killed, it expires. Raises ConfigError if the folder of notes is a
-    link out of the run, which may be a stranger's."""
+    it; if this process is killed, it expires. Raises ConfigError if the folder of notes is a link out of the run, which may be
+    a stranger's."""
     note = f"{_READERS}/{name}.{uuid.uuid4().hex[:12]}"
     folder, is_over = checkpoints(run).confined(), threading.Event()
 

@@ -16,7 +16,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from springtide.config.data import END_OF_TEXT
 from springtide.corpus.patterns import PATTERNS
-from springtide.corpus.tokenizer_probe import check_bounds, checked_text, know, parts_of
+from springtide.corpus.tokenizer_probe import check_bounds, checked_text, mark_probed, parts_of
 from springtide.errors import ConfigError, CorpusError, explain
 from springtide.store import Folder
 
@@ -80,7 +80,7 @@ class Tokenizer:
     def to_json(self) -> str:
         """Return the contents of a ``tokenizer.json``, which ``from_json`` reads."""
         text: str = self.tokenizer.to_str()
-        know(text)
+        mark_probed(text)
         return text
 
     @classmethod

@@ -44,8 +44,8 @@ _known: set[bytes] = set()
 """Digests of the texts that were probed by this process, or come from a tokenizer that it has loaded."""
 
 
-def know(text: str) -> None:
-    """Let ``probe`` take a text as probed: this process has loaded its tokenizer."""
+def mark_probed(text: str) -> None:
+    """Record that this process has loaded the tokenizer of ``text``, so that ``probe`` starts no process for it."""
     _known.add(_digest(text))
 
 
@@ -78,7 +78,7 @@ def probe(text: str, name: str) -> None:
         start_new_session=True,  # Ctrl-C at the terminal is for the parent
     )
     if not done.returncode:
-        know(text)
+        mark_probed(text)
         return
     said = (done.stderr.decode("utf-8", "replace").strip() or "no message").splitlines()[-1][:300]
     limit = f"is not a tokenizer that can be used ({said})"

@@ -63,8 +63,13 @@ def silent_processes(actors: Mapping[ActorHandle, str]) -> set[ActorHandle]:
 
 
 def answers(asked: Mapping[ObjectRef, tuple[ActorHandle, str]], timeout_s: float) -> set[ObjectRef]:
-    """Wait for the answers of actors, each with its node. Returns those that have come when all have, when the time is over, or
-    when all that lack are of processes that are gone."""
+    """Wait until all answers have come, the time is over, or each missing one is that of a process that is gone. Returns those
+    that have come.
+
+    Args:
+        asked: the answers, each with the actor that gives it and that actor's node.
+        timeout_s: how long to wait [s].
+    """
     liveness, end_s = Liveness(), time.monotonic() + timeout_s
     waiting, done, quiet_s = list(asked), set[ObjectRef](), min(timeout_s, QUIET_S)
     while waiting:

@@ -197,13 +197,12 @@ class WorkerProcessPool:
         for process in taken:
             if process.ready in done:
                 continue
-            if process.ready not in gone and self._can_start(len(done)) and not self._is_late(process):
-                self._slow.add(process.ready)
-                continue
             if process.ready in gone:  # it may be back at any time, and is asked before it is used again
                 why = "its worker does not answer: it is stopped, or its host"
                 self._left_out[process.node] = why, time.monotonic() + ban_s(0)
                 _log.warning("node %s is left out for %.0f s: %s", process.node[:8], ban_s(0), why)
+            elif self._can_start(len(done)) and not self._is_late(process):
+                self._slow.add(process.ready)
             else:
                 self.exclude(process.node, _never_came_up(process))
         found = self._check([process for process in taken if process.ready in done - self._fit])
