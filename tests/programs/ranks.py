@@ -61,7 +61,7 @@ def run_here(function: Callable[..., Any], *arguments: Any, **options: Any) -> A
 def forking() -> Any:
     """A server that has imported everything forks the ranks: importing torch and springtide takes longer than most tests."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ranks", "loops", "saving", "torch._dynamo", "torch.distributed.checkpoint"])
+    context.set_forkserver_preload(["ranks", "preloaded"])
     # Python 3.11's server hears of no sys.path, and passes over in silence what it does not find
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(
