@@ -48,10 +48,12 @@ PEERS = (BENCHMARKS.parent / ".venv-peers").exists()
 
 
 @pytest.mark.parametrize("benchmark", sorted(CLAIMS))
+@pytest.mark.full
 def test_a_benchmark_runs_and_ends_with_its_claims(benchmark: str) -> None:
     assert claims(benchmark).keys() == CLAIMS[benchmark]
 
 
+@pytest.mark.full
 def test_scale_says_how_each_cost_grows(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """In this process: it imports nearly all of the package."""
     state = {"save", "commit", "retention", "restore", "lookup", "pieces"}
@@ -61,6 +63,7 @@ def test_scale_says_how_each_cost_grows(monkeypatch: pytest.MonkeyPatch, capsys:
     assert found.keys() == {f"exponent_{what}" for what in state | control | data}
 
 
+@pytest.mark.full
 def test_prepare_growth_counts_what_is_asked_of_a_store(s3: str) -> None:
     found = claims("prepare_growth", "--store", f"s3://shards/{uuid.uuid4().hex}")
     assert found.keys() == {
@@ -69,6 +72,7 @@ def test_prepare_growth_counts_what_is_asked_of_a_store(s3: str) -> None:
     }
 
 
+@pytest.mark.full
 def test_goodput_is_simulated_on_every_record_there_is(tmp_path: Path) -> None:
     found = claims("goodput", "--traces", str(traces(tmp_path)))
     assert found.keys() == {
@@ -85,6 +89,7 @@ def test_throughput_says_who_is_left_out() -> None:
     assert ("left out" in found["vs_best"]["detail"]) != PEERS
 
 
+@pytest.mark.full
 def test_stream_says_who_is_left_out() -> None:
     found = claims("stream")
     assert "first_batch_seek" in found

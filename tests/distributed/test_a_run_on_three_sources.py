@@ -48,6 +48,7 @@ def figures(event: StepDone, kind: str) -> dict[str, float]:
     return {name.partition("/")[2]: one for name, one in event.extra.items() if name.startswith(f"{kind}/")}
 
 
+@pytest.mark.full
 def test_epochs_told_before_are_those_counted_from_the_chain_of_ids(
     three: Config, ranks: Callable[..., list[Any]]
 ) -> None:

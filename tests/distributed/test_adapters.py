@@ -43,6 +43,7 @@ def losses(events: list[Event]) -> dict[int, float]:
     return {event.step: event.loss for event in events if isinstance(event, StepDone)}
 
 
+@pytest.mark.full
 def test_only_adapters_learn_and_resizes_leave_no_trace(tiny: Config, ranks: Ranks) -> None:
     """The targets are those of one layer's attention and the other's feed-forward, so units hold different adapters."""
     trunk = base(tiny)

@@ -50,6 +50,7 @@ def steps(events: list[Event]) -> dict[int, StepDone]:
     return {event.step: event for event in events if isinstance(event, StepDone)}
 
 
+@pytest.mark.full
 def test_a_branch_that_decays_is_the_run_that_would_have_and_the_trunk_goes_on(tiny: Config, ranks: Ranks) -> None:
     main = trunk(tiny, "main", parallel__reduction="fp64")
     ranks(2, train, main, 30)

@@ -122,6 +122,7 @@ def saved_apart(through: str, url: str, steps: list[int], **options: Any) -> lis
     ],
     ids=["503 storm", "connections reset", "slow server"],
 )
+@pytest.mark.full
 def test_a_store_that_misbehaves_for_a_while_costs_time_only(
     s3: str, misbehaving: Any, kind: str, requests: int
 ) -> None:
@@ -149,6 +150,7 @@ def test_permission_lost_in_mid_run_is_one_clear_error(s3: str, misbehaving: Any
     recover(url, "permission to write lost", "one error")
 
 
+@pytest.mark.full
 def test_the_server_killed_in_the_middle_of_an_upload_and_started_again(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -190,6 +190,7 @@ def test_a_teacher_in_the_step_says_what_its_labels_say(taught: Config) -> None:
     assert not found["logprobs"].requires_grad
 
 
+@pytest.mark.full
 def test_a_student_learns_the_same_bits_beside_its_teacher_at_any_world_size(taught: Config, ranks: Ranks) -> None:
     expected = told(run_here(train, online(taught, "beside")))
     assert expected[2][1]["objective/kl"] < expected[1][1]["objective/kl"]

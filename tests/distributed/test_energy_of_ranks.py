@@ -24,6 +24,7 @@ def source(events: list[Event]) -> str:
     return started.energy_source
 
 
+@pytest.mark.full
 def test_steps_carry_the_joules_of_all_ranks_and_are_bit_equal_to_steps_without(
     tiny: Config, ranks: Callable[..., list[Any]]
 ) -> None:

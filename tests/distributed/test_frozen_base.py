@@ -44,6 +44,7 @@ def stored(run: Folder) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.full
 def test_a_packed_base_leaves_no_trace_of_resizes_and_goes_out_merged(tiny: Config, ranks: Ranks) -> None:
     step, runs = tiny.tokens_per_step, Folder(tiny.run.root)
     fixed = {"run.id": "base", "parallel.reduction": "fp64", "stream.lanes": 6, "train.eval_tokens": 0}

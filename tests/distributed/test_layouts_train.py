@@ -199,6 +199,7 @@ def test_a_run_goes_back_before_steps_of_noise_and_ends_as_if_they_had_never_bee
         assert one.metrics["heldout_loss"] == other.metrics["heldout_loss"] == last[1][one.step]
 
 
+@pytest.mark.full
 def test_a_run_that_goes_back_again_and_again_ends(config: Config, ranks: Ranks) -> None:
     changes = {"run.id": "hopeless", "optim.on_spike": "rollback", "optim.max_left_out": 2}
     with pytest.raises(AssertionError, match=r"3 steps of the order in a row, to 23, are skipped because of spikes"):
@@ -220,6 +221,7 @@ def test_muon_is_the_same_at_any_world_size_in_any_layout(config: Config, ranks:
         assert found == pytest.approx(expected, abs=TOLERANCES["fp32"])
 
 
+@pytest.mark.full
 def test_a_model_wider_than_its_base_is_the_same_in_any_layout_and_goes_on_in_another(
     config: Config, ranks: Ranks
 ) -> None:
@@ -241,6 +243,7 @@ def test_compiled_blocks_learn_the_same(config: Config, expected: list[float], r
     assert found == pytest.approx(expected[:4], abs=TOLERANCES["fp32"])
 
 
+@pytest.mark.full
 def test_a_profile_says_where_the_time_went_and_changes_nothing(
     config: Config, expected: list[float], ranks: Ranks
 ) -> None:

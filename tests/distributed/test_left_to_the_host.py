@@ -33,6 +33,7 @@ def losses(events: list[Event]) -> list[float]:
     return [event.loss for event in events if isinstance(event, StepDone)]
 
 
+@pytest.mark.full
 def test_a_run_is_moved_to_the_host_and_resized_without_another_bit(
     config: Config, ranks: Callable[..., list[Any]]
 ) -> None:

@@ -34,6 +34,7 @@ def losses(example: Path, size: int, dataset: str, folder: Path, steps: int) -> 
     "example",
     [pytest.param(one, marks=[pytest.mark.full] * (one.stem != "bare_loop"), id=one.stem) for one in EXAMPLES],
 )
+@pytest.mark.full
 def test_resumed_with_other_ranks_it_has_the_same_losses(example: Path, tiny: Config, tmp_path: Path) -> None:
     before = losses(example, 1, tiny.shards.dataset, tmp_path, steps=17)
     after = losses(example, 3, tiny.shards.dataset, tmp_path, steps=24)  # 10 rows a step: 4, 3 and 3

@@ -27,7 +27,7 @@ def laid_out(layers: int = 8, **changes: Any) -> Config:
     ("strategy", "precision", "recompute", "optimizer"),
     [
         ("ddp", "fp32", "none", "adamw"),
-        ("zero1", "fp32", "full", "adamw"),
+        pytest.param("zero1", "fp32", "full", "adamw", marks=pytest.mark.full),
         # processors without bf16 arithmetic take minutes
         pytest.param("zero1", "bf16", "full", "adamw", marks=pytest.mark.full),
         pytest.param("zero3", "bf16", "selective", "muon", marks=pytest.mark.full),
@@ -43,6 +43,7 @@ def test_what_is_predicted_is_what_ranks_hold(
         assert found == pytest.approx(expected, rel=0.1)
 
 
+@pytest.mark.full
 def test_a_layout_that_is_to_save_memory_does() -> None:
     def predicted(world_size: int = 4, **changes: Any) -> int:
         dotted = {f"parallel.{key}": value for key, value in changes.items()}

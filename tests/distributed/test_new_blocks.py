@@ -48,6 +48,7 @@ def loaded(run: Folder, config: Config, data: Data, new_blocks: tuple[int, ...] 
     return model
 
 
+@pytest.mark.full
 def test_new_blocks_change_nothing_at_first_and_learn_alone(tiny: Config, ranks: Ranks) -> None:
     trunk = base(tiny)
     last = ranks(1, train, trunk)[0]

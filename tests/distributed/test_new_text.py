@@ -52,6 +52,7 @@ def config(tiny: Config) -> Config:
     return tiny.override({**fixed, "train.total": STEPS * tiny.tokens_per_step})
 
 
+@pytest.mark.full
 def test_a_resume_reads_new_text_from_a_step_on(config: Config, tmp_path: Path, ranks: Ranks) -> None:
     """Prepare, resume with a new mixture, verify: the run is the one that knew of the text from the start."""
     started, run = find_run(config, resume=False, accept_changes=False)

@@ -39,6 +39,7 @@ def losses(events: list[Event]) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("kind", ["muon", pytest.param("lamb", marks=pytest.mark.full)])
+@pytest.mark.full
 def test_averages_frozen_weights_and_every_optimizer_are_bit_equal_through_resizes(
     tiny: Config, ranks: Ranks, kind: str
 ) -> None:
@@ -105,6 +106,7 @@ def test_sharded_layouts_with_groups_learn_what_one_worker_does(tiny: Config, ra
     ],
     ids=str,
 )
+@pytest.mark.full
 def test_small_states_saved_by_two_workers_go_on_with_three(
     tiny: Config, ranks: Ranks, changes: dict[str, str]
 ) -> None:

@@ -46,6 +46,7 @@ def losses(events: list[Event]) -> list[float]:
     return [event.loss for event in events if isinstance(event, StepDone)]
 
 
+@pytest.mark.full
 def test_a_model_of_ones_own_learns_the_same_on_any_workers_and_writes(config: Config, ranks: Ranks) -> None:
     [alone] = ranks(1, train, config.override({"run.id": "alone"}))
     assert isinstance(alone[0], Started)

@@ -37,6 +37,7 @@ def told(events: list[Event]) -> dict[int, tuple[float, dict[str, float]]]:
     return {one.step: (one.loss, one.extra) for one in events if isinstance(one, StepDone)}
 
 
+@pytest.mark.full
 def test_they_are_bit_equal_at_any_world_size_and_through_a_resize(tiny: Config, ranks: Ranks) -> None:
     config = own(tiny, "own-1", optim__ema_half_life=5 * tiny.tokens_per_step)
     events = ranks(1, train, config)[0]
@@ -58,6 +59,7 @@ def test_they_are_bit_equal_at_any_world_size_and_through_a_resize(tiny: Config,
         assert all(torch.equal(other[name], tensor) for name, tensor in state.items())
 
 
+@pytest.mark.full
 def test_the_cross_entropy_as_an_objective_learns_what_the_built_in_one_does(tiny: Config, ranks: Ranks) -> None:
     layout = {
         "optim__source": "",

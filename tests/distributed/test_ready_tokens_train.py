@@ -20,6 +20,7 @@ pytestmark = pytest.mark.distributed
 LAYOUTS = ("text", "megatron", "mds", "npy")
 
 
+@pytest.mark.full
 def test_each_layout_trains_to_the_same_losses(tiny: Config, tmp_path: Path, ranks: Callable[..., list[Any]]) -> None:
     folders = {name: tmp_path / name for name in LAYOUTS}
     texts = write_corpus(folders["text"])

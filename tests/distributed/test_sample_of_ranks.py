@@ -37,7 +37,11 @@ def last_two(events: list[Event]) -> tuple[Event, Event]:
 
 @pytest.mark.parametrize(
     ("world_size", "changes"),
-    [(1, {}), (2, {"parallel.recompute": "full"}), (3, {"shards.sequence_length": 64, "train.sample_tokens": 80})],
+    [
+        pytest.param(1, {}, marks=pytest.mark.full),
+        (2, {"parallel.recompute": "full"}),
+        pytest.param(3, {"shards.sequence_length": 64, "train.sample_tokens": 80}, marks=pytest.mark.full),
+    ],
 )
 def test_ranks_write_what_their_checkpoint_writes(
     tiny: Config, ranks: Ranks, world_size: int, changes: dict[str, Any]

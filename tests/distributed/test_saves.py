@@ -66,7 +66,7 @@ def test_a_save_that_is_due_while_one_is_written_is_left_out_or_waited_for(tiny:
         assert order.index((Saved, step)) < order.index((StepDone, step + 3))
 
 
-@pytest.mark.parametrize("ask", [Interrupt.LEAVE, Interrupt.STOP])
+@pytest.mark.parametrize("ask", [Interrupt.LEAVE, pytest.param(Interrupt.STOP, marks=pytest.mark.full)])
 def test_a_group_that_is_to_end_saves_first_and_the_next_one_evaluates(
     tiny: Config, ranks: Ranks, ask: Interrupt
 ) -> None:
@@ -117,6 +117,7 @@ def test_failing_saves_are_counted_and_stop_the_run_at_the_limit_only(
     assert leases.losses(folder) == 1
 
 
+@pytest.mark.full
 def test_auto_saves_when_it_pays_and_says_when_the_cadence_changes(tiny: Config, ranks: Ranks) -> None:
     auto = {"checkpoint__every_steps": "auto", "checkpoint__min_every": 0.2, "checkpoint__max_every": 0.4}
     events = ranks(2, train, named(tiny, "auto", 120, **auto))[0]
@@ -128,6 +129,7 @@ def test_auto_saves_when_it_pays_and_says_when_the_cadence_changes(tiny: Config,
     assert saved[-1].step == 120
 
 
+@pytest.mark.full
 def test_a_resumed_run_draws_what_it_would_have_drawn(tiny: Config, ranks: Ranks) -> None:
     """The state of random generators is a function of the step: dropout, and a user's numpy and random, go on as they would."""
     config = named(tiny, "drawn", 12, checkpoint__every_steps=5)

@@ -16,6 +16,7 @@ from springtide.track.journal import Journal
 pytestmark = [pytest.mark.distributed, pytest.mark.processes]
 
 
+@pytest.mark.full
 def test_a_run_with_a_slow_feed_is_told_that_data_limits_it(tiny: Config, ranks: Callable[..., list[Any]]) -> None:
     changes = {
         "run.id": "slow",

@@ -90,6 +90,7 @@ def named(config: Config, name: str) -> Config:
     return config.override({"run.id": name})
 
 
+@pytest.mark.full
 def test_two_stages_resized_in_both_are_bit_equal_to_undisturbed_ones(first: Config, ranks: Ranks) -> None:
     root = Folder(first.run.root)
     whole = resized(ranks, named(first, "twin"), [(1, 0)])

@@ -97,6 +97,7 @@ def test_they_are_those_of_the_gradients_of_the_pieces(
         assert num_messages == 1, "the step's own all-reduce"
 
 
+@pytest.mark.full
 def test_off_they_cost_nothing_and_one_piece_tells_no_noise(tiny: Config, ranks: Ranks) -> None:
     step_tokens = tiny.tokens_per_step
     changes = {"run.id": "told", "train.total": 3 * step_tokens, "train.eval_tokens": 0, "parallel.reduction": "fp64"}

@@ -67,6 +67,7 @@ def started(there: Nodes) -> list[tuple[int, int]]:
     return [(one.step, one.world_size) for one in there.events() if isinstance(one, Started)]
 
 
+@pytest.mark.full
 def test_nodes_leave_join_and_die_and_the_run_is_the_uninterrupted_one(
     tiny: Config, tmp_path: Path, ranks: Callable[..., list[Any]]
 ) -> None:

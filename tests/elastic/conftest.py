@@ -6,13 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from springtide import config as configs
+from springtide.on_ray.cluster.local import LocalCluster
+
+NODES = 3
+PATIENCE_S = 60
+"""Seconds without an answer before a node counts as dead: no test with this cluster kills a node, and cores may be busy."""
 
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
-    """The dashboard's URL of a private cluster with four logical CPUs; this process is connected to it."""
-    from springtide.on_ray.cluster.session import cluster
-
-    with cluster(configs.recipes.tiny().override({"elastic.max_workers": 3})) as dashboard:
-        yield f"http://{dashboard}"
+    """The dashboard's URL of a cluster of a head without CPUs and three nodes with one CPU each; this process is connected."""
+    with LocalCluster(NODES, PATIENCE_S, dashboard=True) as local:
+        yield f"http://{local.dashboard_url}"

@@ -8,7 +8,7 @@ import pytest
 import ray
 from quick import claims, traces
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.full]
 
 
 @pytest.fixture
@@ -29,26 +29,21 @@ def test_a_node_is_lost_and_a_step_is_measured_without_all_that() -> None:
     assert claims("recovery").keys() >= {"steady_state_cost", "kill_steps_lost"}
 
 
-@pytest.mark.full
 def test_a_kill_is_noticed_while_the_report_is_written() -> None:
     assert claims("kill_gap").keys() == {"kill_noticed_s", "kill_noticed_later_s"}
 
 
-@pytest.mark.full
 def test_what_nodes_fetch_is_counted_and_a_drained_node_reads_elsewhere() -> None:
     assert claims("node_reads").keys() == {"row_groups_fetched", "row_groups_vs_spread"}
 
 
-@pytest.mark.full
 def test_a_race_of_sweeps_has_its_end() -> None:
     assert claims("sweep", "--only", "race").keys() == {"worker_seconds_vs_fixed_asha", "trial_start_vs_bare_tune"}
 
 
-@pytest.mark.full
 def test_a_record_is_replayed_to_a_sweep(tmp_path: Path) -> None:
     assert claims("sweep", "--only", "trace", "--traces", str(traces(tmp_path))).keys() == {"preempted_work_lost"}
 
 
-@pytest.mark.full
 def test_a_record_is_drilled_and_simulated(tmp_path: Path) -> None:
     assert claims("drilled", "--traces", str(traces(tmp_path))).keys() == {"simulated_minus_drilled"}

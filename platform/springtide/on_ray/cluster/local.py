@@ -39,7 +39,9 @@ a new one."""
 
 class LocalCluster:
     """A head without CPUs, with this process as the driver, and nodes with one CPU each. A context manager; one per
-    process."""
+    process. ``dashboard_url`` has no scheme, and is empty without a dashboard."""
+
+    dashboard_url = ""
 
     def __init__(self, nodes: int, patience: int = 2, dashboard: bool = False, gpus: int = 0) -> None:
         """Take the size of the cluster.
@@ -79,7 +81,8 @@ class LocalCluster:
         for _ in range(self._first):
             self.add(wait=False)
         self._cluster.wait_for_nodes()
-        ray.init(self._cluster.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        context = ray.init(self._cluster.address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+        self.dashboard_url = context.dashboard_url or ""
         self._stack.callback(ray.shutdown)
         return self
 
