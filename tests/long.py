@@ -127,7 +127,15 @@ SUBJECTS = {
     "storms": Subject(
         20,
         "runs with random faults, one for each seed",
-        tuple(program(f"seed-{seed}", "-m", "fault_points", "storm", "--seed", seed) for seed in ("1", "2", "3")),
+        (
+            *(program(f"seed-{seed}", "-m", "fault_points", "storm", "--seed", seed) for seed in ("1", "2", "3")),
+            program("stops", "-m", "fault_points", "storm", "--seed", "4", "--stops"),
+        ),
+    ),
+    "starts": Subject(
+        30,
+        "fifty starts on busy cores, some with a call that holds Python's lock for a minute",
+        (program("fifty", "busy_starts.py"),),
     ),
     "notebooks": Subject(
         25,

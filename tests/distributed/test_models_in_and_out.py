@@ -83,7 +83,9 @@ def test_a_run_from_an_import_exports_the_same_bytes_at_1_and_3_workers(
         assert told in card
 
 
-@pytest.mark.parametrize(("family", "kind"), [pytest.param("qwen3", "dora", marks=pytest.mark.full), ("phi4_mini", "lora")])
+@pytest.mark.parametrize(
+    ("family", "kind"), [pytest.param("qwen3", "dora", marks=pytest.mark.full), ("phi4_mini", "lora")]
+)
 def test_an_adapter_goes_out_merged_and_alone(
     family: str, kind: str, tiny: Config, tmp_path: Path, ranks: Ranks
 ) -> None:

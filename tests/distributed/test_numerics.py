@@ -222,7 +222,11 @@ def test_a_checkpoint_of_four_ranks_is_bit_equal_on_any_number(tiny: Config, ran
 
 
 @pytest.mark.parametrize(
-    "point", ["one of two", *(pytest.param(one, marks=pytest.mark.full) for one in ("before staging", "staging", "handed over"))]
+    "point",
+    [
+        "one of two",
+        *(pytest.param(one, marks=pytest.mark.full) for one in ("before staging", "staging", "handed over")),
+    ],
 )
 def test_trainers_killed_at_any_point_of_a_save_go_on_from_a_good_checkpoint(
     tiny: Config, ranks: Ranks, point: str

@@ -54,6 +54,25 @@ def storm_of(seed: int, faults: int) -> Scenario:
     return Scenario(3, tuple(acts), step + 40, f"{faults} faults at random, seed {seed}")
 
 
+def stops_of(seed: int, faults: int) -> Scenario:
+    """Return pairs of a stopped worker while the group trains, or a killed one, and a worker that is stopped for good at a fault
+    point of the restart which that causes. The points come in an order of their own for each seed: as many pairs as there are
+    points pass all of them. A killed node is replaced at once."""
+    chance = random.Random(seed)
+    points = chance.sample(_OF_A_RESTART, len(_OF_A_RESTART))
+    acts, step = list[ActAt](), 20
+    for number in range(faults // 2):
+        first = chance.choice(("kill", "hang"))
+        acts.append(ActAt(step, first))
+        if first == "kill":
+            acts.append(ActAt(step, "add"))
+        acts.append(ActAt(step, "hang", at=points[number % len(points)]))
+        step += chance.randrange(5, 20)
+    return Scenario(
+        3, tuple(acts), step + 40, f"{faults} faults, half of them stopped workers of restarts, seed {seed}"
+    )
+
+
 class StageAtPoints(Stage):
     """Carries out acts at their steps in the thread that listens to events, and at fault points in another one."""
 
@@ -88,7 +107,9 @@ def _point_of(act: Act) -> str:
     return act.at if isinstance(act, ActAt) else ""
 
 
-def storm(say: Callable[[str], None], seed: int = 0, faults: int = 20, keep: str = "") -> DrillResult:
+def storm(
+    say: Callable[[str], None], seed: int = 0, faults: int = 20, keep: str = "", stops: bool = False
+) -> DrillResult:
     """Train on a local cluster in a storm of faults, and compare with an undisturbed twin. Takes minutes.
 
     Args:
@@ -96,8 +117,12 @@ def storm(say: Callable[[str], None], seed: int = 0, faults: int = 20, keep: str
         seed: of the storm.
         faults: number of faults.
         keep: folder in which the two runs stay; if empty, they are removed.
+        stops: stop a worker for good in each phase of a restart, instead of faults of all kinds.
     """
-    scenario, root = storm_of(seed, faults), keep or tempfile.mkdtemp(prefix="springtide-storm-")
+    scenario, root = (
+        (stops_of if stops else storm_of)(seed, faults),
+        keep or tempfile.mkdtemp(prefix="springtide-storm-"),
+    )
     stages = list[StageAtPoints]()
 
     def stage_of(*how: Any) -> Stage:
