@@ -9,7 +9,7 @@ import numpy.ma  # noqa: F401
 import saving  # noqa: F401
 import torch
 import torch._dynamo
-import torch.distributed.checkpoint  # noqa: F401
+import torch.distributed.checkpoint
 
 from springtide.training.peak_flops import peak_flops
 

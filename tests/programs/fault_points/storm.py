@@ -55,9 +55,9 @@ def storm_of(seed: int, faults: int) -> Scenario:
 
 
 def stops_of(seed: int, faults: int) -> Scenario:
-    """Return pairs of a stopped worker while the group trains, or a killed one, and a worker that is stopped for good at a fault
-    point of the restart which that causes. The points come in an order of their own for each seed: as many pairs as there are
-    points pass all of them. A killed node is replaced at once."""
+    """Return pairs of faults: a worker is stopped, or its node killed, while the group trains; then a worker is stopped for
+    good at a fault point of that restart. The points come in an order of their own for each seed, and as many pairs as there
+    are points pass all of them. A killed node is replaced at once."""
     chance = random.Random(seed)
     points = chance.sample(_OF_A_RESTART, len(_OF_A_RESTART))
     acts, step = list[ActAt](), 20
