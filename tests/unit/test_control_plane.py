@@ -38,7 +38,7 @@ def test_a_planted_defect_is_found() -> None:
     assert "A3: found by seed" in said
 
 
-@pytest.mark.parametrize("seed", ["1", "25"])
+@pytest.mark.parametrize("seed", ["1", pytest.param("25", marks=pytest.mark.full)])
 def test_no_schedule_calls_anything_real(seed: str) -> None:
     process = simulate(seed, "--watched")
     said = process.communicate(timeout=550)[0]

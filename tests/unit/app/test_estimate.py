@@ -109,7 +109,7 @@ DEVICE_BYTES = 80 * 10**9
 """Of an A100 or H100."""
 
 
-EVERY_DAY = ("tiny", "demo", "gpu_125m", "gemma2_2b", "llama3_70b")
+EVERY_DAY = ("tiny", "demo", "gpu_125m", "llama3_70b")
 
 
 @pytest.mark.parametrize(

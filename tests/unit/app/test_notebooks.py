@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 
 
-@pytest.mark.parametrize("name", ["plan", pytest.param("data", marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.full) for one in ("plan", "data")])
 def test_a_notebook_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()

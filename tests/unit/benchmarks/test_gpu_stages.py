@@ -234,6 +234,7 @@ sys.exit(book.end([]))
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_cells_are_kept_and_one_that_spoils_its_process_is_tried_twice(tmp_path: Path) -> None:
     program = STAGE.format(benchmarks=str(GPU.parent), gpu=str(GPU))
 

@@ -146,6 +146,7 @@ def test_a_model_of_ones_own_is_scored_as_by_its_log_probabilities(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("installed")
+@pytest.mark.full
 def test_the_command_scores_a_task_of_the_package(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -159,6 +159,7 @@ def test_own_code_goes_on_when_trusted(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 @pytest.mark.processes
+@pytest.mark.full
 def test_trial_and_best_of_a_sweep_go_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sweep = FOLDER / "runs" / "sweep"
     assert "is a sweep" in answer(capsys, "run", "inspect", sweep, status=2)

@@ -41,6 +41,7 @@ def start(folder: Path, test: str) -> subprocess.Popen[str]:
     return subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.full
 def test_a_test_that_fails_in_one_of_two_rounds_is_found_and_no_round_is_run_twice(tmp_path: Path) -> None:
     for _ in range(2):
         process = start(tmp_path, "second or steady")
@@ -58,6 +59,7 @@ def test_a_test_that_fails_in_one_of_two_rounds_is_found_and_no_round_is_run_twi
     assert "assert 2 != 2" in log.read_text()
 
 
+@pytest.mark.full
 def test_ctrl_c_ends_what_it_started_and_the_round_does_not_count(tmp_path: Path) -> None:
     process = start(tmp_path, "hangs")
     deadline = time.monotonic() + 60

@@ -53,6 +53,7 @@ def completion(url: str, **body: Any) -> str:
         return str(json.load(answer)["choices"][0]["text"])
 
 
+@pytest.mark.full
 def test_transformers_serve_writes_our_greedy_text(tmp_path: Path) -> None:
     run = chat_run(tmp_path)
     export = export_model(run, str(tmp_path / "export")).url

@@ -47,6 +47,7 @@ def saved(number: int) -> Saved:
 @pytest.mark.processes
 @pytest.mark.second_try
 @pytest.mark.timeout(1500)  # more than all waits below
+@pytest.mark.full
 def test_a_run_through_outages_and_restarts_is_whole_on_a_real_server(
     database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ open(sys.argv[1], "w").write(configs.dump(config.override({"shards.dataset": url
 """
 
 
+@pytest.mark.full
 def test_torchrun_trains_where_only_torch_and_the_wheels_are(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HIDE)  # every process below imports it first, the writing one too
     changes = {
