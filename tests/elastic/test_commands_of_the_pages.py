@@ -132,9 +132,10 @@ def words_of(command: str, dataset: str, new: str, dry: bool) -> list[str]:
 
 @pytest.mark.parametrize(
     "dry",
-    [True, pytest.param(False, marks=[pytest.mark.full, pytest.mark.timeout(3600)])],
+    [True, pytest.param(False, marks=pytest.mark.timeout(3600))],
     ids=["trains_once", "trains"],
 )
+@pytest.mark.full
 @pytest.mark.usefixtures("ray_cluster", "folder")
 def test_every_command_of_the_pages_ends_well(
     dry: bool, tiny: Config, poems: str, capsys: pytest.CaptureFixture[str]

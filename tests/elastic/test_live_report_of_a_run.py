@@ -19,6 +19,7 @@ pytestmark = pytest.mark.cluster
 WAIT_S = 120.0
 
 
+@pytest.mark.full
 def test_the_report_changes_while_a_run_trains(tiny: Config, ray_cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_report, "PROGRAM", ("-c", QUICK))
     changes = {"run.id": "paged", "train.total": "1B", "stream.max_epochs": 1e6, "train.eval_tokens": 0}

@@ -54,6 +54,7 @@ def test_what_is_wrong_with_a_source_comes_back_as_itself(ray_cluster: str, tmp_
         prepare(config, run=ray_map)
 
 
+@pytest.mark.full
 def test_on_a_cluster_the_labels_are_those_of_one_process(
     ray_cluster: str, tmp_path: Path, datasets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

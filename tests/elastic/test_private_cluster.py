@@ -15,6 +15,7 @@ from springtide.on_ray.cluster.session import private_network
 
 @pytest.mark.cluster
 @pytest.mark.slow
+@pytest.mark.full
 def test_no_other_user_or_machine_has_a_way_into_a_cluster_that_we_start(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
@@ -63,7 +64,7 @@ with cluster(configs.recipe("tiny"), dashboard=False):
 
 @pytest.mark.cluster
 @pytest.mark.slow
-@pytest.mark.parametrize("option", ["-P", "-B"])
+@pytest.mark.parametrize("option", ["-P", pytest.param("-B", marks=pytest.mark.full)])
 def test_workers_prefer_installed_modules_to_files_of_the_current_folder(option: str, tmp_path: Path) -> None:
     """Ray would have workers look there first, although ``springtide`` itself does not; ``python -c`` does, and so do its
     workers. Code that the user names is found in both."""

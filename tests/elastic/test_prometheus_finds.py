@@ -23,7 +23,7 @@ import springtide as st
 from springtide.config import Config
 from springtide.track.prometheus import EXPORTED
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.full]
 WAIT_S = 120.0
 MONITORING = Path(__file__).parents[2] / "deploy" / "monitoring"
 ALERTS = (MONITORING / "springtide-alerts.yml").read_text()

@@ -115,7 +115,7 @@ def test_a_run_is_saved_resized_paused_and_stopped_from_outside(tiny: Config, ra
             run = st.open_run(f"{config.run.root}/steered")
             status, _, groups = board.train_run()
             assert (status, groups) == ("RUNNING", [[0, 1]])
-            assert board.actors() == {"mailbox": 1, "worker": 2, "snapshots": 1}
+            assert board.actors() == {"mailbox": 1, "worker": 2, "snapshots": 2}
             assert all(Path(log).exists() for log in board.logs().values())
             results["save"] = run.save(WAIT_S)
             with pytest.raises(CommandFailed, match=r"3 workers: elastic.min_workers is 1 and max_workers 2"):

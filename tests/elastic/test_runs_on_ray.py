@@ -88,6 +88,7 @@ def test_a_thread_that_acts_for_an_actor_is_in_it_for_ray_and_others_are_not(ray
     ray.kill(mailbox.actor)
 
 
+@pytest.mark.full
 def test_a_run_that_waits_says_what_for_and_until_when(ray_cluster: str, datasets: Path, tmp_path: Path) -> None:
     changes = {"shards.root": str(datasets), "run.root": str(tmp_path), "track.progress": False}
     config = named(configs.recipes.tiny().override(changes), "waits", 9)
@@ -171,6 +172,7 @@ def test_verify_finds_a_single_wrong_sample(uninterrupted: st.Run, tmp_path: Pat
     assert st.open_run(str(tmp_path / "run")).verify().missing == (33,)
 
 
+@pytest.mark.full
 def test_torchrun_without_ray_gives_the_same_losses(uninterrupted: st.Run, tiny: Config, tmp_path: Path) -> None:
     config = named(tiny, "torchrun", 2, train__eval_every=20)
     (tmp_path / "config.yaml").write_text(configs.dump(config))
@@ -233,6 +235,7 @@ def test_ctrl_c_saves_and_stops_and_the_run_goes_on_at_any_size(uninterrupted: s
     assert found.steps_trained_again == 0
 
 
+@pytest.mark.full
 def test_a_second_driver_says_who_trains_and_writes_nothing(tiny: Config, ray_cluster: str, tmp_path: Path) -> None:
     """In a process of its own, while the first one trains. The listener holds up the journal, and nothing else is written."""
     changes = {"train__total": "1B", "train__eval_tokens": 0, "train__sample_tokens": 0, "checkpoint__every_steps": 0}
@@ -267,6 +270,7 @@ def test_a_second_driver_says_who_trains_and_writes_nothing(tiny: Config, ray_cl
     assert run.verify().ok
 
 
+@pytest.mark.full
 def test_an_interrupt_is_no_failure_and_after_the_last_step_it_undoes_nothing(tiny: Config, ray_cluster: str) -> None:
     """KeyboardInterrupt, as the second Ctrl-C raises it in the driver: in the middle of a run, and when it has finished."""
     config = named(tiny, "interrupted", 1, train__total=12 * 64 * 6, optim__warmup=0, train__eval_tokens=0)
@@ -343,6 +347,7 @@ def test_a_mixture_whose_weights_change_is_exact_through_resizes_and_a_kill(
         st.train(named(config, "mixed", 1, stream__weights=tables[:1]), resume=True)
 
 
+@pytest.mark.full
 def test_a_shard_that_rots_stops_the_run_at_once_and_is_named(tiny: Config, ray_cluster: str, tmp_path: Path) -> None:
     shutil.copytree(tiny.shards.dataset, tmp_path / "rotten")
     shard = load_manifest(Folder(tmp_path / "rotten")).splits[TRAIN].shards[0]

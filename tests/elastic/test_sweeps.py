@@ -40,6 +40,7 @@ SCRIPT = str(Path(__file__).parents[1] / "programs" / "swept.py")
 TRIALS = 3
 
 
+@pytest.mark.full
 def test_trials_survive_lost_nodes_and_a_killed_driver_and_are_the_runs_they_would_have_been_alone() -> None:
     """Two trials on three nodes, of which one goes; `make long SUBJECT=sweeps` has sixteen and six."""
     command = [sys.executable, SCRIPT, "2", "1", str(STEPS)]
@@ -163,6 +164,7 @@ def test_the_worst_of_a_population_goes_on_from_the_state_of_the_best(
         assert "springtide.now.optim.peak_lr" in children[one.name].data.tags
 
 
+@pytest.mark.full
 def test_the_last_result_of_a_trial_is_told_when_its_run_has_ended(ray_cluster: str, tmp_path: Path) -> None:
     """Told at once, Tune would stop a run that has lost a worker since, and has steps to train again."""
     base, ended = config_of(str(tmp_path)), tmp_path / "ended"
@@ -208,6 +210,7 @@ def test_a_second_driver_of_a_sweep_is_refused_and_writes_nothing(tmp_path: Path
         holder.communicate("")
 
 
+@pytest.mark.full
 def test_a_driver_whose_sweep_was_taken_over_notes_nothing_and_ends(ray_cluster: str, tmp_path: Path) -> None:
     """As when it was cut off from the store, and another host went on with the sweep."""
     base, sweep_folder, said = config_of(str(tmp_path)), Folder(tmp_path), list[str]()
@@ -242,6 +245,7 @@ def test_a_driver_whose_sweep_was_taken_over_notes_nothing_and_ends(ray_cluster:
     assert not (tmp_path / "ended").exists()
 
 
+@pytest.mark.full
 def test_nobody_grows_to_what_was_seen_to_scale_badly(ray_cluster: str) -> None:
     elastic = {"elastic.min_workers": 1, "elastic.max_workers": 3}
     with open_worker_pool({"CPU": 1.0}) as pool:
@@ -264,6 +268,7 @@ def test_nobody_grows_to_what_was_seen_to_scale_badly(ray_cluster: str) -> None:
         assert time.monotonic() < until, "trials save and end with their sweep"
 
 
+@pytest.mark.full
 def test_a_sweep_ends_where_its_budget_does(ray_cluster: str, tmp_path: Path) -> None:
     base = config_of(str(tmp_path))
     space = table(TRIALS)

@@ -36,6 +36,7 @@ CLI = [sys.executable, "-m", "springtide.cli.main"]
 STEPS = 90
 
 
+@pytest.mark.full
 def test_the_quickstart_runs_from_top_to_bottom(
     ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
