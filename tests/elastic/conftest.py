@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -16,5 +17,8 @@ PATIENCE_S = 60
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[str]:
     """The dashboard's URL of a cluster of a head without CPUs and three nodes with one CPU each; this process is connected."""
+    before = set(os.environ)
     with LocalCluster(NODES, PATIENCE_S, dashboard=True) as local:
+        for name in [name for name in os.environ if name.startswith("RAY_health_check_") and name not in before]:
+            del os.environ[name]  # clusters that tests start have their own patience
         yield f"http://{local.dashboard_url}"

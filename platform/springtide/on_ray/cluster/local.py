@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,11 +28,8 @@ from springtide.on_ray.cluster.session import (
 )
 
 _STORE_BYTES = 100 * 2**20
-_HEALTH = {
-    "RAY_health_check_initial_delay_ms": "1000",
-    "RAY_health_check_period_ms": "1000",
-    "RAY_health_check_timeout_ms": "1000",
-}
+_HEALTH = ("initial_delay_ms", "period_ms", "timeout_ms")
+"""Settings of Ray's health checks that are one second here."""
 _IDLE_PROCESSES = "4"
 """Idle worker processes kept on each node: without CPUs Ray would keep none, and each actor on the head would wait for
 a new one."""
@@ -61,11 +59,10 @@ class LocalCluster:
 
     def __enter__(self) -> Self:
         """Start the cluster and connect to it."""
-        set_environment(
-            **_HEALTH,
-            RAY_health_check_failure_threshold=str(self._patience),
-            RAY_num_workers_soft_limit=_IDLE_PROCESSES,
-        )
+        set_environment()
+        more = {"failure_threshold": str(self._patience)} | dict.fromkeys(_HEALTH, "1000")
+        more = {f"RAY_health_check_{name}": value for name, value in more.items()}
+        self._stack.enter_context(_variables(**more, RAY_num_workers_soft_limit=_IDLE_PROCESSES))
         folder = self._stack.enter_context(private_folder())
         self._stack.enter_context(own_address_file(folder))
         self._stack.enter_context(private_network(folder))
@@ -145,6 +142,18 @@ class LocalCluster:
         """Restart Ray's control store at the same address. Call it in the main thread: Ray's servers die with the thread
         that started them."""
         self._cluster.head_node.start_gcs_server()
+
+
+@contextlib.contextmanager
+def _variables(**values: str) -> Iterator[None]:
+    """Set variables for the processes that this one starts in the block; variables that are set already stay."""
+    missing = values.keys() - os.environ.keys()
+    os.environ.update({name: values[name] for name in missing})
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
 
 
 def kill_worker() -> int:
