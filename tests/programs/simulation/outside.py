@@ -80,8 +80,9 @@ def replaced(clock: Clock, seed: int) -> Iterator[None]:
             for kind in (Lock, Condition, Event, Thread)
         ),
     ]
-    random.seed(seed)  # the pauses of the journal and of writers
     with contextlib.ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        random.seed(seed)  # the pauses of the journal and of writers
         for one in patches:
             stack.enter_context(one)
         yield

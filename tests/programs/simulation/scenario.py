@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 from unittest import mock
 
+import torch
 from ray.train.v2.api.exceptions import WorkerGroupError
 
 from simulation import outside
@@ -186,13 +187,14 @@ def scenario(nodes: int, shares: bool = False, seed: int = 0, **elastic: Any) ->
     """A run on so many nodes. ``shares``: a queue gives it its places; ``elastic``: settings of that section."""
     leaks: list[str] = []
     run = Scenario(seed, nodes, elastic, shares)
-    stores.install(run.store)
 
     def unanswering(names: set[str], speaks: bool) -> set[str]:
         run.probed.append(set(names))
         return run.cluster.unspeaking(names, speaks)
 
     with (
+        torch.enable_grad(),  # a rank that is killed in no_grad would leave it to the tests that follow
+        stores.installed(run.store),
         outside.replaced(run.clock, seed),
         outside.guarded(leaks.append),
         run.simulated.patched(),
