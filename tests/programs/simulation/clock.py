@@ -70,6 +70,8 @@ class Clock:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.now = 0.0
+        self.cpu_s = 0.0
+        """Processor time of all processes [s]."""
         self.hub = greenlet.getcurrent()
         self.current: Process | None = None
         self.pids = itertools.count(100)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RaySystemError
 
-from simulation.clock import Clock, Process
+from simulation.clock import BEGIN_S, Clock, Process
 from springtide.checkpoint.commit import CommitJob, Committed
 from springtide.checkpoint.piece_table import PieceTable
 from springtide.checkpoint.snapshot_commit import write_part
@@ -53,6 +54,10 @@ class Cluster:
         self.clock = clock
         self.machines: dict[str, Machine] = {}
         self.head_away_until_s = 0.0
+        self.head_refuses = False
+        """Whether a request to Ray's head fails at once."""
+        self.look_cpu_s = 0.0
+        """Processor time that Ray's table of the nodes takes [s]."""
         self.changed: list[Callable[[], None]] = []
         self.committed: Callable[[int], None] = lambda step: None
         """Called when the holders of a snapshot have committed its step."""
@@ -85,11 +90,12 @@ class Cluster:
                 process.kill()
 
     def notice(self, name: str, left_s: float) -> None:
-        """A node is told that it will go, and goes."""
+        """A node is told that it will go, and goes. ``left_s``: infinite if nobody knows when."""
         machine = self.machines[name]
         if machine.alive and machine.leaves_at_s is None:
             machine.leaves_at_s = self.clock.now + left_s
-            self.clock.after(left_s, functools.partial(self.kill, name))
+            if left_s < math.inf:
+                self.clock.after(left_s, functools.partial(self.kill, name))
 
     def reach(self, phase: str, name: str) -> None:
         """A worker of a node comes to a phase."""
@@ -122,12 +128,23 @@ class Cluster:
 
     def ask_head(self) -> None:
         """A request to Ray's head: it waits while the head is away."""
+        if self.head_refuses:
+            raise RaySystemError("the head is away")
         while self.clock.current is not None and self.head_away_until_s > self.clock.now:
             self.clock.sleep(self.head_away_until_s - self.clock.now + 0.1)
+
+    def draining(self) -> dict[str, int]:
+        """Node -> when it goes, since 1970 [ms]; 0 if nobody knows. As Ray's."""
+        return {
+            one.id: round((BEGIN_S + one.leaves_at_s) * 1000) if one.leaves_at_s < math.inf else 0
+            for one in self.alive
+            if one.leaves_at_s is not None
+        }
 
     def observed(self) -> list[Node]:
         """The nodes that Ray thinks alive: a dead one for three seconds more."""
         self.ask_head()
+        self.clock.cpu_s += self.look_cpu_s
         now = self.clock.now
         return [
             Node(one.id, 1, one.leaves_at_s) for one in self.machines.values() if one.alive or now - one.died_s < 3.0

@@ -215,7 +215,7 @@ class Ray:
 
 
 class ScalingPolicy(policies.SpringtideScalingPolicy):
-    """The real one, without Ray's autoscaler."""
+    """The real one, without Ray's autoscaler: every node has a place."""
 
     def _maybe_send_resource_request(self) -> None:
         return None
@@ -224,7 +224,7 @@ class ScalingPolicy(policies.SpringtideScalingPolicy):
         return None
 
     def _reserved(self, alive: set[str], busy: Sequence[str]) -> dict[str, dict[str, float]]:
-        return {}
+        return {name: {"CPU": 1.0} for name in alive} if self._share is None else super()._reserved(alive, busy)
 
     def _get_resize_decision(self, num_workers: int) -> Any:
         return ("start", num_workers)
@@ -412,7 +412,9 @@ class Simulated:
 class Controller:
     """Ray Train's controller: it starts groups, looks at them, and asks the policies."""
 
-    def __init__(self, simulated: Simulated, config: Config, owner: str, mailbox: MailboxClient) -> None:
+    def __init__(
+        self, simulated: Simulated, config: Config, owner: str, mailbox: MailboxClient, share: Any = None
+    ) -> None:
         self.simulated, self.clock, self.owner, self.mailbox = simulated, simulated.clock, owner, mailbox
         elastic = config.elastic
         bounds = Bounds(
@@ -422,13 +424,14 @@ class Controller:
             reserve_s=float(elastic.reserve),
             grow=elastic.grow,
             wait_s=float("inf"),
+            shares=share is not None,
         )
         self.job: Any = types.SimpleNamespace(
             config=config, mailbox=mailbox, folder=simulated.setting.run, owner=owner, keeps_snapshots=True
         )
         self.pool = process_pool.WorkerProcessPool()
         limits = MemoryLimits(1)
-        lender: Any = types.SimpleNamespace(processes=self.pool, share=None)
+        lender: Any = types.SimpleNamespace(processes=self.pool, share=share)
         scaling = ScalingConfig(num_workers=elastic.max_workers, resources_per_worker={"CPU": 1})
         self.policy = ScalingPolicy(scaling, bounds, self.job, None, lender, limits)
         self.failures = failure_policy.SpringtideFailurePolicy(
@@ -443,19 +446,26 @@ class Controller:
         while True:
             self.clock.sleep(_POLL_S)
             try:
-                decision = self._decide()
+                decision = self.decide()
                 self.clock.tell("decided", type(decision).__name__, decision if isinstance(decision, tuple) else "")
                 if decision is True:
                     return
-                if isinstance(decision, tuple):
-                    self._release()
-                    self._begin()
+                self.follow(decision)
             except (ControllerError, WorkerGroupError) as error:
-                self._fail(error)
+                self.fail(error)
             except Exception as error:
-                self._fail(ControllerError(error))
+                self.fail(ControllerError(error))
 
-    def _decide(self) -> Any:
+    def follow(self, decision: Any) -> None:
+        """End the group and start the next one, if that is decided."""
+        if isinstance(decision, tuple):
+            _, workers = decision
+            self._release()
+            if workers:
+                self._begin()
+
+    def decide(self) -> Any:
+        """Ask the policy; True if the run is over."""
         group = self.group
         if group is None:
             return self.policy.make_decision_for_non_running_worker_group()
@@ -467,7 +477,8 @@ class Controller:
         state: Any = types.SimpleNamespace(workers=self._workers)
         return self.policy.make_decision_for_running_worker_group(state, None)
 
-    def _fail(self, error: Any) -> None:
+    def fail(self, error: Any) -> None:
+        """Release the group that has failed, and raise the error if it is not to be tried again."""
         decision = self.failures.make_decision(error)
         self._release()
         if decision is not FailureDecision.RETRY:

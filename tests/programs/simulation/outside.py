@@ -44,14 +44,14 @@ class Leak(BaseException):
 def replaced(clock: Clock, seed: int) -> Iterator[None]:
     """Let time, random numbers, threads and the names of host and process be those of the simulation."""
     drawn = random.Random(seed)
-    make, cpu_s = random.Random.__init__, [0.0]
+    make = random.Random.__init__
 
     def seeded(self: random.Random, x: Any = None) -> None:
         make(self, drawn.getrandbits(64) if x is None else x)
 
     def thread_time() -> float:
-        cpu_s[0] += 0.004
-        return cpu_s[0]
+        clock.cpu_s += 0.004
+        return clock.cpu_s
 
     def now() -> float:
         return clock.now
@@ -80,8 +80,9 @@ def replaced(clock: Clock, seed: int) -> Iterator[None]:
             for kind in (Lock, Condition, Event, Thread)
         ),
     ]
-    random.seed(seed)  # the pauses of the journal and of writers
     with contextlib.ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        random.seed(seed)  # the pauses of the journal and of writers
         for one in patches:
             stack.enter_context(one)
         yield

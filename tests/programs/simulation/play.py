@@ -49,7 +49,7 @@ class Outcome:
 
 
 @functools.cache
-def _prepared() -> tuple[Config, Data, list[int]]:
+def prepared() -> tuple[Config, Data, list[int]]:
     """A tiny dataset, once a process, and the digest of every step's batch."""
     from prepared import prepare
 
@@ -78,7 +78,7 @@ def _prepared() -> tuple[Config, Data, list[int]]:
 def play(seed: int, defect: str | None = None, verbose: bool = False, watched: bool = False) -> Outcome:
     """Play the schedule of ``seed``. ``watched``: look at each built-in function that springtide calls."""
     guard = outside.watched if watched else outside.guarded
-    config, data, digests = _prepared()
+    config, data, digests = prepared()
     logging.getLogger("ray").setLevel(logging.CRITICAL)
     logging.getLogger("springtide").setLevel(logging.WARNING if verbose else logging.CRITICAL)
     clock = Clock(seed)

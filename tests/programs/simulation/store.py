@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, NamedTuple
 
 import fsspec
@@ -143,3 +144,14 @@ def install(store: Store) -> None:
     """Let ``memory://`` be this store."""
     SimulatedFileSystem.store = store
     fsspec.register_implementation("memory", SimulatedFileSystem, clobber=True)
+
+
+@contextlib.contextmanager
+def installed(store: Store) -> Iterator[None]:
+    """Let ``memory://`` be this store for a while: other tests of this process use fsspec's."""
+    before = fsspec.get_filesystem_class("memory")
+    install(store)
+    try:
+        yield
+    finally:
+        fsspec.register_implementation("memory", before, clobber=True)

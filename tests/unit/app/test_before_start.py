@@ -29,7 +29,7 @@ def test_a_machine_without_gpus_refuses_their_recipe_and_writes_nothing(config: 
         train.train(config)
     said = str(told.value)
     assert "elastic.gpus_per_worker = 1" in said
-    assert "no GPU on this machine (torch " in said  # and why
+    assert "no GPU" in said  # and why
     assert "--elastic.gpus-per-worker 0" in said
     assert "RAY_ADDRESS" in said
     assert list(tmp_path.iterdir()) == []
@@ -41,7 +41,7 @@ def test_a_gpu_a_cluster_or_cpus_alone_are_enough(config: Config, monkeypatch: p
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     check_before_start(config)
     check_before_start(config.override({"elastic.gpus_per_worker": 0.5}))
-    with pytest.raises(ConfigError, match=r"elastic.gpus_per_worker = 2.0: torch sees 1 GPU on this machine"):
+    with pytest.raises(ConfigError, match=r"elastic\.gpus_per_worker = 2\.0.* 1 GPU"):
         check_before_start(config.override({"elastic.gpus_per_worker": 2}))
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     check_before_start(config.override({"elastic.gpus_per_worker": 2}))
@@ -50,9 +50,7 @@ def test_a_gpu_a_cluster_or_cpus_alone_are_enough(config: Config, monkeypatch: p
 @pytest.mark.parametrize("recipe", sorted(configs.recipes.RECIPES.keys() - {"tiny", "demo"}))
 def test_a_recipe_for_gpus_asks_for_text_and_writes_nothing(recipe: str, tmp_path: Path) -> None:
     config = configs.recipe(recipe).override({"shards.root": str(tmp_path / "data")})
-    with pytest.raises(
-        ConfigError, match=r"corpus\.source = '': names no text, .* corpus\.tokenizer \(else a BPE of "
-    ) as told:
+    with pytest.raises(ConfigError, match=r"corpus\.source = ''.*corpus\.tokenizer.*BPE") as told:
         prepare(config)
     assert f"a BPE of {config.corpus.vocab_size:,} ids" in str(told.value)
     assert list(tmp_path.iterdir()) == []
@@ -64,9 +62,10 @@ def test_a_recipe_for_gpus_asks_for_text_and_writes_nothing(recipe: str, tmp_pat
     ("resources", "named"),
     [({"CPU": 8.0}, "elastic.gpus_per_worker = 1"), ({"CPU": 0.5, "GPU": 1.0}, "elastic.cpus_per_worker = 1")],
 )
-def test_the_setting_that_no_node_has_room_for_is_the_one_named(
+def test_the_setting_that_no_node_can_satisfy_is_named(
     config: Config, resources: dict[str, float], named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The setting that no node has room for is the one named."""
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": resources}])
     config = config.override({"feed.cpus_per_read": 0, "parallel.precision": "fp16"})
     with pytest.raises(ConfigError, match=named):
@@ -79,7 +78,7 @@ def test_workers_leave_the_cpus_that_their_gpus_do_not_need(config: Config, monk
     config = config.override({"elastic.max_workers": 256, "stream.global_batch": 256, "feed.cpus_per_read": 1.0})
     assert check_resources(config) == []  # 16 workers fit
     full = config.override({"elastic.cpus_per_worker": 12.0})
-    with pytest.raises(ConfigError, match=r"16 workers of elastic\.cpus_per_worker = 12\.0 leave 0 of the .* 192 CPUs"):
+    with pytest.raises(ConfigError, match=r"elastic\.cpus_per_worker = 12\.0.*192 CPUs"):
         check_resources(full)
     huge = config.override({"elastic.cpus_per_worker": 97.0})
     with pytest.raises(ConfigError, match=r"elastic\.cpus_per_worker = 97"):  # which leaves all CPUs
@@ -92,7 +91,7 @@ def test_a_cluster_of_unlike_devices_is_told(config: Config, monkeypatch: pytest
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
     config = config.override({"feed.cpus_per_read": 0})
     [said] = check_resources(config)
-    assert said.startswith("the cluster has A100, H100 devices: a step takes as long as the slowest")
+    assert said.startswith("the cluster has A100, H100")
     assert check_resources(config.override({"elastic.gpus_per_worker": 0})) == []
     monkeypatch.setattr(ray, "nodes", lambda: nodes[:1])
     assert check_resources(config) == []
@@ -116,25 +115,28 @@ def test_a_variable_that_workers_must_not_be_given_is_refused(config: Config, na
 @pytest.mark.parametrize("name", ["../../etc", "/etc/x", ".hidden", "a/b", "a\nb", "x" * 200])
 def test_a_sweep_whose_name_leads_out_of_its_root_is_refused(tiny: Config, name: str) -> None:
     space = str(Path(__file__).parents[3] / "tune_spaces" / "lr_and_decay.py")
-    with pytest.raises(ConfigError, match=r"--name = .*not the name of a folder below run\.root"):
+    with pytest.raises(ConfigError, match=r"--name = .*run\.root"):
         st.sweep(tiny, space, name=name)
     assert not Path(tiny.run.root).exists()
 
 
-def test_a_population_of_runs_that_are_kept_near_their_start_is_refused(tmp_path: Path) -> None:
-    """Its trials start from each other: each start would pull elsewhere."""
+def test_a_population_rejects_runs_anchored_to_their_start(tmp_path: Path) -> None:
+    """A population of runs that are kept near their start is refused.
+
+    Its trials start from each other: each start would pull elsewhere."""
     table = {
         "SPACE": {"optim.peak_lr": ("log_uniform", 1e-4, 1e-1)},
         "OBJECTIVE": {"metric": "heldout_loss", "mode": "min"},
         "BUDGET": {"trials": 4, "tokens_per_trial": 100_000, "rungs": 4},
     }
     changes = {"objective.anchor": "l2sp", "train.start_from": "runs/a", "run.root": str(tmp_path)}
-    with pytest.raises(ConfigError, match=r"objective.anchor = 'l2sp'.*--scheduler pbt trials start from others"):
+    with pytest.raises(ConfigError, match=r"objective\.anchor = 'l2sp'.*--scheduler pbt"):
         st.sweep(configs.recipes.tiny().override(changes), table, scheduler="pbt")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_dataset_beside_a_mixture_that_leaves_one_empty_is_refused_with_both_fields(tiny: Config) -> None:
+def test_an_empty_dataset_beside_a_mixture_is_refused(tiny: Config) -> None:
+    """A dataset beside a mixture that leaves one empty is refused with both fields."""
     known = tiny.shards.dataset
     with pytest.raises(ConfigError) as told:
         prepare(tiny.override({"stream.mixture": {"new": "", "old": known}}))

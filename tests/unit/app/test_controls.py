@@ -90,7 +90,8 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
         yield found
 
 
-def test_a_save_is_acknowledged_by_a_state_that_is_no_older_than_the_command(driver: Driver) -> None:
+def test_a_save_is_acknowledged_by_a_state_after_the_command(driver: Driver) -> None:
+    """A save is acknowledged by a state that is no older than the command."""
     number = driver.give("save")
     driver.tell(Saved(step=4, name="step-4", size_bytes=1, save_time_s=1.0))  # it was on its way
     driver.tell(SaveFailed(step=4, reason="full", in_a_row=1))
@@ -110,14 +111,16 @@ def test_a_number_far_ahead_does_not_carry_the_driver_away(driver: Driver, monke
     assert driver.unanswered(999_999_999)
 
 
-def test_a_save_across_a_loss_is_acknowledged_by_the_first_of_the_next_group(driver: Driver) -> None:
+def test_a_save_across_a_loss_is_acknowledged_by_the_next_group(driver: Driver) -> None:
+    """A save across a loss is acknowledged by the first of the next group."""
     number = driver.give("save")
     driver.tell(Started(step=2, world_size=3))
     driver.tell(Saved(step=3, name="step-3", size_bytes=1, save_time_s=1.0))
     assert driver.result(number).step == 3
 
 
-def test_a_pause_is_acknowledged_when_the_run_holds_nothing_and_each_one_anew(driver: Driver) -> None:
+def test_each_pause_is_acknowledged_when_the_run_holds_nothing(driver: Driver) -> None:
+    """A pause is acknowledged when the run holds nothing and each one anew."""
     first = driver.give("pause")
     until(lambda: driver.workers.limits and driver.workers.limits[-1].paused_by)
     assert driver.unanswered(first)
@@ -147,7 +150,8 @@ def test_what_is_withdrawn_before_it_took_effect_is_undone(driver: Driver) -> No
     assert not standing(driver.run.folder).paused_by
 
 
-def test_a_smaller_limit_waits_for_a_smaller_group_and_an_impossible_one_is_refused(driver: Driver) -> None:
+def test_a_smaller_limit_waits_for_a_smaller_group(driver: Driver) -> None:
+    """A smaller limit waits for a smaller group and an impossible one is refused."""
     number = driver.give("resize", 2)
     assert driver.unanswered(number)
     driver.tell(Started(step=5, world_size=3))
@@ -206,7 +210,7 @@ def test_commands_of_before_hold_or_are_refused(tmp_path: Path, monkeypatch: pyt
     driver = Driver(tmp_path)  # its thread does not run yet
     numbers = [give(driver.run.folder, verb).number for verb in ("pause", "save")]
     later = Controls(driver.run.config, driver.run, driver.workers)
-    assert "was paused by" in later.remarks[0]
+    assert "paused" in later.remarks[0]
     with later.carried_out():
         assert driver.result(numbers[0]).text == "it holds from this start on"
         assert not driver.result(numbers[1]).done

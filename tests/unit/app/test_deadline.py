@@ -59,14 +59,15 @@ def test_what_cannot_be_is_refused_with_a_remedy(changes: dict[str, Any], proble
     check_deadline(config(**{"track__price": 0, **changes, "elastic__deadline": 0}), run)
 
 
-def test_a_span_counts_from_the_first_start_however_often_the_run_is_resumed() -> None:
+def test_a_span_counts_from_the_first_start_across_resumes() -> None:
+    """A span counts from the first start however often the run is resumed."""
     folder = Folder("memory://begun")
     assert begun_s(Run(folder)) == pytest.approx(time.time(), abs=5.0)
     for term, ago_s in ((1, 9 * 3600.0), (2, 10.0)):
         with Journal(folder, term=term) as journal:
             journal(Started(step=0, world_size=1, time_s=time.time() - ago_s))
     assert time.time() - begun_s(Run(folder)) == pytest.approx(9 * 3600.0, abs=5.0)
-    with pytest.raises(ConfigError, match=r"elastic.deadline = '28800s': is over since 3600 s|is over since 1.0 h"):
+    with pytest.raises(ConfigError, match=r"elastic\.deadline = '28800s'.*(3600 s|1\.0 h)"):
         check_deadline(config(), Run(folder))
     check_deadline(config(elastic__deadline="10h"), Run(folder))
 
@@ -108,7 +109,8 @@ def test_what_is_no_time_is_refused(given: Any, problem: str) -> None:
         config(elastic__deadline=given)
 
 
-def test_times_of_all_zones_are_one_and_a_span_begins_at_the_start() -> None:
+def test_times_of_all_zones_are_equivalent() -> None:
+    """Times of all zones are one and a span begins at the start."""
     utc, berlin = Until.parse("2026-12-01T08:00Z"), Until.parse("2026-12-01T09:00+01:00")
     assert utc.at_s(0.0) == berlin.at_s(5.0) == 1796112000.0
     assert Until.parse("8h").at_s(100.0) == 28900.0
@@ -120,9 +122,7 @@ def test_nodes_of_an_unknown_market_are_told_once(monkeypatch: pytest.MonkeyPatc
     assert remarks_on_markets(config()) == []
     here |= {"d": "", "e": ""}
     [said] = remarks_on_markets(config())
-    assert said.startswith(
-        "elastic.deadline: 2 of 5 nodes have no market label: they count as spot nodes for the deadline"
-    )
+    assert said.startswith("elastic.deadline: 2 of 5 nodes")
     here |= {"d": "reserved"}
-    assert "have a market that is not known (reserved)" in remarks_on_markets(config())[0]
+    assert "(reserved)" in remarks_on_markets(config())[0]
     assert remarks_on_markets(config(elastic__deadline=0)) == []

@@ -48,26 +48,26 @@ def test_what_helps_is_said_with_what_it_saves(found: dict[str, int]) -> None:
     assert found["all of these"] == min(found.values())
 
 
-def test_a_model_that_cannot_fit_is_told_by_how_much_and_what_would_fit(found: dict[str, int]) -> None:
+def test_a_model_that_cannot_fit_names_the_excess(found: dict[str, int]) -> None:
+    """A model that cannot fit is told by how much and what would fit."""
     needed, best = found["as configured"], found["train.micro_batch = 1"]
     check_fits(CONFIG, VOCABULARY, 0, 2, needed)
     check_fits(CONFIG, VOCABULARY, 0, 2, 0)  # nothing known of the device
     limit = best + (needed - best) // 4
-    with pytest.raises(
-        ConfigError, match=r"model = '4 layers of 256': needs .* more than the .*what would fit"
-    ) as told:
+    with pytest.raises(ConfigError, match=r"model = '4 layers of 256'.*fit") as told:
         check_fits(CONFIG, VOCABULARY, 0, 2, limit)
     said = str(told.value).split("what would fit: ")[1]
     assert {words for words in found if f"{words} (" in said} == {words for words in found if found[words] <= limit}
-    with pytest.raises(ConfigError, match=r"nothing alone: all of these still needs .*; take a smaller model"):
+    with pytest.raises(ConfigError, match=r"nothing alone.*model"):
         check_fits(CONFIG, VOCABULARY, 0, 2, 10**6)
 
 
-def test_rows_at_once_are_as_many_as_fit_with_few_workers_as_with_many() -> None:
+def test_rows_at_once_fit_the_smallest_group() -> None:
+    """Rows at once are as many as fit with few workers as with many."""
     auto = CONFIG.override({"train.micro_batch": "auto", "parallel.strategy": "zero3", "elastic.max_workers": 4})
-    with pytest.raises(ValueError, match=r"is chosen by a run on Ray only"):
+    with pytest.raises(ValueError, match="Ray only"):
         _ = auto.train.rows_at_once
-    with pytest.raises(ConfigError, match=r"train.micro_batch = 'auto': the memory of the devices is not known"):
+    with pytest.raises(ConfigError, match=r"train\.micro_batch = 'auto'.*memory"):
         choose_micro_batch(auto, VOCABULARY, 0, 0)
 
     def predicted(rows: int, workers: int) -> int:
@@ -169,7 +169,8 @@ def test_what_is_no_number_of_workers_or_ids_is_refused(option: str, capsys: pyt
     assert f"{name} = {value}: must be at least 1" in capsys.readouterr().err
 
 
-def test_a_batch_that_is_dealt_unevenly_is_told_with_one_near_it_that_is_not() -> None:
+def test_an_uneven_batch_is_reported_with_an_even_one_nearby() -> None:
+    """A batch that is dealt unevenly is told with one near it that is not."""
     wide = {"elastic.min_workers": 6, "elastic.max_workers": 24}
     found = estimate_evenness(CONFIG.override({**wide, "stream.global_batch": 52, "stream.lanes": 26}))
     assert (found.evenness.worst_workers, round(found.evenness.worst, 3)) == (24, 0.542)
@@ -191,10 +192,11 @@ def test_a_batch_that_is_dealt_unevenly_is_told_with_one_near_it_that_is_not() -
     )
 
 
-def test_a_type_that_a_device_lacks_is_refused_with_the_device_named() -> None:
+def test_a_type_that_a_device_lacks_names_the_device() -> None:
+    """A type that a device lacks is refused with the device named."""
     nodes = [{"CPU": 8.0, "GPU": 1.0, "accelerator_type:T4": 1.0}, {"GPU": 8.0, "accelerator_type:H100": 1.0}]
     wanted = configs.recipes.demo().override({"parallel.precision": "bf16", "elastic.gpus_per_worker": 1})
-    with pytest.raises(ConfigError, match=r"parallel\.precision = 'bf16': .* T4 devices.*; use fp16"):
+    with pytest.raises(ConfigError, match=r"parallel\.precision = 'bf16'.* T4 .*fp16"):
         check_precision(wanted, nodes)
     check_precision(wanted, nodes[1:])
     check_precision(wanted.override({"parallel.precision": "fp16"}), nodes)
@@ -220,7 +222,8 @@ SHALLOW = CONFIG.override(
 )
 
 
-def test_fewest_workers_are_those_whose_step_fits_with_one_row_at_once(predicted: dict[int, int]) -> None:
+def test_fewest_workers_fit_a_step_with_one_row(predicted: dict[int, int]) -> None:
+    """Fewest workers are those whose step fits with one row at once."""
     needs = [memory.predicted_bytes(SHALLOW, VOCABULARY, 0, workers) for workers in (1, 2, 3, 4)]
     assert needs == sorted(needs, reverse=True)
     assert [least_workers(SHALLOW, VOCABULARY, 0, has) for has in needs] == [1, 2, 3, 4]
@@ -235,9 +238,8 @@ def test_fewest_workers_are_those_whose_step_fits_with_one_row_at_once(predicted
     )  # three are no multiple of what a copy of the model is laid over
 
 
-def test_a_run_on_ray_begins_with_no_fewer_workers_than_fit_and_says_so(
-    monkeypatch: pytest.MonkeyPatch, predicted: dict[int, int]
-) -> None:
+def test_a_run_on_ray_begins_with_workers_that_fit(monkeypatch: pytest.MonkeyPatch, predicted: dict[int, int]) -> None:
+    """A run on Ray begins with no fewer workers than fit and says so."""
     has = memory.predicted_bytes(SHALLOW, VOCABULARY, 0, 2)
     data = SimpleNamespace(vocab_size=VOCABULARY, eos_id=0)
     monkeypatch.setattr("springtide.on_ray.cluster.session.device_size", lambda config: (has, 0))

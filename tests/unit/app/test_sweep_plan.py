@@ -43,14 +43,14 @@ def again(folder: SweepFolder, base: configs.Config, search: str = "random", res
 
 
 def test_a_sweep_is_resumed_under_what_it_was_started_with(folder: SweepFolder) -> None:
-    with pytest.raises(ConfigError, match=r"first.*is not a sweep in .*; omit --resume"):
+    with pytest.raises(ConfigError, match=r"first.*sweep.*--resume"):
         again(folder, TINY)
     plan = begin(folder)
     assert (plan["distinct"], plan["seed"]) == (True, 0)
     assert again(folder, TINY) == again(folder, TINY, resume="auto") == folder.plan()
-    with pytest.raises(RunExists, match="continue it with --resume"):
+    with pytest.raises(RunExists, match="with --resume"):
         again(folder, TINY, resume=False)
-    with pytest.raises(ConfigError, match="was started with another space, --search or --seed"):
+    with pytest.raises(ConfigError, match=r"space.*--search.*--seed"):
         again(folder, TINY, search="grid")
 
 
@@ -62,7 +62,7 @@ def test_a_resume_under_another_base_is_refused_and_names_what_differs(folder: S
     text = str(caught.value)
     layers = TINY.model.num_layers
     assert f"stream.seed was {TINY.stream.seed}, is 7; model.num_layers was {layers}, is {layers + 1}" in text
-    assert text.endswith("use the same ones, or another name")
+    assert text.endswith("another name")
 
 
 def test_a_resume_may_change_what_trials_do_not_learn_from(folder: SweepFolder) -> None:
@@ -80,13 +80,15 @@ def test_a_resume_may_change_what_trials_do_not_learn_from(folder: SweepFolder) 
     assert again(folder, TINY.override(changes))["seed"] == 0
 
 
-def test_a_password_is_not_in_the_plan_and_a_new_one_is_no_difference(folder: SweepFolder) -> None:
+def test_a_password_is_neither_in_the_plan_nor_a_difference(folder: SweepFolder) -> None:
+    """A password is not in the plan and a new one is no difference."""
     begin(folder, TINY.override({"corpus.source": "https://ml:hunter2@host/a.txt"}))
     assert b"hunter2" not in folder.root.read("sweep.json")
     again(folder, TINY.override({"corpus.source": "https://ml:hunter3@host/a.txt"}))
 
 
-def test_a_sweep_from_before_is_resumed_with_the_points_that_it_drew(folder: SweepFolder) -> None:
+def test_an_older_sweep_resumes_with_the_points_it_drew(folder: SweepFolder) -> None:
+    """A sweep from before is resumed with the points that it drew."""
     plan = begin(folder)
     folder.write_plan({key: plan[key] for key in ("search", "seed", "space")})
     found = again(folder, TINY.override({"stream.seed": 7}))
@@ -94,18 +96,18 @@ def test_a_sweep_from_before_is_resumed_with_the_points_that_it_drew(folder: Swe
     assert "distinct" not in found
 
 
-def test_the_numbers_of_repeats_stay_what_they_were_when_finalists_were_chosen(folder: SweepFolder) -> None:
+def test_the_numbers_of_repeats_are_fixed_with_the_finalists(folder: SweepFolder) -> None:
+    """The numbers of repeats stay what they were when finalists were chosen."""
+
     def budget(**changes: int) -> Any:
         return read({**TABLE, "BUDGET": {**TABLE["BUDGET"], "finalists": 2, **changes}}, TINY).budget
 
     check_finalists(folder, budget(trials=9))
     folder.write_finalists(Chosen([3, 1], trials=4, seeds=3))
     check_finalists(folder, budget(finalists=1))
-    with pytest.raises(
-        ConfigError, match=r"BUDGET\.trials = 16: was 4 when the finalists were chosen; .* another --name"
-    ):
+    with pytest.raises(ConfigError, match=r"BUDGET\.trials = 16.* 4 .*--name"):
         check_finalists(folder, budget(trials=16))
-    with pytest.raises(ConfigError, match=r"BUDGET\.seeds = 5: was 3 when"):
+    with pytest.raises(ConfigError, match=r"BUDGET\.seeds = 5.* 3 "):
         check_finalists(folder, budget(seeds=5))
     folder.root.write_json("finalists.json", [3, 1])  # from before the numbers
     check_finalists(folder, budget(trials=16))

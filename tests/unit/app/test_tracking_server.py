@@ -67,11 +67,11 @@ def test_a_strangers_run_gets_no_request(
             in said
         )
         assert "TOKEN-OF-VICTIM" not in said
-    with pytest.raises(ConfigError, match="only the config names this server"):
+    with pytest.raises(ConfigError, match=r"track\.mlflow_uri = .*the config"):
         st.train(st.load_config("stranger/config.yaml"))
     monkeypatch.delenv("MLFLOW_TRACKING_TOKEN")  # the server would say where files are written
     assert main(["model", "export", "stranger", "--out", "out", "--register", "M"]) == 2
-    assert "only the config names this server; name it yourself" in capsys.readouterr().err
+    assert "name it yourself" in capsys.readouterr().err
     for recipe in configs.recipes.FINE_TUNING.values():
         assert recipe(run.config, "stranger").track == Config().track
     assert foreign.requests == 0
@@ -129,7 +129,7 @@ def test_a_login_of_mlflow_counts(tiny: Config, tmp_path: Path) -> None:
     ],
 )
 def test_a_driver_is_loaded_for_the_user_only(uri: str, tiny: Config) -> None:
-    with pytest.raises(ConfigError, match="may load a driver"):
+    with pytest.raises(ConfigError, match=r"track\.mlflow_uri = .*driver"):
         mlflow_uri(tiny.override({"track.mlflow_uri": uri}))
 
 
@@ -139,7 +139,7 @@ def test_a_host_cannot_hide(tiny: Config, monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(ConfigError, match="backslash"):
         mlflow_uri(tiny.override({"track.mlflow_uri": "http://evil.example\\@mine.example"}))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql:///db?host=mine.example")
-    with pytest.raises(ConfigError, match="only the config names it"):
+    with pytest.raises(ConfigError, match=r"track\.mlflow_uri = .*the config"):
         mlflow_uri(tiny.override({"track.mlflow_uri": "postgresql:///db?host=evil.example"}))
 
 

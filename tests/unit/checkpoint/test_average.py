@@ -73,7 +73,7 @@ def test_each_element_is_the_mean_however_small_the_parts(tmp_path: Path, part_b
         expected = weights[-1][name] if name == "count" else mean.to(value.dtype)
         assert torch.equal(value, expected), name
     optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(Mismatch, match="the checkpoint lacks optim/"):
+    with pytest.raises(Mismatch, match="optim/"):
         load(to, names[-1], model, optimizer)
 
 
@@ -97,9 +97,7 @@ def test_other_models_and_bad_bytes_write_no_checkpoint(tmp_path: Path) -> None:
     other = Folder(str(tmp_path / "other"))
     saved(other, wide=301, steps=(2,))
     (tmp_path / "other/checkpoints/step-0000000002").rename(tmp_path / "run/checkpoints/step-0000000002")
-    with pytest.raises(
-        CheckpointError, match=r"step-0000000002 and step-0000000001 are of different models: model/matrix"
-    ):
+    with pytest.raises(CheckpointError, match=r"step-0000000002.*step-0000000001.*model/matrix"):
         average_checkpoints(run, committed(run), to, {})
     assert not (tmp_path / "to").exists()
     [file] = (tmp_path / "run/checkpoints/step-0000000001").glob("*.safetensors")
@@ -116,6 +114,6 @@ def test_a_branch_cannot_begin_with_weights_alone(tmp_path: Path) -> None:
     saved(run)
     average_checkpoints(run, committed(run), to, {})
     config = Config().override({"train.start_from": f"{to.url}/checkpoints/{committed(to)[0]}"})
-    with pytest.raises(ConfigError, match=r"holds the averaged weights of step-.*set train.start_with = weights"):
+    with pytest.raises(ConfigError, match=r"step-.*train\.start_with = weights"):
         check_start(config, lambda _: "", "")
     assert check_start(config.override({"train.start_with": "weights"}), lambda _: "", "") == Config()

@@ -72,13 +72,15 @@ def term_of(run: Folder, step: int) -> int:
     return read_manifest(run, f"step-{step:010d}").term
 
 
-def test_the_state_that_an_earlier_lease_has_committed_is_not_written_again(run: Folder) -> None:
+def test_a_state_committed_by_an_earlier_lease_is_not_rewritten(run: Folder) -> None:
+    """The state that an earlier lease has committed is not written again."""
     Writer(run).save(5)
     assert Writer(run).save(5).written_bytes == 0
     assert term_of(run, 5) == 1
 
 
-def test_what_killed_writers_left_is_removed_and_what_is_being_written_stays(run: Folder) -> None:
+def test_files_of_killed_writers_are_removed(run: Folder) -> None:
+    """What killed writers left is removed and what is being written stays."""
     writer = Writer(run)
     writer.save(1)
     for name in ("step-0000000001", "step-0000000002"):
@@ -92,8 +94,10 @@ def test_what_killed_writers_left_is_removed_and_what_is_being_written_stays(run
     assert left == [f"checkpoints/step-000000000{step}/.tmp-new" for step in (1, 2)]
 
 
-def test_rank_0_does_not_wait_for_ranks_that_have_seen_an_older_leases_commit(run: Folder) -> None:
-    """It lands between the two looks for it, that of rank 0 and that of rank 1."""
+def test_rank_0_skips_ranks_that_saw_an_older_lease_commit(run: Folder) -> None:
+    """Rank 0 does not wait for ranks that have seen an older leases commit.
+
+    It lands between the two looks for it, that of rank 0 and that of rank 1."""
     older = Writer(run)
     job = older.job(5)
     newer = Writer(run)
@@ -116,7 +120,8 @@ def test_rank_0_does_not_wait_for_ranks_that_have_seen_an_older_leases_commit(ru
     assert read_manifest(run, found.name).term == older.term
 
 
-def test_a_checkpoint_that_is_removed_leaves_no_folder_and_what_is_not_ours_keeps_it(run: Folder) -> None:
+def test_removing_a_checkpoint_keeps_files_that_are_not_ours(run: Folder) -> None:
+    """A checkpoint that is removed leaves no folder and what is not ours keeps it."""
     writer, folder = Writer(run), Path(run.url) / "checkpoints"
     (folder / "step-0000000001").mkdir(parents=True)  # a save that was killed before its first file
     (folder / "step-0000000009").mkdir()  # a save that has begun
@@ -130,18 +135,20 @@ def test_a_checkpoint_that_is_removed_leaves_no_folder_and_what_is_not_ours_keep
     }
 
 
-def test_the_same_step_with_other_settings_is_another_state_and_is_written(run: Folder) -> None:
-    """A lease that was fenced off commits late; the one that holds the run has another learning rate."""
+def test_the_same_step_with_other_settings_is_written(run: Folder) -> None:
+    """The same step with other settings is another state and is written.
+
+    A lease that was fenced off commits late; the one that holds the run has another learning rate."""
     Writer(run).save(5)
     assert Writer(run, settings="another rate").save(5).written_bytes > 0
     assert term_of(run, 5) == 2
     assert committed(run) == ["step-0000000005"]
 
 
-def test_a_commit_that_the_listing_does_not_show_yet_is_not_written_over(
-    run: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The answer to the commit is lost, and the folder's listing lags behind when it is tried again (NFS)."""
+def test_a_commit_missing_from_the_listing_is_not_overwritten(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that the listing does not show yet is not written over.
+
+    The answer to the commit is lost, and the folder's listing lags behind when it is tried again (NFS)."""
     writer = Writer(run)
     writer.save(5)
     monkeypatch.setattr(commit, "listed", lambda _: {})
@@ -183,9 +190,8 @@ def test_every_try_of_a_save_writes_the_same_bytes(run: Folder, monkeypatch: pyt
     assert written[0] == written[1]
 
 
-def test_another_lease_that_commits_another_state_at_the_same_moment_is_not_taken_for_the_same(
-    run: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_simultaneous_commit_of_another_state_is_detected(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another lease that commits another state at the same moment is not taken for the same."""
     fenced, create = Writer(run), Folder.create
     holder = Writer(run, settings="another rate")
 
@@ -196,15 +202,14 @@ def test_another_lease_that_commits_another_state_at_the_same_moment_is_not_take
         create(folder, name, *rest)
 
     monkeypatch.setattr(Folder, "create", first)
-    with pytest.raises(OSError, match="was committed at the same moment by lease 1"):
+    with pytest.raises(OSError, match=r"committed .*lease 1"):
         holder.save(5)
     holder.save(5)  # it is tried again
     assert term_of(run, 5) == 2
 
 
-def test_a_commit_that_is_tried_again_looks_again_who_holds_the_run(
-    run: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_retried_commit_checks_the_lease_again(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that is tried again looks again who holds the run."""
     writer = Writer(run)
 
     def slow(folder: Folder, name: str, data: bytes, before_retry: Any) -> None:
@@ -213,7 +218,7 @@ def test_a_commit_that_is_tried_again_looks_again_who_holds_the_run(
         raise AssertionError("it was fenced off")
 
     monkeypatch.setattr(commit.Folder, "create", _only(COMMITTED, slow, Folder.create))
-    with pytest.raises(RunExists, match="may not write any more"):
+    with pytest.raises(RunExists, match="may not write"):
         writer.save(5)
     assert committed(run) == []
 
@@ -222,7 +227,8 @@ def _only(wanted: str, special: Any, usual: Any) -> Any:
     return lambda folder, name, *rest: (special if name == wanted else usual)(folder, name, *rest)
 
 
-def test_a_piece_is_not_taken_from_a_checkpoint_that_another_lease_has_replaced(run: Folder) -> None:
+def test_a_piece_of_a_replaced_checkpoint_is_not_reused(run: Folder) -> None:
+    """A piece is not taken from a checkpoint that another lease has replaced."""
     first = Writer(run)
     first.save(5)
     first.save(10)  # refers to step 5 for the frozen tensor
@@ -237,7 +243,8 @@ def test_a_piece_is_not_taken_from_a_checkpoint_that_another_lease_has_replaced(
     assert refers <= set(checkpoints(run).files())
 
 
-def test_a_checkpoint_whose_manifest_cannot_be_read_keeps_the_files_that_it_may_refer_to(run: Folder) -> None:
+def test_an_unreadable_manifest_keeps_the_files_it_may_name(run: Folder) -> None:
+    """A checkpoint whose manifest cannot be read keeps the files that it may refer to."""
     writer = Writer(run)
     writer.save(5)
     writer.save(10)
@@ -255,9 +262,10 @@ def test_a_checkpoint_whose_manifest_cannot_be_read_keeps_the_files_that_it_may_
 
 
 @pytest.mark.parametrize("when", ["before the mark is taken away", "after"])
-def test_a_branch_from_a_checkpoint_that_is_being_removed_has_it_whole_or_is_refused(
+def test_a_branch_from_a_removed_checkpoint_is_whole_or_refused(
     run: Folder, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
+    """A branch from a checkpoint that is being removed has it whole or is refused."""
     writer, being_read, remove = Writer(run), retention.being_read, Folder.remove_files
     writer.save(5)
     writer.save(10)
@@ -288,7 +296,7 @@ def test_a_branch_from_a_checkpoint_that_is_being_removed_has_it_whole_or_is_ref
     writer.save(15, keep=1)
     monkeypatch.undo()
     if when == "after":
-        assert "names a checkpoint that its run has removed since" in said
+        assert "removed" in said
     else:
         assert said == ""
         assert "step-0000000005" in committed(run)
@@ -317,10 +325,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 @pytest.mark.parametrize("kept", [1, 6])
-def test_what_a_rank_asks_the_store_in_a_save_does_not_grow_with_what_lies_there(
-    run: Folder, monkeypatch: pytest.MonkeyPatch, kept: int
-) -> None:
-    """It listed all files of all checkpoints, on each rank. What it has written itself it does not read again."""
+def test_requests_of_a_save_do_not_grow_with_the_run(run: Folder, monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    """What a rank asks the store in a save does not grow with what lies there.
+
+    It listed all files of all checkpoints, on each rank. What it has written itself it does not read again."""
     writer = Writer(run)
     for step in range(1, 1 + kept):
         writer.save(step)
@@ -333,9 +341,8 @@ def test_what_a_rank_asks_the_store_in_a_save_does_not_grow_with_what_lies_there
     assert asked == {"names": 1, "read": 4, "put_stream": 2}
 
 
-def test_after_a_resize_of_a_large_group_no_rank_reads_the_indexes_of_all(
-    run: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_group_does_not_read_all_indexes_after_a_resize(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a resize of a large group no rank reads the indexes of all."""
     writer = Writer(run)
     writer.save(5)
     manifest = read_manifest(run, "step-0000000005")
@@ -352,9 +359,8 @@ def test_after_a_resize_of_a_large_group_no_rank_reads_the_indexes_of_all(
         assert len(asked) == reads
 
 
-def test_of_many_checkpoints_that_are_kept_a_save_reads_the_newest_manifests_alone(
-    run: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_reads_only_the_newest_manifests(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many checkpoints that are kept a save reads the newest manifests alone."""
     writer, known, read = Writer(run), KnownCheckpoints(), list[str]()
     for step in range(1, 8):
         writer.save(step)

@@ -174,9 +174,7 @@ def test_an_index_that_says_what_cannot_be_is_no_checkpoint(run: Folder, change:
 
 def test_a_checkpoint_of_another_format_is_refused_by_number(run: Folder) -> None:
     changed(run, "manifest", lambda manifest: manifest | {"format": 2, "old": True})
-    with pytest.raises(
-        CheckpointError, match=f"is in format 2, this version of springtide reads {FORMAT}: use the version"
-    ):
+    with pytest.raises(CheckpointError, match=f"format 2.*reads {FORMAT}"):
         read_manifest(run, NAME)
 
 
@@ -197,9 +195,7 @@ def test_a_manifest_with_a_key_of_another_version_is_no_damage(run: Folder) -> N
             "manifest",
             lambda one, key=key: one | {"new": 1} if key == "manifest" else one | {key: one[key] | {"new": 1}},
         )
-        with pytest.raises(
-            OtherFormat, match=rf"{NAME} of .* has (meta\.)?new, which this version .* use the version that wrote"
-        ):
+        with pytest.raises(OtherFormat, match=rf"{NAME} of .* (meta\.)?new\b"):
             read_manifest(run, NAME)
 
 
@@ -249,7 +245,7 @@ def test_pieces_that_are_not_the_whole_tensor_are_refused(tmp_path: Path, boxes:
 def test_pieces_of_one_tensor_that_differ_in_shape_are_refused(tmp_path: Path) -> None:
     piece = Piece(*PIECE, (0, 0), (2, 4), f"{NAME}/a0001-r0000.safetensors", 0, 32, ("0" * 32,))
     for other in (piece._replace(shape=(8,), offsets=(0,), sizes=(8,)), piece._replace(dtype="F64")):
-        with pytest.raises(CheckpointError, match="model/a: its pieces differ"):
+        with pytest.raises(CheckpointError, match=r"model/a: .*pieces"):
             read_into(Folder(tmp_path), [piece, other], {"model/a": torch.zeros(4, 4)})
 
 
@@ -260,7 +256,8 @@ def test_a_header_of_any_size_takes_no_memory(run: Folder) -> None:
     assert "header: digest expected" in found.reason
 
 
-def test_the_second_reader_finds_a_folder_in_the_place_of_a_file_bad(run: Folder) -> None:
+def test_the_second_reader_finds_a_folder_instead_of_a_file_bad(run: Folder) -> None:
+    """The second reader finds a folder in the place of a file bad."""
     [name] = [name for name in (checkpoints(run) / NAME).names() if name.endswith(".safetensors")]
     (checkpoints(run) / NAME).remove(name)
     Path(checkpoints(run).where(f"{NAME}/{name}")).mkdir()

@@ -57,16 +57,16 @@ def test_a_damaged_lease_counts_as_lost_and_is_named(
     run: Folder, caplog: pytest.LogCaptureFixture, damage: Change
 ) -> None:
     change(run, 2, damage)
-    with pytest.raises(DamagedFile, match=r"leases/0002\.json: .*; restore the file from a copy, or remove it"):
+    with pytest.raises(DamagedFile, match=r"leases/0002\.json: .*(restore|remove)"):
         leases.newest(run)
     leases.check_free(run)
     leases.check(run, 2)
-    with pytest.raises(RunExists, match=r"may be held by another driver: .*0002\.json"):
+    with pytest.raises(RunExists, match=r"held .*0002\.json"):
         leases.claim(run, "driver", again=True)  # who has claimed it is not known
     assert leases.claim(run, "next", trains=False).term == 3
     assert leases.losses(run) == 1
     assert leases.has_trained(run, 3)
-    with pytest.raises(RunExists, match=r"lease 2 of .* held by lease 3, begun"):
+    with pytest.raises(RunExists, match=r"lease 2 .*lease 3"):
         leases.check(run, 2)
     assert all("0002.json" in record.getMessage() for record in caplog.records)
 
@@ -80,12 +80,10 @@ def test_a_lease_of_another_format_is_refused_by_number(run: Folder) -> None:
     assert (run / "leases").read_json("0002.json")["format"] == leases.FORMAT == 1
     change(run, 2, lambda lease: lease | {"format": 2, "new": True})
     for claim in (lambda: leases.claim(run, "next"), lambda: leases.check_free(run), lambda: leases.newest(run)):
-        with pytest.raises(
-            RunExists, match=r"lease 2 is in format 2, this version of springtide reads 1: use the version"
-        ):
+        with pytest.raises(RunExists, match=r"lease 2 .*format 2.*reads 1"):
             claim()
     leases.check(run, 2)
-    with pytest.raises(RunExists, match=r"held by lease 2 .*format 2"):
+    with pytest.raises(RunExists, match=r"lease 2 .*format 2"):
         leases.check(run, 1)
     assert (run / "leases").names() == ["0001.json", "0002.json"]
 

@@ -33,7 +33,8 @@ class CountingFolder(Folder):
         return found
 
 
-def test_a_restart_takes_as_many_requests_after_a_hundred_restarts_as_after_three() -> None:
+def test_requests_of_a_restart_do_not_grow_with_restarts() -> None:
+    """A restart takes as many requests after a hundred restarts as after three."""
     run, seen = CountingFolder(f"memory:///counted-{uuid.uuid4().hex}"), []
     driver = leases.claim(run, "driver", trains=False)
     for restart in range(100):
@@ -48,7 +49,8 @@ def test_a_restart_takes_as_many_requests_after_a_hundred_restarts_as_after_thre
     assert seen[99] == seen[3] <= 9
 
 
-def test_a_group_that_goes_back_or_leaves_is_not_lost_and_one_that_does_not_end_is(tmp_path: Path) -> None:
+def test_only_a_group_that_does_not_end_is_lost(tmp_path: Path) -> None:
+    """A group that goes back or leaves is not lost and one that does not end is."""
     run = Folder(tmp_path)
     leases.claim(run, "driver", trains=False)
     group = GroupLease(run, "driver", "node")
@@ -62,7 +64,8 @@ def test_a_group_that_goes_back_or_leaves_is_not_lost_and_one_that_does_not_end_
     assert (again.groups, again.losses) == (2, 2)
 
 
-def test_snapshots_from_before_a_rollback_or_a_fresh_start_do_not_count(tmp_path: Path) -> None:
+def test_snapshots_before_a_rollback_or_fresh_start_do_not_count(tmp_path: Path) -> None:
+    """Snapshots from before a rollback or a fresh start do not count."""
     run = Folder(tmp_path)
     assert leases.snapshots_since(run) == 1
     leases.note_rollback(run, 3)  # by the group that takes snapshots in lease 3
@@ -95,21 +98,19 @@ def _at(fs: Any, path: str) -> Folder:
     return folder
 
 
-def test_a_store_without_conditional_puts_says_so_at_the_first_claim_only(
-    careless: Folder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_store_without_conditional_puts_warns_once(careless: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    """A store without conditional puts says so at the first claim only."""
     with caplog.at_level(logging.WARNING):
         leases.claim(careless, "first", trains=False)
-    assert "no conditional put" in caplog.text
+    assert "conditional put" in caplog.text
     caplog.clear()
     leases.claim(careless, "first", again=True)
     assert caplog.text == ""
     assert (careless / "leases").names() == ["0001.json", "0002.json"]
 
 
-def test_of_two_that_claim_the_same_term_of_such_a_store_the_slower_one_is_refused(
-    careless: Folder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_slower_of_two_simultaneous_claims_is_refused(careless: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that claim the same term of such a store the slower one is refused."""
     read_json = Folder.read_json
     other = leases.Lease(term=1, owner="other", host="h", pid=1, begun_s=0.0)
 
@@ -119,10 +120,10 @@ def test_of_two_that_claim_the_same_term_of_such_a_store_the_slower_one_is_refus
 
     with monkeypatch.context() as patched:
         patched.setattr(Folder, "read_json", meanwhile)
-        with pytest.raises(RunExists, match="was claimed at the same moment by lease 1"):
+        with pytest.raises(RunExists, match=r"claimed .*lease 1"):
             leases.claim(careless, "mine")
     # after it has been read back, the fence tells owners of one term apart
     leases.check(careless, 1)
     leases.check(careless, 1, "other")
-    with pytest.raises(RunExists, match="may not write any more"):
+    with pytest.raises(RunExists, match="may not write"):
         leases.check(careless, 1, "mine")

@@ -65,7 +65,8 @@ def in_memory() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
 
 
-def test_a_stage_that_is_too_large_is_an_error_at_once_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_stage_that_is_too_large_fails_at_once(tmp_path: Path) -> None:
+    """A stage that is too large is an error at once and leaves nothing."""
     free = os.statvfs("/dev/shm")
     before = in_memory()
     with pytest.raises(OSError, match="No space left"):
@@ -77,11 +78,12 @@ def test_optimizer_state_that_is_no_tensor_is_refused_by_name() -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer.state[model.weight]["seen"] = 3
-    with pytest.raises(CheckpointError, match=r"optim/weight/seen is a int = 3: only tensors can be saved"):
+    with pytest.raises(CheckpointError, match=r"optim/weight/seen .*int = 3"):
         named_tensors(model, optimizer)
 
 
-def test_weights_that_are_shared_are_saved_once_and_wrappers_leave_no_trace() -> None:
+def test_shared_weights_are_saved_once_without_wrapper_names() -> None:
+    """Weights that are shared are saved once and wrappers leave no trace."""
     model = torch.nn.Sequential(torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5, bias=False))
     model[1].weight = model[0].weight
     assert list(named_tensors(model)) == ["model/0.weight"]

@@ -55,7 +55,8 @@ def test_ray_takes_the_cluster_file_of_a_cloud(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["aws", "aws-p5", "gcp", "gcp-a3", "azure"])
-def test_a_cluster_of_a_cloud_has_a_stable_head_and_spot_workers_with_their_zones(name: str) -> None:
+def test_a_cloud_cluster_has_a_stable_head_and_spot_workers(name: str) -> None:
+    """A cluster of a cloud has a stable head and spot workers with their zones."""
     text = (DEPLOY / "cloud" / f"{name}.yaml").read_text()
     cluster = yaml.safe_load(text)
     types = dict(cluster["available_node_types"])
@@ -79,8 +80,10 @@ def test_a_cluster_of_a_cloud_has_a_stable_head_and_spot_workers_with_their_zone
         assert "pip install" not in command or "-c " in command
 
 
-def test_a_node_of_eight_gpus_has_the_network_cards_that_its_cloud_gives_it() -> None:
-    """AWS: an interface for the address and an EFA on the first of 32 cards, an EFA on each other one. Google: one and four."""
+def test_a_node_of_eight_gpus_has_its_cloud_network_cards() -> None:
+    """A node of eight GPUs has the network cards that its cloud gives it.
+
+    AWS: an interface for the address and an EFA on the first of 32 cards, an EFA on each other one. Google: one and four."""
     nodes = {}
     for name in ("aws-p5", "gcp-a3"):
         cluster = yaml.safe_load((DEPLOY / "cloud" / f"{name}.yaml").read_text())
@@ -162,7 +165,7 @@ def test_an_allocation_that_is_too_small_is_refused(allocation: ModuleType) -> N
     assert allocation.room(nodes, 1.0, 0.0) == 6
     assert allocation.room(nodes, 1.0, 1.0) == 1
     few = ["train", "--recipe", "tiny", "--elastic.min-workers", "7", "--elastic.max-workers", "8"]
-    with pytest.raises(allocation.Refused, match=r"elastic.min_workers = 7: 2 node.*room for 6 .*sbatch --nodes"):
+    with pytest.raises(allocation.Refused, match=r"elastic\.min_workers = 7: 2 node.* 6 .*sbatch --nodes"):
         allocation.check_room(nodes, few)
     allocation.check_room(nodes, [*few[:4], "6", *few[5:]])
 
@@ -194,7 +197,7 @@ def test_a_batch_script_says_what_is_missing(script: str, tmp_path: Path) -> Non
     if script != "torchrun":
         status, said = run(["bash", file], tmp_path)
         assert status == 2
-        assert "submit from the root of the repository" in said
+        assert "root of the repository" in said
     status, said = run(["bash", file], REPOSITORY, SPRINGTIDE_PYTHON="/bin/false", SLURMD_NODENAME="n7")
     assert status == 2
     assert re.search(r"refused: /bin/false on n7 has no springtide with (Ray|torch)", said)
@@ -207,14 +210,15 @@ def test_outside_slurm_a_job_says_how_to_submit(tmp_path: Path) -> None:
     command = [sys.executable, str(SLURM / "allocation.py"), "train", "--run.id", "mine"]
     status, said = run(command, tmp_path, HOME=str(tmp_path))
     assert status == 2
-    assert "submit this with sbatch" in said
+    assert "sbatch" in said
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.processes
-def test_a_task_of_an_array_speaks_of_itself_not_of_the_array(
+def test_a_task_of_an_array_names_itself(
     allocation: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A task of an array speaks of itself not of the array."""
     (tmp_path / "squeue").write_text(
         '#!/bin/sh\ncase "$*" in *7_1*) echo RUNNING;; *) echo RUNNING; echo RUNNING;; esac\n'
     )
@@ -234,7 +238,7 @@ def test_a_home_that_nobody_can_write_is_refused(
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    with pytest.raises(allocation.Refused, match=r"slurm-7 cannot be written .*set HOME"):
+    with pytest.raises(allocation.Refused, match=r"slurm-7 .*HOME"):
         allocation.folder_of()
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = allocation.folder_of()

@@ -70,7 +70,7 @@ def test_what_is_wrong_is_told_with_its_line(change: str, to: str, said: str) ->
 
 def test_two_types_of_one_name_are_refused() -> None:
     twice = GOOD + GOOD.split("node_types:\n")[1]
-    assert "node_types has 'p5' twice; list at least one node type, each with a name of its own" in refused(twice)
+    assert "node_types has 'p5' twice" in refused(twice)
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "node_types: [", "a: " + "[" * 400, "node_types: []", "\x00"])
@@ -89,7 +89,8 @@ def test_aliases_that_multiply_are_read_once() -> None:
     assert "c.yaml:1: node_types.0 = [[" in refused("node_types: &a [*a]")
 
 
-def test_what_is_wrong_under_an_alias_is_told_with_the_lines_of_both() -> None:
+def test_an_error_under_an_alias_names_both_lines() -> None:
+    """What is wrong under an alias is told with the lines of both."""
     one = "{name: %s, devices: 8, device: H100, host_memory: 2TB, prices: {spot: 1}, links: %s}"
     text = "node_types:\n- " + one % ("a", "&fast {inside: 9GB}") + "\n- " + one % ("b", "*fast")
     assert len(parse_cluster(text.encode(), "c.yaml").node_types) == 2

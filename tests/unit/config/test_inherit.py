@@ -80,12 +80,12 @@ def test_the_table_of_the_page_is_that_of_the_code() -> None:
 def test_a_line_for_each_setting_that_is_not_taken() -> None:
     env = {"elastic.env": {"NCCL_DEBUG": "INFO"}, "run.root": "s3://theirs/it's", "elastic.max_workers": 4}
     found = left_behind(BASE.override(env), FINE_TUNING["sft"](BASE, "runs/a"))
-    assert found["elastic.max_workers"].endswith("to repeat its value: --elastic.max_workers 4")
+    assert found["elastic.max_workers"].endswith(": --elastic.max_workers 4")
     assert found["elastic.env"].endswith("""--elastic.env '{"NCCL_DEBUG": "INFO"}'""")
     assert found["run.root"].endswith("""--run.root 's3://theirs/it'"'"'s'""")
     assert "shards.packing" not in found, "was never taken"
     evil = BASE.override({"elastic.env": {"LD_PRELOAD": "evil.so"}})
-    assert "(it may run code" in left_behind(evil, FINE_TUNING["sft"](evil, "runs/a"))["elastic.env"]
+    assert "run code" in left_behind(evil, FINE_TUNING["sft"](evil, "runs/a"))["elastic.env"]
 
 
 def test_the_command_line_prints_them_unless_they_are_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_the_command_line_prints_them_unless_they_are_given(tmp_path: Path, caps
 def test_a_host_that_the_user_did_not_name_is_not_contacted(tmp_path: Path) -> None:
     base = BASE.override({"shards.dataset": "s3://evil/data"})
     make = configs.recipes.continued
-    with pytest.raises(ConfigError, match=r"s3://evil/data; to allow it: --stream\.mixture"):
+    with pytest.raises(ConfigError, match=r"s3://evil/data.*--stream\.mixture"):
         make(base, "s3://mine/runs/a")
     assert make(base, "s3://evil/runs/a").stream.mixture["old"] == "s3://evil/data"
     assert make(base, "runs/a", ["s3://evil/more"]).stream.mixture["old"] == "s3://evil/data"

@@ -70,7 +70,8 @@ def test_llama3_is_laid_out_as_its_model_card_says() -> None:
     ]
 
 
-def test_the_plain_layout_needs_no_special_tokens_and_ends_with_the_end_of_text() -> None:
+def test_the_plain_layout_needs_no_special_tokens() -> None:
+    """The plain layout needs no special tokens and ends with the end of text."""
     assert spelled(read_template("plain"), vocabulary=open_tokenizer("bytes", (), 0)) == [
         ("System:\nBe brief.\n\nUser:\nHi\n\nAssistant:\n", False),
         ("Hello\n\n", True),
@@ -79,7 +80,8 @@ def test_the_plain_layout_needs_no_special_tokens_and_ends_with_the_end_of_text(
     ]
 
 
-def test_the_built_in_chatml_renders_what_transformers_does_and_masks_what_it_masks() -> None:
+def test_the_built_in_chatml_matches_transformers() -> None:
+    """The built in ChatML renders what transformers does and masks what it masks."""
     chat_template_utils = pytest.importorskip("transformers.utils.chat_template_utils")
     messages = [turn._asdict() for turn in CHAT]
     [text], [spans] = chat_template_utils.render_jinja_template(
@@ -137,7 +139,8 @@ def test_a_content_that_spells_a_special_token_is_text(hostile: str) -> None:
         assert answer == hostile
 
 
-def test_an_answer_is_predicted_from_the_ids_that_a_prompt_ends_with() -> None:
+def test_an_answer_is_predicted_after_the_prompt_ids() -> None:
+    """An answer is predicted from the ids that a prompt ends with."""
     trained = open_tokenizer("bpe", ["assistant\nHello there Hello\nHello"] * 50, 400, special_tokens=SPECIAL)
     [laid] = template(read_template("chatml"), trained).lay_out([CHAT[1:3]])
     prompt = "user\nHi", "assistant\n"
@@ -149,7 +152,8 @@ def test_an_answer_is_predicted_from_the_ids_that_a_prompt_ends_with() -> None:
     assert laid.is_predicted.tolist().index(True) == len(wanted)
 
 
-def test_a_begin_of_text_that_the_template_writes_is_left_to_the_dataset() -> None:
+def test_a_begin_of_text_in_the_template_is_left_to_the_dataset() -> None:
+    """A begin of text that the template writes is left to the dataset."""
     begin = VOCABULARY.id_of("<s>", "")
     [laid] = template("{{ bos_token }}" + PLAIN, begin=begin).lay_out([CHAT])
     [plain] = template(PLAIN).lay_out([CHAT])
@@ -194,10 +198,10 @@ def test_a_template_that_cannot_be_used_is_named_with_its_line(text: str, proble
 
 
 def test_a_name_that_is_no_template_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"is neither model nor one of chatml, llama3, plain nor a file"):
+    with pytest.raises(ConfigError, match=r"chatml, llama3, plain"):
         read_template("chatmll")
     (tmp_path / "broken.jinja").write_text("fine\n\n{{ oh no }}")
-    with pytest.raises(ConfigError, match=r"broken\.jinja': line 3: "):
+    with pytest.raises(ConfigError, match=r"broken\.jinja': line 3"):
         read_template(str(tmp_path / "broken.jinja"))
 
 
@@ -205,7 +209,7 @@ def test_a_chat_that_the_template_refuses_comes_after_those_before_it() -> None:
     strict = template("{% if messages | length > 2 %}{{ raise_exception('too many turns') }}{% endif %}" + PLAIN)
     found = strict.lay_out([CHAT[1:3], CHAT, CHAT[1:3]])
     assert next(found).is_predicted.any()
-    with pytest.raises(BadChat, match="too many turns"):
+    with pytest.raises(BadChat, match="turns"):
         next(found)
 
 

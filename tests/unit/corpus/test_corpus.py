@@ -56,7 +56,7 @@ def test_a_vocabulary_survives_its_file(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(BPE.to_json())
     again = open_tokenizer(str(tmp_path / "tokenizer.json"), [], 0)
     assert again.tokenizer.get_vocab() == BPE.tokenizer.get_vocab()
-    with pytest.raises(ConfigError, match="neither 'bpe' nor 'bytes' nor 'tiktoken:NAME' nor a file"):
+    with pytest.raises(ConfigError, match=r"'bpe'.*'bytes'.*'tiktoken:NAME'"):
         open_tokenizer("bqe", [], 300)
 
 
@@ -93,7 +93,7 @@ def test_links_that_lead_out_of_a_folder_are_not_read(tmp_path: Path, caplog: py
     (corpus / "folder").symlink_to(tmp_path / "others")
     assert open_source(str(corpus)).names == ("a.txt", "same.txt")
     assert open_source(str(corpus / "**/*.txt")).names == ("a.txt", "same.txt")
-    assert "2 links that lead out of it or to a folder are not read" in caplog.text
+    assert "2 links" in caplog.text
     assert open_source(str(corpus / "innocent.txt")).names == ("innocent.txt",)  # named by the user
     for name in ("a.txt", "same.txt"):
         (corpus / name).unlink()
@@ -109,13 +109,12 @@ def test_links_that_lead_out_of_a_folder_are_not_read(tmp_path: Path, caplog: py
     (corpus / "inside").symlink_to("real")
     caplog.clear()
     assert open_source(str(corpus)).names == ("real/c.txt",)
-    assert "2 links that lead out of it or to a folder are not read" in caplog.text
+    assert "2 links" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["a.txt.zst", "a.jsonl", "A.JSONL.GZ", "a.parquet"])
-def test_a_document_that_is_too_long_is_broken_and_the_rest_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_document_that_is_too_long_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A document that is too long is broken and the rest is read."""
     monkeypatch.setattr(sources, "_MOST_BYTES", 1000)
     monkeypatch.setattr(sources, "_READ_BYTES", 64)
     texts = ["short", "x" * 5000, "after"]
@@ -157,11 +156,11 @@ def test_a_source_is_another_when_a_file_changes(tmp_path: Path) -> None:
 
 
 def test_missing_and_empty_sources_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="does not exist; check the path"):
+    with pytest.raises(CorpusError, match="not exist"):
         open_source(str(tmp_path / "absent"))
-    with pytest.raises(CorpusError, match="holds no files"):
+    with pytest.raises(CorpusError, match="no files"):
         open_source(str(tmp_path))
-    with pytest.raises(CorpusError, match="holds no files"):
+    with pytest.raises(CorpusError, match="no files"):
         open_source(str(tmp_path / "*.txt"))
 
 
@@ -204,7 +203,7 @@ def test_every_kind_of_file_gives_its_texts(tmp_path: Path, name: str) -> None:
     assert found == (texts if "txt" not in name else ["".join(texts)])
     if name.endswith(".parquet"):
         assert len(source.units()) == 2
-        with pytest.raises(CorpusError, match=r"corpus.field = 'text': is not a column of .*choose one of body, id"):
+        with pytest.raises(CorpusError, match=r"corpus\.field = 'text'.*body, id"):
             list(open_source(str(tmp_path)).documents())
 
 
@@ -221,7 +220,8 @@ def test_broken_records_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["c4-train.00000-of-01024.json.gz", "a.JSON"])
-def test_json_lines_in_a_file_named_json_are_no_text_and_the_remedy_is_said(tmp_path: Path, name: str) -> None:
+def test_json_lines_in_a_json_file_are_refused_with_a_remedy(tmp_path: Path, name: str) -> None:
+    """JSON lines in a file named JSON are no text and the remedy is said."""
     lines = b'{"text": "one", "url": "a"}\n{"text": "two", "url": "b"}\n'
     (tmp_path / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
     (tmp_path / "package.json").write_text('{\n  "name": "one",\n  "version": "1"\n}\n')
@@ -303,9 +303,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, damage: 
     if damage == "empty" and name != "a.parquet":
         assert not [found for found in open_source(str(tmp_path)).documents() if found.text]
         return
-    with pytest.raises(
-        CorpusError, match=rf"corpus.source = .*{name}.*: cannot be read .*; restore the file, or exclude it"
-    ):
+    with pytest.raises(CorpusError, match=rf"corpus\.source = .*{name}"):
         list(open_source(str(tmp_path)).documents())
 
 
@@ -343,7 +341,7 @@ def test_a_store_that_cannot_be_reached_says_what_to_set(monkeypatch: pytest.Mon
     s3 = fsspec.get_filesystem_class("s3")
     s3.clear_instance_cache()  # another test's connection, with its credentials
     try:
-        with pytest.raises(CorpusError, match=r"cannot be reached .*; set AWS_ACCESS_KEY_ID"):
+        with pytest.raises(CorpusError, match=r"AWS_ACCESS_KEY_ID"):
             open_source("s3://nowhere/texts/*.txt")
     finally:
         s3.clear_instance_cache()
@@ -371,12 +369,13 @@ def test_a_glob_on_a_store_takes_files_only() -> None:
         folder.write(name, name)
     assert open_source(f"{folder.url}/*").names == ("a.txt",)
     assert open_source(f"{folder.url}/**").names == ("a.txt", "sub/b.txt", "sub/deep/c.txt")
-    with pytest.raises(CorpusError, match="holds no files"):
+    with pytest.raises(CorpusError, match="no files"):
         open_source(f"{folder.url}/s*")
     folder.remove()
 
 
-def test_markers_of_folders_are_no_files_and_keys_that_cannot_be_asked_for_are_named(s3: str) -> None:
+def test_folder_markers_are_skipped_and_odd_keys_named(s3: str) -> None:
+    """Markers of folders are no files and keys that cannot be asked for are named."""
     fs = fsspec.filesystem("s3")
     for key in ("marked/", "marked/sub/", "marked/sub/a.txt", "control/a\x01b.txt"):
         fs.call_s3("put_object", Bucket="checkpoints", Key=key, Body=b"" if key.endswith("/") else b"text")
@@ -385,7 +384,7 @@ def test_markers_of_folders_are_no_files_and_keys_that_cannot_be_asked_for_are_n
         assert source.names == ("sub/a.txt",)
         assert [document.text for document in source.documents()] == ["text"]
     for pattern in ("", "/*", "/a\x01b.txt"):
-        with pytest.raises(CorpusError, match=r"control/a\\x01b\.txt': .*; rename it, or"):
+        with pytest.raises(CorpusError, match=r"control/a\\x01b\.txt'"):
             open_source(f"{s3}/control{pattern}")
 
 
@@ -407,5 +406,5 @@ def test_records_of_token_ids_wait_for_few_others(monkeypatch: pytest.MonkeyPatc
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_arrays([pa.array(["a"])] * 2, names=["text"] * 2), tmp_path / "a.parquet")
-    with pytest.raises(CorpusError, match=r"corpus\.field = 'text': is the name of 2 columns of .*a\.parquet; rename"):
+    with pytest.raises(CorpusError, match=r"corpus\.field = 'text'.* 2 columns .*a\.parquet"):
         list(open_source(str(tmp_path)).documents())

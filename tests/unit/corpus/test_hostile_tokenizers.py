@@ -42,7 +42,8 @@ def _replace(content: str, times: int, **pattern: str) -> dict[str, Any]:
     return {"type": "Sequence", "normalizers": [one] * times}
 
 
-def test_a_text_that_cannot_be_split_is_none_and_the_others_are_encoded() -> None:
+def test_a_text_that_cannot_be_split_is_skipped() -> None:
+    """A text that cannot be split is none and the others are encoded."""
     found = Tokenizer.from_json(_gives_up())
     one, bad, other = found.try_encode(["b", CATASTROPHE, "bc"])
     assert bad is None
@@ -82,7 +83,7 @@ def test_a_prepare_counts_and_names_the_document(tiny: Config, tmp_path: Path) -
     ],
 )
 def test_replacements_that_lengthen_are_refused(normalizer: dict[str, Any], growth: str) -> None:
-    with pytest.raises(CorpusError, match=f"its normalizer may make a text {growth} times as long"):
+    with pytest.raises(CorpusError, match=f"normalizer .* {growth} times"):
         Tokenizer.from_json(_with(normalizer=normalizer))
 
 
@@ -117,7 +118,7 @@ _CTC = {"type": "CTC", "pad_token": "?", "word_delimiter_token": "", "cleanup": 
 )
 def test_every_step_that_lengthens_is_refused(step: str, part: dict[str, Any], growth: str) -> None:
     """Each of these took gigabytes for a text of a thousand characters, or may with a few parts more."""
-    with pytest.raises(CorpusError, match=f"its {step} may make a text {growth} times as long"):
+    with pytest.raises(CorpusError, match=f"{step} .* {growth} times"):
         Tokenizer.from_json(_with(**{step: part}))
 
 
@@ -126,7 +127,7 @@ def test_growth_adds_up_over_the_steps() -> None:
     steps = {"normalizer": _replace("a" * 9, 1, String="a"), "post_processor": _TEMPLATE | {"single": [_TEXT] * 9}}
     for step, part in steps.items():
         Tokenizer.from_json(_with(**{step: part}))
-    with pytest.raises(CorpusError, match="its post_processor may make a text 81 times as long"):
+    with pytest.raises(CorpusError, match=r"post_processor .* 81 times"):
         Tokenizer.from_json(_with(**steps))
 
 
@@ -200,7 +201,7 @@ def test_usual_decoders_and_templates_pass() -> None:
 def test_a_file_is_probed_in_a_process_of_its_own(tmp_path: Path) -> None:
     """This one ends the process that encodes a letter."""
     text = _with(normalizer=_replace("a" * 100, 8, String="a"))
-    with pytest.raises(CorpusError, match="a process that loaded it and encoded a few texts ended with signal"):
+    with pytest.raises(CorpusError, match=r"process .*signal"):
         probe(text, "evil.json")
     (tmp_path / "evil.json").write_text(text)
     with pytest.raises(CorpusError, match=r"evil\.json"):
@@ -212,10 +213,10 @@ def test_large_files_are_refused_before_they_are_loaded(tmp_path: Path, monkeypa
     """64 MiB of ``{},`` took gigabytes."""
     (tmp_path / "many.json").write_bytes(b"[" + b"{}," * 2**22 + b"{}]")
     (tmp_path / "long.json").write_text(_with())
-    with pytest.raises(CorpusError, match=r"many\.json.*values of JSON, and 4,194,304 is the limit"):
+    with pytest.raises(CorpusError, match=r"many\.json.*values.*4,194,304"):
         open_tokenizer(str(tmp_path / "many.json"), [], 300)
     monkeypatch.setattr(tokenizer_probe, "MOST_BYTES", 1000)
-    with pytest.raises(CorpusError, match=r"long\.json.* bytes, and 1,000 is the limit"):
+    with pytest.raises(CorpusError, match=r"long\.json.*bytes.*1,000"):
         open_tokenizer(str(tmp_path / "long.json"), [], 300)
 
 
@@ -230,7 +231,7 @@ def test_the_tokenizer_of_a_dataset_is_probed(tiny: Config, tmp_path: Path) -> N
     dataset.write("tokenizer.json", text)
     sealed = load_manifest(dataset).model_copy(update={"tokenizer_digest": digest.of_bytes(text.encode())})
     write_manifest(dataset, sealed)
-    with pytest.raises(CorpusError, match="a process that loaded it and encoded a few texts ended with signal"):
+    with pytest.raises(CorpusError, match=r"process .*signal"):
         open_dataset(dataset.url)
 
 
@@ -242,7 +243,7 @@ def test_a_tokenizer_that_was_written_here_is_not_probed_again(tiny: Config, mon
     Tokenizer.from_json(text).to_json()
     monkeypatch.setattr(tokenizer_probe.subprocess, "run", started)
     open_dataset(tiny.shards.dataset)
-    with pytest.raises(AssertionError, match="a process was started"):
+    with pytest.raises(AssertionError, match="process"):
         tokenizer_probe.probe(text + " ", "another")
 
 

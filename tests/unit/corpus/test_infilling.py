@@ -94,13 +94,13 @@ def test_a_tokenizer_that_puts_a_space_before_each_text_is_refused() -> None:
     library = Library(models.BPE({"</s>": 0, "\u2581": 1, "x": 2}, []))
     library.pre_tokenizer, library.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
     library.add_special_tokens(["</s>"])
-    with pytest.raises(ConfigError, match=r"corpus\.fim = 0\.5.*'x' and 'x' become 'x x'"):
+    with pytest.raises(ConfigError, match=r"corpus\.fim = 0\.5.*'x' .*'x x'"):
         check_pieces(Tokenizer(library), "corpus.fim", 0.5)
     check_pieces(VOCABULARY, "corpus.fim", 0.5)
 
 
 def test_the_tokens_are_three_and_a_tokenizer_made_here_gets_them() -> None:
-    with pytest.raises(ValueError, match="three different tokens"):
+    with pytest.raises(ValueError, match=r"three .*tokens"):
         CorpusConfig(fim_tokens=("a", "a", "b"))
     assert CorpusConfig().named_tokens == ()
     assert CorpusConfig(fim=0.5, special_tokens=("x",)).named_tokens == ("x", *TOKENS)

@@ -93,13 +93,13 @@ def test_a_file_s_end_of_text_can_be_named(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text(open_tokenizer("bytes", [], 0, end_of_text="<\uff5cend\uff5c>").to_json())
     assert open_tokenizer(str(path), [], 0, end_of_text="<\uff5cend\uff5c>").end_of_text == 256
-    with pytest.raises(ConfigError, match=rf"corpus.end_of_text = '<end>': .* {path}; choose one of <\uff5cend\uff5c>"):
+    with pytest.raises(ConfigError, match=rf"corpus\.end_of_text = '<end>': .*{path}.*<\uff5cend\uff5c>"):
         open_tokenizer(str(path), [], 0, end_of_text="<end>")
 
 
 def test_special_tokens_are_of_tokenizers_that_are_made_here() -> None:
     with pytest.raises(ValueError, match=r"corpus.special_tokens = .*: are .* 'gpt2\.json'"):
         CorpusConfig(tokenizer="gpt2.json", special_tokens=("<|user|>",))
-    with pytest.raises(ValueError, match=r"corpus.vocab_size = 257: .* 256 bytes and 3 special tokens"):
+    with pytest.raises(ValueError, match=r"corpus\.vocab_size = 257: .*256 bytes.* 3 "):
         CorpusConfig(vocab_size=257, special_tokens=("<|user|>", "<|bot|>"))
     assert CorpusConfig(tokenizer="bytes", special_tokens=("<|user|>",)).vocab_size

@@ -84,7 +84,5 @@ def test_an_id_that_is_left_out_counts_for_the_size(both: tuple[tiktoken.Encodin
 
 
 def test_an_encoding_nobody_knows_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"corpus\.tokenizer = 'tiktoken:gpt7': cannot be opened .*TIKTOKEN_CACHE_DIR"
-    ):
+    with pytest.raises(ConfigError, match=r"corpus\.tokenizer = 'tiktoken:gpt7': .*TIKTOKEN_CACHE_DIR"):
         open_tokenizer("tiktoken:gpt7", [], 0)

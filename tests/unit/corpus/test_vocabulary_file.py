@@ -26,9 +26,10 @@ def saved(tokenizer: tokenizers.Tokenizer, folder: Path) -> str:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("what", ["truncation", "padding"])
-def test_a_file_that_cuts_or_pads_texts_gives_whole_documents_and_says_so(
+def test_a_file_that_cuts_or_pads_texts_gives_whole_documents(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
 ) -> None:
+    """A file that cuts or pads texts gives whole documents and says so."""
     plain = train_bpe(TEXTS, 300)
     changed = tokenizers.Tokenizer.from_str(plain.to_json())
     if what == "truncation":
@@ -124,12 +125,12 @@ def test_a_vocabulary_whose_counts_are_off_is_told(caplog: pytest.LogCaptureFixt
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, text: bytes) -> None:
     file = tmp_path / "tokenizer.json"
     file.write_bytes(text)
-    with pytest.raises(CorpusError, match=rf"corpus\.tokenizer = '{file}': is not a tokenizer that can be used"):
+    with pytest.raises(CorpusError, match=rf"corpus\.tokenizer = '{file}': .*tokenizer"):
         open_tokenizer(str(file), (), 0)
 
 
 @pytest.mark.processes
 def test_a_tokenizer_without_an_end_of_text_is_named(tmp_path: Path) -> None:
     file = saved(tokenizers.Tokenizer(models.BPE(vocab={"a": 0}, merges=[])), tmp_path)
-    with pytest.raises(CorpusError, match=rf"corpus\.tokenizer = '{file}': has none of"):
+    with pytest.raises(CorpusError, match=rf"corpus\.tokenizer = '{file}': .*none of"):
         open_tokenizer(file, (), 0)

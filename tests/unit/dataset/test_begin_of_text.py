@@ -80,9 +80,10 @@ def rows_of(dataset: str) -> tuple[Manifest, dict[str, Any], np.ndarray]:
 
 
 @pytest.mark.parametrize("layout", [APART, FITTED, {**FITTED, **NAMED}, {**APART, **NAMED}])
-def test_each_document_is_predicted_from_its_begin_of_text_to_its_end(
+def test_each_document_is_predicted_after_its_begin_of_text(
     config: Config, layout: dict[str, Any], tmp_path: Path
 ) -> None:
+    """Each document is predicted from its begin of text to its end."""
     dataset = prepare(config.override(layout)).shards.dataset
     manifest, found, rows = rows_of(dataset)
     vocabulary = open_dataset(dataset)[1]
@@ -145,13 +146,13 @@ def test_a_vocabulary_that_leaves_no_bit_for_the_mask_is_refused(config: Config)
     big = config.override({"corpus.tokenizer": "bpe", "corpus.vocab_size": 40_000})
     assert big.corpus.vocab_size == 40_000
     for changes in (FITTED, NAMED):
-        with pytest.raises(ConfigError, match=r"holds 32768 ids here; set shards.token_type to uint32"):
+        with pytest.raises(ConfigError, match=r"32768 ids.*shards\.token_type.*uint32"):
             big.override(changes)
     assert big.override({**FITTED, "shards.token_type": "uint32"})
 
 
 def test_a_begin_of_text_that_the_tokenizer_lacks_is_named(config: Config) -> None:
-    with pytest.raises(ConfigError, match=r"corpus.begin_of_text = '<bos>': is not a token .* choose one of .*, <s>"):
+    with pytest.raises(ConfigError, match=r"corpus\.begin_of_text = '<bos>': .*token.* <s>"):
         prepare(config.override({"corpus.begin_of_text": "<bos>"}))
 
 

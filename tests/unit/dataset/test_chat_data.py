@@ -62,7 +62,8 @@ def spelled(url: str, tokens: np.ndarray) -> str:
     return str(open_dataset(url)[1].tokenizer.decode(ids_of(tokens).tolist(), skip_special_tokens=False))
 
 
-def test_only_answers_are_predicted_and_every_chat_is_whole_in_one_row(tmp_path: Path) -> None:
+def test_only_answers_are_predicted_and_chats_stay_whole(tmp_path: Path) -> None:
+    """Only answers are predicted and every chat is whole in one row."""
     url = prepare(of_chats(tmp_path / "data", write_lines(tmp_path / "chats.jsonl", chats()))).shards.dataset
     manifest, vocabulary = open_dataset(url)
     found: dict[str, str] = {}
@@ -188,14 +189,15 @@ def test_a_bad_chat_is_refused_with_file_and_line(tmp_path: Path, bad: Any, prob
         prepare(of_chats(tmp_path / "data", tmp_path / "bad.parquet"))
 
 
-def test_a_template_that_refuses_a_chat_is_told_with_the_chat_s_line(tmp_path: Path) -> None:
+def test_a_chat_that_the_template_refuses_names_its_line(tmp_path: Path) -> None:
+    """A template that refuses a chat is told with the chat's line."""
     path = write_lines(tmp_path / "chats.jsonl", [GOOD, {"prompt": "no", "completion": "b"}, GOOD])
     mine = tmp_path / "mine.jinja"
     mine.write_text(
         "{% for m in messages %}\n{% if m.content == 'no' %}{{ raise_exception('not this') }}{% endif %}\n"
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     )
-    with pytest.raises(CorpusError, match=r"chats\.jsonl, line 2': line 2 of the template: not this; "):
+    with pytest.raises(CorpusError, match=r"chats\.jsonl, line 2': line 2 .*not this"):
         prepare(of_chats(tmp_path / "data", path, corpus__chat_template=str(mine)))
 
 
@@ -233,7 +235,7 @@ def test_a_tokenizer_without_the_template_s_tokens_is_refused(tmp_path: Path) ->
     path = write_lines(tmp_path / "chats.jsonl", chats())
     first = prepare(of_chats(tmp_path / "data", path)).shards.dataset
     changes = {"corpus__tokenizer": f"{first}/tokenizer.json", "corpus__chat_template": "llama3"}
-    with pytest.raises(ConfigError, match=r"uses <\|start_header_id\|>, <\|end_header_id\|>, <\|eot_id\|>, which the"):
+    with pytest.raises(ConfigError, match=r"<\|start_header_id\|>, <\|end_header_id\|>, <\|eot_id\|>"):
         prepare(of_chats(tmp_path / "data", path, **changes))
 
 
@@ -244,11 +246,11 @@ def test_chats_without_a_template_are_told_to_need_one(tmp_path: Path, kind: str
         path = tmp_path / "chats.parquet"
         pq.write_table(pa.Table.from_pylist(chats()), path)
     where = "line 1" if kind == "jsonl" else "row group 0, row 0"
-    with pytest.raises(CorpusError, match=rf"corpus\.chat_template = '': is empty, and .*{where} holds a chat"):
+    with pytest.raises(CorpusError, match=rf"corpus\.chat_template = '': .*{where} .*chat"):
         prepare(small(tmp_path / "data", path))
 
 
 def test_chats_in_a_text_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "chats.txt").write_text("user: hi")
-    with pytest.raises(CorpusError, match=r"chats\.txt': is not JSON lines or Parquet"):
+    with pytest.raises(CorpusError, match=r"chats\.txt': .*JSON lines"):
         prepare(of_chats(tmp_path / "data", tmp_path / "chats.txt"))

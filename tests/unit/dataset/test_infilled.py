@@ -56,9 +56,8 @@ def test_training_text_is_reordered_and_held_out_text_is_not(tmp_path: Path) -> 
     assert all(BEFORE not in text for text in documents(url, HELDOUT)[0])
 
 
-def test_parts_of_a_long_document_are_documents_with_a_begin_of_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_a_long_document_begin_with_begin_of_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of a long document are documents with a begin of text."""
     texts = write_corpus(tmp_path / "text", 40)
     changes = {
         "corpus__tokenizer": "bytes",
@@ -92,5 +91,5 @@ def test_a_tokenizer_without_the_tokens_is_refused_before_the_parts(tmp_path: Pa
     write_corpus(tmp_path / "text", 20)
     first = prepare(small(tmp_path / "data", tmp_path / "text")).shards.dataset
     changes = {"corpus__tokenizer": f"{first}/tokenizer.json", "corpus__fim": 0.5}
-    with pytest.raises(ConfigError, match=r"corpus\.fim_tokens = '<\|fim_prefix\|>': is not a token of the tokenizer"):
+    with pytest.raises(ConfigError, match=r"corpus\.fim_tokens = '<\|fim_prefix\|>'"):
         prepare(small(tmp_path / "data", tmp_path / "text", **changes))

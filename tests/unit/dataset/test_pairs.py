@@ -32,7 +32,8 @@ def write(path: Path, records: list[Any]) -> Path:
     return path
 
 
-def test_each_pair_is_whole_in_one_row_and_the_chosen_answer_comes_first(tmp_path: Path) -> None:
+def test_each_pair_is_whole_in_one_row_chosen_first(tmp_path: Path) -> None:
+    """Each pair is whole in one row and the chosen answer comes first."""
     pairs = [{"prompt": f"Is {n} odd?", "chosen": "yes" * (n % 5 + 1), "rejected": f"no{n}"} for n in range(90)]
     equal = {"prompt": "?", "chosen": "same", "rejected": "same"}
     too_long = {"prompt": "?", "chosen": "long" * 80, "rejected": "short"}
@@ -71,7 +72,7 @@ def test_a_bad_pair_is_named_with_its_line(tmp_path: Path) -> None:
             prepare(small(tmp_path / "data", source, **PACKED))
     chat = {"prompt": "2 + 2?", "completion": "4"}
     source = write(tmp_path / "mixed.jsonl", [{**good, "prompt": f"{n}?"} for n in range(60)] + [chat])
-    with pytest.raises(CorpusError, match="holds 60 pairs of answers and 1 other documents"):
+    with pytest.raises(CorpusError, match=r"60 pairs .* 1 "):
         prepare(small(tmp_path / "data", source, **PACKED))
 
 
@@ -85,5 +86,5 @@ def test_messages_and_texts_are_the_same_pair() -> None:
     assert pair_of({"prompt": asked, "chosen": _answer("4"), "rejected": _answer("5")}) == texts
     assert pair_of({"chosen": asked + _answer("4"), "rejected": asked + _answer("5")}) == texts
     assert pair_of({"prompt": "2 + 2?", "chosen": asked + _answer("4"), "rejected": asked + _answer("5")}) == texts
-    with pytest.raises(BadChat, match="chosen: message 0 is a str"):
+    with pytest.raises(BadChat, match=r"chosen: message 0 .*str"):
         pair_of({"prompt": asked, "chosen": ["4"], "rejected": "5"})

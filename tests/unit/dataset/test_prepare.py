@@ -41,7 +41,8 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_units")
-def test_rows_are_the_kept_documents_end_to_end_in_the_order_of_their_keys(tmp_path: Path) -> None:
+def test_rows_are_the_kept_documents_in_key_order(tmp_path: Path) -> None:
+    """Rows are the kept documents end to end in the order of their keys."""
     texts = write_corpus(tmp_path / "text")
     config = small(tmp_path / "data", tmp_path / "text", corpus__near_duplicates=False)
     dataset = prepare(config).shards.dataset
@@ -69,9 +70,8 @@ def test_rows_are_the_kept_documents_end_to_end_in_the_order_of_their_keys(tmp_p
 
 
 @pytest.mark.processes
-def test_a_vocabulary_that_counts_other_bytes_than_the_text_has_is_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_vocabulary_with_wrong_byte_counts_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A vocabulary that counts other bytes than the text has is told."""
     from tokenizers import Tokenizer, normalizers
 
     write_corpus(tmp_path / "text", documents=40)
@@ -256,7 +256,7 @@ def test_a_full_disk_is_named_and_what_is_made_is_kept(tmp_path: Path, small_dis
     command = f"{sys.executable} -c '{script}' {tmp_path}/config.yaml; ls -R {tmp_path}/disk"
     done = small_disk(tmp_path / "disk", ["sh", "-c", command])
     assert "the disk is full" in done.stderr, done.stderr[-2000:]
-    assert "run the same command again: finished work is kept" in done.stderr
+    assert "same command" in done.stderr
     assert ".tmp-" not in done.stdout
     assert "000000-counts.json" in done.stdout
     assert "manifest.json" not in done.stdout
@@ -265,14 +265,14 @@ def test_a_full_disk_is_named_and_what_is_made_is_kept(tmp_path: Path, small_dis
 def test_too_little_room_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_corpus(tmp_path / "text", 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6, 5_000))
-    with pytest.raises(CorpusError, match=r"shards.root = .*free some, or choose another folder"):
+    with pytest.raises(CorpusError, match=r"shards\.root = .*free"):
         prepare(small(tmp_path, tmp_path / "text"))
 
 
-def test_room_is_what_is_free_and_what_a_killed_prepare_has_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No file of the source is asked for its size: the listing told it."""
+def test_room_counts_what_a_killed_prepare_has_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room is what is free and what a killed prepare has written.
+
+    No file of the source is asked for its size: the listing told it."""
     write_corpus(tmp_path / "text", 20)
     source, dataset = open_source(str(tmp_path / "text")), Folder(tmp_path / "data" / "0123")
     size, free = sum(file.stat().st_size for file in (tmp_path / "text").iterdir()), [0]
@@ -283,7 +283,7 @@ def test_room_is_what_is_free_and_what_a_killed_prepare_has_written(
         free.append(left)
         check_room([source], dataset)
     free.append(size // 2)
-    with pytest.raises(CorpusError, match=r"takes about three times that; free some"):
+    with pytest.raises(CorpusError, match=r"three times"):
         check_room([source], dataset)
 
 
@@ -331,9 +331,10 @@ def test_a_file_that_changes_while_it_is_read_seals_nothing(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("step", ["remove", "sweep"])
-def test_killed_when_the_manifest_is_written_the_next_call_clears_up_and_writes_the_card(
+def test_a_prepare_killed_at_the_manifest_is_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
+    """Killed when the manifest is written the next call clears up and writes the card."""
     write_corpus(tmp_path / "text", 40)
     config = small(tmp_path / "data", tmp_path / "text")
 
@@ -359,5 +360,5 @@ def test_rows_of_near_duplicates_that_are_cut_are_named(tmp_path: Path, cut: int
     work, segment = Folder(tmp_path), Segment(0, "", Sizes(1, 0, 0))
     for band in range(BANDS):
         work.write(f"near/{band:02d}.rows", b"\0" * (32 - cut * (band == 3)))
-    with pytest.raises(DamagedFile, match=rf"near/03\.rows: has {32 - cut} bytes, 16 a row; remove it"):
+    with pytest.raises(DamagedFile, match=rf"near/03\.rows: .*{32 - cut} bytes"):
         near_duplicates_among(work, [segment], "uint16", np.zeros(0, np.int64))

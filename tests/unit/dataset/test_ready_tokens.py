@@ -146,8 +146,10 @@ def _edit_index(folder: Path, *path: str | int, value: Any) -> None:
     (folder / "index.json").write_text(json.dumps(index))
 
 
-def test_data_of_an_index_is_not_read_through_a_link_out_of_its_folder(made: Made, tmp_path: Path) -> None:
-    """A file or a glob names the index alone. Links to files of one folder, both of one's own, are read."""
+def test_data_outside_the_index_folder_is_not_read(made: Made, tmp_path: Path) -> None:
+    """Data of an index is not read through a link out of its folder.
+
+    A file or a glob names the index alone. Links to files of one folder, both of one's own, are read."""
     theirs, mine = tmp_path / "theirs", tmp_path / "mine"
     for folder in (theirs, mine):
         folder.mkdir()
@@ -155,7 +157,7 @@ def test_data_of_an_index_is_not_read_through_a_link_out_of_its_folder(made: Mad
     (theirs / "x.idx").write_bytes((mine / "x.idx").read_bytes())
     (theirs / "x.bin").symlink_to(mine / "x.bin")
     for source in ("*.idx", "x.idx"):
-        with pytest.raises(CorpusError, match=r"x\.bin, which holds its tokens, is not in the source"):
+        with pytest.raises(CorpusError, match=r"x\.bin.*tokens"):
             open_source(str(theirs / source))
     (theirs / "x.idx").unlink()
     (theirs / "x.idx").symlink_to(mine / "x.idx")
@@ -247,7 +249,8 @@ HOSTILE: dict[str, tuple[str, Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_a_file_that_lies_is_refused_with_its_name_and_the_field(tmp_path: Path, made: Made, what: str) -> None:
+def test_a_lying_file_is_refused_with_name_and_field(tmp_path: Path, made: Made, what: str) -> None:
+    """A file that lies is refused with its name and the field."""
     layout, damage, error = HOSTILE[what]
     LAYOUTS[layout](tmp_path, made)
     assert read(made, tmp_path)
@@ -262,9 +265,8 @@ def test_a_file_that_lies_is_refused_with_its_name_and_the_field(tmp_path: Path,
     "layout", ["megatron, int32, end-of-text ids", "mds, bytes", "npy, int64, ends first", "jsonl"]
 )
 @pytest.mark.parametrize("wrong", [-1, 400])
-def test_an_id_out_of_range_is_refused_with_the_file_the_document_and_the_id(
-    tmp_path: Path, made: Made, layout: str, wrong: int
-) -> None:
+def test_an_id_out_of_range_names_file_document_and_id(tmp_path: Path, made: Made, layout: str, wrong: int) -> None:
+    """An id out of range is refused with the file the document and the id."""
     ids = made.ids[:30]
     ids[7] = ids[7].astype(np.int64)
     ids[7][3] = wrong
@@ -278,13 +280,12 @@ def test_token_ids_need_the_name_of_their_tokenizer(tmp_path: Path, made: Made) 
     source = tmp_path / "tokens"
     source.mkdir()
     token_files.records(source, [np.arange(50)] * 40, "a.jsonl")
-    with pytest.raises(ConfigError, match=r"corpus.tokenizer = 'bpe': is trained here, a.jsonl@0 came as token ids"):
+    with pytest.raises(ConfigError, match=r"corpus\.tokenizer = 'bpe': .*a\.jsonl@0"):
         prepare(small(tmp_path / "made", source, corpus__tokenizer="bpe"))
 
 
-def test_a_document_of_too_many_tokens_is_broken_and_the_rest_is_read(
-    tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_document_of_too_many_tokens_is_skipped(tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A document of too many tokens is broken and the rest is read."""
     for module in (documents, token_arrays):
         monkeypatch.setattr(module, "MOST_TOKENS", 1000)
     monkeypatch.setattr(token_arrays, "_READ_TOKENS", 700)
@@ -299,7 +300,8 @@ def test_a_document_of_too_many_tokens_is_broken_and_the_rest_is_read(
     ]
 
 
-def test_ids_that_spell_no_text_are_other_documents_though_they_look_equal(made: Made) -> None:
+def test_ids_without_text_are_distinct_documents(made: Made) -> None:
+    """Ids that spell no text are other documents though they look equal."""
     one, other = (Document("a", "\ufffd", np.array([number], dtype=np.uint32)) for number in (1, 2))
     assert one.digest != other.digest
     assert one.digest == Document("b", "\ufffd", np.array([1], dtype=np.uint32)).digest

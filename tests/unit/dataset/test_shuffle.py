@@ -189,5 +189,5 @@ def test_columns_are_read_as_they_were_written(tmp_path: Path) -> None:
     keys = list(zip(late.tolist(), merged["high"].tolist(), merged["low"].tolist(), strict=True))
     assert keys == sorted(keys)
     (tmp_path / "one.columns").write_bytes((tmp_path / "one.columns").read_bytes()[:-9])
-    with pytest.raises(DamagedFile, match=r"one\.columns.*ends 9 bytes too early; remove it"):
+    with pytest.raises(DamagedFile, match=r"one\.columns.* 9 bytes"):
         file.read_all()

@@ -47,7 +47,8 @@ def three(tmp_path: Path) -> Config:
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])
-def test_a_row_holds_documents_of_one_source_and_a_text_is_kept_once(three: Config, packing: str) -> None:
+def test_a_row_holds_one_source_and_a_text_is_kept_once(three: Config, packing: str) -> None:
+    """A row holds documents of one source and a text is kept once."""
     changes = {"shards.packing": packing, "shards.mask_across_documents": packing == "best_fit"}
     config = prepare(three.override(changes))
     manifest, vocabulary = open_dataset(config.shards.dataset)
@@ -77,7 +78,8 @@ def test_which_source_a_row_is_of_is_in_its_sample_id(three: Config) -> None:
         assert set(vocabulary.decode(row.tolist())) - set(" <|endoftext|>") <= set(LETTERS[data.names[corpus]])
 
 
-def test_sources_are_weighed_by_name_and_by_their_rows_if_none_is_given(three: Config) -> None:
+def test_sources_are_weighed_by_name_or_by_rows(three: Config) -> None:
+    """Sources are weighed by name and by their rows if none is given."""
     config = prepare(three)
     data = open_data(config.data)
     rows = {corpus.name: corpus.rows for corpus in data.corpora}
@@ -126,9 +128,7 @@ def test_a_mixture_whose_names_meet_is_refused(three: Config) -> None:
         {"stream.mixture": {"a": both, "a/web": both}},
         {"stream.mixture": {"a": both}, "stream.eval_datasets": {"a": both}},
     ):
-        refused = pytest.raises(
-            ConfigError, match=r"stream\.(mixture|eval_datasets) = 'a/\w+': is the name of a corpus"
-        )
+        refused = pytest.raises(ConfigError, match=r"stream\.(mixture|eval_datasets) = 'a/\w+': .*corpus")
         if len(changes) == 1:  # a/web is a/web/code and so on: no clash
             assert len(open_data(three.override(changes).data).names) == 6
         else:
@@ -157,7 +157,7 @@ def test_a_source_without_a_row_is_refused_by_name(tmp_path: Path) -> None:
         "web": written(tmp_path / "web", texts_of("web", 60)),
         "copies": written(tmp_path / "copies", texts_of("web", 3)),
     }
-    with pytest.raises(CorpusError, match=r"the train split of corpus.sources.copies has only 0 tokens in 0 documents"):
+    with pytest.raises(CorpusError, match=r"train split .*corpus\.sources\.copies .*0 tokens"):
         prepare(small(tmp_path / "data", tmp_path, corpus__sources=sources))
 
 

@@ -17,9 +17,10 @@ from springtide.errors import ConfigError
 @pytest.mark.parametrize(
     ("visible", "local_rank", "expected"), [(1, 0, 0), (1, 3, 0), (1, 7, 0), (8, 0, 0), (8, 3, 3), (8, 7, 7)]
 )
-def test_a_rank_that_sees_one_device_uses_it_and_else_that_of_its_local_rank(
+def test_a_rank_uses_its_only_device_or_its_local_rank(
     monkeypatch: pytest.MonkeyPatch, visible: int, local_rank: int, expected: int
 ) -> None:
+    """A rank that sees one device uses it and else that of its local rank."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     assert device_index(local_rank) == expected
 
@@ -46,7 +47,7 @@ def test_a_rank_that_sees_no_device_says_why(
     monkeypatch.setattr(torch.version, "cuda", built)
     monkeypatch.setattr(torch.cuda, "init", init)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(ConfigError, match=f"this process sees no GPU: .*{why}") as told:
+    with pytest.raises(ConfigError, match=f"no GPU.*{why}") as told:
         device_index(3)
     assert "Update it" not in str(told.value)
 
@@ -54,9 +55,7 @@ def test_a_rank_that_sees_no_device_says_why(
 @pytest.mark.parametrize(("visible", "local_rank"), [(4, 4)])
 def test_a_rank_without_a_device_says_so(monkeypatch: pytest.MonkeyPatch, visible: int, local_rank: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    with pytest.raises(
-        ConfigError, match=f"local rank {local_rank} has no device of its own: this process sees {visible}"
-    ):
+    with pytest.raises(ConfigError, match=f"rank {local_rank} .* {visible}"):
         device_index(local_rank)
 
 

@@ -32,7 +32,7 @@ def test_a_notice_of_another_user_is_refused_by_name(tmp_path: Path) -> None:
     file.write_text("25")
     assert isinstance(left_in(file), Notice)
     os.chown(file, NOBODY, NOBODY)
-    with pytest.raises(PermissionError, match=rf"{file} belongs to user {NOBODY}, not to user 0 or root"):
+    with pytest.raises(PermissionError, match=rf"{file} .*{NOBODY}.* 0 or root"):
         left_in(file)
 
 
@@ -41,7 +41,7 @@ def test_a_notice_that_others_may_change_is_refused(tmp_path: Path) -> None:
     file.write_text("25")
     for mode in (0o666, 0o664, 0o620):
         file.chmod(mode)
-        with pytest.raises(PermissionError, match=r"other users may write to it \(-rw.*\); chmod go-w it"):
+        with pytest.raises(PermissionError, match=r"\(-rw.*\).*chmod go-w"):
             left_in(file)
     file.chmod(0o644)
     assert left_in(file) is not None

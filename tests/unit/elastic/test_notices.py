@@ -59,7 +59,8 @@ def test_azure_counts_what_takes_this_machine_away(events: list[dict[str, object
     assert (None if found is None else found.at_s - NOW) == left_s
 
 
-def test_a_file_counts_from_when_it_was_written_and_not_for_ever() -> None:
+def test_a_file_counts_from_its_time_and_expires() -> None:
+    """A file counts from when it was written and not for ever."""
     assert parse_notice_file("25", NOW, NOW + 5) == Notice(NOW + 25, "a notice was left in a file")
     assert parse_notice_file("  \n", NOW, NOW) == Notice(NOW + 30, "a notice was left in a file")
     assert parse_notice_file("25", NOW, NOW + 25) is None
@@ -67,7 +68,7 @@ def test_a_file_counts_from_when_it_was_written_and_not_for_ever() -> None:
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", "1e9"])
 def test_a_file_that_says_no_time_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"not between|not a number of seconds"):
+    with pytest.raises(ValueError, match=r"between|seconds"):
         parse_notice_file(text, NOW, NOW)
 
 
@@ -103,7 +104,7 @@ def test_a_long_time_is_shown_in_part(name: str) -> None:
     says_nothing_or_refuses(json.dumps({name: "9" * 100_000}))
     events = [{"EventType": "Preempt", "Resources": ["node-3"], "NotBefore": "9" * 100_000}]
     says_nothing_or_refuses(json.dumps({"Events": events}))
-    with pytest.raises(ValueError, match="not a number of seconds: 'xxx") as refused:
+    with pytest.raises(ValueError, match="seconds: 'xxx") as refused:
         parse_notice_file("x" * 100_000, NOW, NOW)
     assert len(str(refused.value)) < 1000
 
@@ -118,7 +119,8 @@ def test_nonsense_is_a_value_error(answer: str) -> None:
         st.sampled_from(NAMES), ANYTHING | st.lists(st.dictionaries(st.sampled_from(AZURE), USUAL | ANYTHING))
     )
 )
-def test_a_document_of_the_wrong_kind_is_a_value_error_or_says_nothing(found: dict[str, object]) -> None:
+def test_a_document_of_the_wrong_kind_is_a_value_error(found: dict[str, object]) -> None:
+    """A document of the wrong kind is a value error or says nothing."""
     says_nothing_or_refuses(json.dumps(found))
 
 
@@ -142,7 +144,7 @@ def test_a_document_nested_too_deeply_is_a_value_error(answer: str) -> None:
 )
 def test_an_azure_event_of_wrong_types_is_refused_or_not_ours(changes: dict[str, object], is_refused: bool) -> None:
     if is_refused:
-        with pytest.raises(ValueError, match=r"not a time|not text"):
+        with pytest.raises(ValueError, match=r"time|text"):
             parse_azure_notice(azure(event(**changes)), "node-3", NOW)
     else:
         assert parse_azure_notice(azure(event(**changes)), "node-3", NOW) is None

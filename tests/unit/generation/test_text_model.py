@@ -35,7 +35,8 @@ def export(run: Run, tmp_path_factory: pytest.TempPathFactory) -> str:
     return export_model(run, str(tmp_path_factory.mktemp("exports") / "hf")).url
 
 
-def test_texts_are_the_same_in_any_batch_in_parts_and_after_an_export(run: Run, export: str) -> None:
+def test_texts_do_not_depend_on_batch_parts_or_export(run: Run, export: str) -> None:
+    """Texts are the same in any batch in parts and after an export."""
     model, prompts = open_text(run.folder.url), ["Add", "", "It is the moon that", "x"]
     found = model.generate(prompts, 12, GREEDY)
     assert [one.prompt for one in found] == prompts
@@ -112,7 +113,8 @@ def test_what_does_not_fit_is_refused_by_name(run: Run, export: str, tmp_path: P
             call()
 
 
-def test_an_import_is_a_model_of_text_and_keeps_its_chat_template(run: Run, export: str, tmp_path: Path) -> None:
+def test_an_imported_model_keeps_its_chat_template(run: Run, export: str, tmp_path: Path) -> None:
+    """An import is a model of text and keeps its chat template."""
     imported = open_text(import_model(export, str(tmp_path / "imported")).folder.url)
     expected = [one.text for one in open_text(run.folder.url).generate(["<s>"], 6, GREEDY)]
     imported_model = imported.model.state_dict()
@@ -127,7 +129,7 @@ def test_an_import_is_a_model_of_text_and_keeps_its_chat_template(run: Run, expo
         without = open_text(import_model(export, str(tmp_path / "without")).folder.url)
     finally:
         (tmp_path / "template").rename(Path(export) / CHAT_TEMPLATE)
-    with pytest.raises(ConfigError, match="needs a chat template"):
+    with pytest.raises(ConfigError, match="chat template"):
         without.generate(["Hi"], 6, GREEDY, chat=True)
 
 
@@ -137,13 +139,14 @@ def test_another_tokenizer_than_that_of_training_is_refused(run: Run, tmp_path: 
     other.write_config(changed)
     (tmp_path / "runs" / "chats" / "checkpoints").rename(tmp_path / "unused")
     (tmp_path / "runs" / "chats" / "checkpoints").symlink_to(Path(run.folder.url) / "checkpoints")
-    with pytest.raises(CheckpointError, match="was trained on ids of the tokenizer"):
+    with pytest.raises(CheckpointError, match="tokenizer"):
         open_text(other.folder.url)
 
 
-def test_the_command_writes_one_text_as_it_comes_and_several_in_order(
+def test_the_command_streams_one_text_and_orders_several(
     run: Run, export: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The command writes one text as it comes and several in order."""
     file = tmp_path / "prompts.txt"
     file.write_text("Add 3\n\nIt is\n")
     usual = ["model", "generate", run.folder.url, "--tokens", "8", "--temperature", "0"]

@@ -69,9 +69,8 @@ def without_cache(model: nn.Module, prompt: list[int], length: int = LENGTH) -> 
 
 
 @pytest.mark.parametrize(("family", "documents"), CACHED)
-def test_a_batch_of_unequal_prompts_is_written_with_a_cache_as_each_is_alone_without_one(
-    family: str, documents: bool
-) -> None:
+def test_a_cached_batch_of_unequal_prompts_equals_single_texts(family: str, documents: bool) -> None:
+    """A batch of unequal prompts is written with a cache as each is alone without one."""
     model, prompts = model_of(family, documents), prompts_of(3, 29, 14, 1)
     together = written(model, prompts)
     assert together == [without_cache(model, prompt) for prompt in prompts]
@@ -80,9 +79,8 @@ def test_a_batch_of_unequal_prompts_is_written_with_a_cache_as_each_is_alone_wit
 
 
 @pytest.mark.parametrize(("family", "ids"), SEPARATORS)
-def test_a_prompt_reads_its_begin_of_text_whatever_its_batch_mates_are(
-    family: str, ids: tuple[int, int | None]
-) -> None:
+def test_a_prompt_reads_its_begin_of_text_in_any_batch(family: str, ids: tuple[int, int | None]) -> None:
+    """A prompt reads its begin of text whatever its batch mates are."""
     model, prompts = model_of(family, documents=True, ids=ids), prompts_of(3, 29, 14, 1, 28)
     end, begin = ids[0], ids[0] if ids[1] is None else ids[1]
     prompts = [[{END: end, BEGIN: begin}.get(one, one) for one in prompt] for prompt in prompts]
@@ -111,7 +109,8 @@ def test_long_prompts_are_read_in_parts_which_bound_the_attention_mask(
         assert max(sizes) == most
 
 
-def test_what_is_drawn_depends_on_the_seed_and_on_no_other_row() -> None:
+def test_a_draw_depends_on_the_seed_and_its_row_alone() -> None:
+    """What is drawn depends on the seed and on no other row."""
     model, prompts = model_of(), prompts_of(4, 20, 9)
     for sampling in (Sampling(1.3, seed=5), Sampling(1.3, 9, seed=5), Sampling(1.3, 0, 0.7, seed=5)):
         together = written(model, prompts, sampling)
@@ -123,7 +122,8 @@ def test_what_is_drawn_depends_on_the_seed_and_on_no_other_row() -> None:
 
 
 @pytest.mark.parametrize("sampling", [Sampling(0.7), GREEDY, Sampling(1.3, 9), Sampling(1.3, 0, 0.8)])
-def test_the_same_logits_and_seed_give_the_same_id_whatever_the_other_rows_are(sampling: Sampling) -> None:
+def test_the_same_logits_and_seed_give_the_same_id(sampling: Sampling) -> None:
+    """The same logits and seed give the same id whatever the other rows are."""
     torch.manual_seed(3)
     logits = torch.randn(8, 50)
     together = draw(logits, sampling, sampling.generators(8))
@@ -133,7 +133,8 @@ def test_the_same_logits_and_seed_give_the_same_id_whatever_the_other_rows_are(s
     assert len(set(together)) > 3
 
 
-def test_a_text_that_outgrows_the_context_goes_on_from_its_later_half() -> None:
+def test_a_text_that_outgrows_the_context_keeps_its_later_half() -> None:
+    """A text that outgrows the context goes on from its later half."""
     model, prompts = model_of(), prompts_of(8, 3)
     long = written(model, prompts, max_context=12)
     assert [len(ids) for ids in long] == [LENGTH, LENGTH]
@@ -250,5 +251,5 @@ def test_what_cannot_be_drawn_is_refused(how: dict[str, Any], message: str) -> N
         Sampling(**how)
     nothing = Sampling()
     for logit in (math.nan, math.inf):
-        with pytest.raises(CheckpointError, match="logits are not numbers"):
+        with pytest.raises(CheckpointError, match="logits"):
             draw(torch.tensor([[1.0, logit, 2.0]]), nothing, nothing.generators(1))

@@ -101,11 +101,12 @@ def test_the_template_of_a_model_comes_in_and_goes_out(
         assert (out / CHAT_TEMPLATE).read_text() == kept
         assert templates(corpus) == {"model": kept}
     elsewhere = corpus.model_copy(update={"chat_template": "model", "tokenizer": "bytes"})
-    with pytest.raises(ConfigError, match=r"chat_template = 'model': is the chat_template\.jinja beside the tokenizer"):
+    with pytest.raises(ConfigError, match=r"chat_template = 'model': .*chat_template\.jinja"):
         templates(elsewhere)
 
 
-def test_a_template_is_kept_where_the_text_of_later_training_has_none(export: Path, tmp_path: Path) -> None:
+def test_a_template_survives_training_on_plain_text(export: Path, tmp_path: Path) -> None:
+    """A template is kept where the text of later training has none."""
     run = import_model(str(export), str(tmp_path / "run"))
     plain = tmp_path / "plain"
     plain.mkdir()
@@ -138,5 +139,5 @@ def test_a_hostile_template_comes_in_as_text_and_lays_out_nothing(export: Path, 
     hostile = "{{ messages.__class__.__mro__[1].__subclasses__() }}"
     run = import_model(str(with_template(export, tmp_path / "in", hostile)), str(tmp_path / "run"))
     vocabulary = Tokenizer.from_json(run.folder.read(TOKENIZER).decode(), TOKENIZER, "<|endoftext|>")
-    with pytest.raises(ConfigError, match=r"cannot lay out a question and an answer: .*unsafe"):
+    with pytest.raises(ConfigError, match=r"question.*unsafe"):
         ChatTemplate("model", run.folder.read(CHAT_TEMPLATE).decode(), vocabulary, None).prompt([Turn("user", "Hi")])

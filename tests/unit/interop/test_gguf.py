@@ -202,7 +202,7 @@ def test_a_tied_head_is_written_where_llama_cpp_needs_one(tmp_path: Path) -> Non
 @pytest.mark.parametrize("family", REFUSED)
 def test_what_llama_cpp_does_not_compute_is_refused(family: str, tmp_path: Path) -> None:
     _, run = imported(family, tmp_path, **({"query_pre_attn_scalar": 48} if family == "gemma2" else {}))
-    with pytest.raises(ConfigError, match=rf"{REFUSED[family]}: is not what llama\.cpp computes.*serve the export"):
+    with pytest.raises(ConfigError, match=rf"{REFUSED[family]}: .*llama\.cpp"):
         exported(run, tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -224,7 +224,7 @@ def test_settings_that_would_be_lost_are_refused(family: str, changes: dict[str,
     settings = {**SHAPE, **FAMILIES[family][1], "score_width": 0}
     gguf_family(choose_family(ModelConfig(**settings)), ModelConfig(**settings))
     model = ModelConfig(**{**settings, **changes})
-    with pytest.raises(ConfigError, match=rf"model\.{field} = .*is not what llama\.cpp computes"):
+    with pytest.raises(ConfigError, match=rf"model\.{field} = .*llama\.cpp"):
         gguf_family(choose_family(model), model)
 
 
@@ -248,18 +248,16 @@ def test_matrices_are_narrowed_and_vectors_are_not(dtype: str, kind: int, closen
 
 def test_types_that_hold_not_all_numbers_are_refused(tmp_path: Path) -> None:
     _, run = imported("llama2", tmp_path, intermediate_size=72)
-    with pytest.raises(
-        ConfigError, match=r"dtype = 'q8_0': has blocks of 32, and the rows of blk\.0\.ffn_down\.weight"
-    ):
+    with pytest.raises(ConfigError, match=r"dtype = 'q8_0': .* 32\b.*blk\.0\.ffn_down\.weight"):
         exported(run, tmp_path / "out", "q8_0")
-    with pytest.raises(ConfigError, match=r"dtype = 'int4': is not one of fp32, bf16, fp16, q8_0"):
+    with pytest.raises(ConfigError, match=r"dtype = 'int4': .*fp32, bf16, fp16, q8_0"):
         exported(run, tmp_path / "other", "int4")
     theirs = their_model("llama2", IDS)
     with torch.no_grad():
         theirs.model.layers[0].mlp.up_proj.weight[3, 3] = 1e9
     theirs.save_pretrained(tmp_path / "large")
     for dtype in ("fp16", "q8_0"):
-        with pytest.raises(ConfigError, match=r"has no room for all numbers of blk\.0\.ffn_up\.weight"):
+        with pytest.raises(ConfigError, match=r"room .*blk\.0\.ffn_up\.weight"):
             convert(str(tmp_path / "large"), str(tmp_path / "out/model.gguf"), dtype)
     assert list((tmp_path / "out").iterdir()) == []
 

@@ -153,7 +153,7 @@ def test_the_token_that_begins_a_text_is_told(tmp_path: Path) -> None:
 def test_words_that_are_tokens_need_a_reader_that_finds_them() -> None:
     spec = json.loads(trained("gpt2").to_json())
     spec["model"]["ignore_merges"] = True
-    with pytest.raises(ConfigError, match=r"model\.ignore_merges = True: is not how llama\.cpp merges"):
+    with pytest.raises(ConfigError, match=r"model\.ignore_merges = True: .*llama\.cpp"):
         tokenizer_metadata(Told(json.dumps(spec), 0), 640)
     spec["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = PATTERNS["llama3"]
     assert tokenizer_metadata(Told(json.dumps(spec), 0), 640)[0]["tokenizer.ggml.pre"] == "llama-bpe"
@@ -174,16 +174,14 @@ def test_what_llama_cpp_cannot_be_told_is_refused() -> None:
         ({"pre_tokenizer": None}, "pre_tokenizer"),
         ({"added_tokens": [odd, *spec["added_tokens"][1:]]}, "added_tokens"),
     ):
-        with pytest.raises(
-            ConfigError, match=rf"tokenizer\.json: .*{problem}.*llama\.cpp has no name.*convert_hf_to_gguf"
-        ):
+        with pytest.raises(ConfigError, match=rf"tokenizer\.json: .*{problem}.*llama\.cpp.*convert_hf_to_gguf"):
             tokenizer_metadata(told_of(tokenizer, **changes), 640)
     with pytest.raises(ConfigError, match="pre_tokenizer"):
         tokenizer_metadata(told_of(trained("gpt4o")), 640)
-    with pytest.raises(ConfigError, match="has more ids than the 500 rows"):
+    with pytest.raises(ConfigError, match="500 rows"):
         tokenizer_metadata(told_of(tokenizer), 500)
-    with pytest.raises(ConfigError, match=r"eos_token_id = None: is not known"):
+    with pytest.raises(ConfigError, match=r"eos_token_id = None"):
         tokenizer_metadata(told_of(tokenizer)._replace(eos_id=None), 640)
     composing = told_of(tokenizer, normalizer={"type": "NFC"})
-    assert "does not compose characters" in tokenizer_metadata(composing, 640)[1][0]
+    assert "compose" in tokenizer_metadata(composing, 640)[1][0]
     assert tokenizer_metadata(Told("", None), 640)[0] == {"tokenizer.ggml.model": "none"}

@@ -116,7 +116,8 @@ def test_the_form_of_transformers_4_is_read_too() -> None:
     assert read_config({**qwen, "max_window_layers": 6})[1].window == 0
 
 
-def test_an_export_of_several_files_has_an_index_and_replaces_the_one_before(tmp_path: Path) -> None:
+def test_a_sharded_export_has_an_index_and_replaces_the_last(tmp_path: Path) -> None:
+    """An export of several files has an index and replaces the one before."""
     theirs = their_model("olmo2")
     theirs.save_pretrained(tmp_path / "in", max_shard_size="60KB")
     assert len(list((tmp_path / "in").glob("*.safetensors"))) > 2
@@ -140,10 +141,10 @@ def test_a_folder_of_others_is_not_touched(tmp_path: Path) -> None:
     run = import_model(str(tmp_path / "in"), str(tmp_path / "run"))
     for out in ("in", "run"):
         before = {path: path.read_bytes() for path in (tmp_path / out).rglob("*") if path.is_file()}
-        with pytest.raises(ConfigError, match="which no export of springtide wrote; name another folder"):
+        with pytest.raises(ConfigError, match="no export"):
             export_model(run, str(tmp_path / out))
         assert before == {path: path.read_bytes() for path in (tmp_path / out).rglob("*") if path.is_file()}
-        with pytest.raises(ConfigError, match="is not empty"):
+        with pytest.raises(ConfigError, match="not empty"):
             import_model(str(tmp_path / "in"), str(tmp_path / out))
 
 
@@ -226,9 +227,9 @@ def test_numbers_that_fp16_has_no_room_for_are_refused(tmp_path: Path) -> None:
         theirs.model.norm.weight[3] = 1e5
     theirs.save_pretrained(tmp_path / "in")
     run = import_model(str(tmp_path / "in"), str(tmp_path / "run"))
-    with pytest.raises(ConfigError, match=r"dtype = 'fp16': has no room for all numbers of model\.norm\.weight"):
+    with pytest.raises(ConfigError, match=r"dtype = 'fp16': .*model\.norm\.weight"):
         export_model(run, str(tmp_path / "out"), dtype="fp16")
-    with pytest.raises(ConfigError, match="is not one of fp32, bf16, fp16"):
+    with pytest.raises(ConfigError, match="fp32, bf16, fp16"):
         export_model(run, str(tmp_path / "out"), dtype="int4")
 
 

@@ -109,7 +109,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
         ({**GEMMA2, "use_bidirectional_attention": True}, "use_bidirectional_attention = True: is not computed here"),
     ],
 )
-def test_a_config_that_the_decoder_does_not_compute_is_refused_by_name(config: Any, problem: str) -> None:
+def test_a_config_beyond_the_decoder_is_refused_by_name(config: Any, problem: str) -> None:
+    """A config that the decoder does not compute is refused by name."""
     with pytest.raises(ConfigError, match=problem):
         read_config(config)
 
@@ -256,9 +257,10 @@ def past_the_end(header: dict[str, Any]) -> None:
         (with_index(lambda right: {HEAD: right[HEAD]}), "the index has it in no file"),
     ],
 )
-def test_a_folder_that_is_damaged_or_hostile_is_refused_and_nothing_is_written(
+def test_a_damaged_or_hostile_folder_is_refused(
     spoil: Callable[[Path], None], problem: str, model: Path, tmp_path: Path
 ) -> None:
+    """A folder that is damaged or hostile is refused and nothing is written."""
     folder = copied(model, tmp_path / "in")
     spoil(folder)
     with pytest.raises((ConfigError, OSError, ValueError), match=problem):
@@ -266,11 +268,12 @@ def test_a_folder_that_is_damaged_or_hostile_is_refused_and_nothing_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_head_beside_the_embedding_that_it_shares_must_be_the_same(model: Path, tmp_path: Path) -> None:
+def test_a_head_shared_with_the_embedding_must_equal_it(model: Path, tmp_path: Path) -> None:
+    """A head beside the embedding that it shares must be the same."""
     folder = copied(model, tmp_path / "in")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
-    with pytest.raises(ConfigError, match=r"lm_head\.weight = .*differs from model\.embed_tokens\.weight"):
+    with pytest.raises(ConfigError, match=r"lm_head\.weight = .*model\.embed_tokens\.weight"):
         import_model(str(folder), str(tmp_path / "run"))
     tensors = load_file(folder / "model.safetensors")
     tensors[HEAD] = tensors["model.embed_tokens.weight"].clone()
@@ -283,5 +286,5 @@ def test_a_tokenizer_with_more_ids_than_rows_is_refused(model: Path, tmp_path: P
 
     folder = copied(model, tmp_path / "in")
     (folder / "tokenizer.json").write_text(byte_tokenizer().to_json())
-    with pytest.raises(ConfigError, match=r"tokenizer\.json = 257: has more ids than the 128 rows of the embedding"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json = 257: .*128 rows"):
         import_model(str(folder), str(tmp_path / "run"))

@@ -47,7 +47,7 @@ def test_a_failed_import_leaves_nothing(tmp_path: Path, s3: str) -> None:
     theirs.save_pretrained(tmp_path / "in")
     (tmp_path / "empty").mkdir()
     for to in (str(tmp_path / "run"), str(tmp_path / "empty"), f"{s3}/runs/failed", "memory://runs/failed"):
-        with pytest.raises(ConfigError, match="has numbers that are not finite"):
+        with pytest.raises(ConfigError, match="not finite"):
             import_model(str(tmp_path / "in"), to)
         assert Folder(to).files() == []
     assert not (tmp_path / "run").exists()
@@ -75,7 +75,7 @@ def test_a_killed_import_is_replaced_by_the_next(
     again = import_model(model, str(tmp_path / "again")).folder
     assert _without_leases(found.folder) == _without_leases(again)
     assert [set(one.folder.names()) for one in (found, Run(again))] == [{"checkpoints", "config.yaml", "leases"}] * 2
-    with pytest.raises(ConfigError, match="is not empty"):
+    with pytest.raises(ConfigError, match="not empty"):
         import_model(model, str(to))
 
 
@@ -117,7 +117,7 @@ def test_a_folder_with_files_of_others_is_not_replaced(model: str, tmp_path: Pat
     (tmp_path / "run").mkdir()
     for name in ("importing.json", "mine.txt"):
         (tmp_path / "run" / name).write_text("{}")
-    with pytest.raises(ConfigError, match="is not empty"):
+    with pytest.raises(ConfigError, match="not empty"):
         import_model(model, str(tmp_path / "run"))
     assert len(list((tmp_path / "run").iterdir())) == 2
 
@@ -157,7 +157,8 @@ def imported(environment: dict[str, str], *arguments: str) -> list[str]:
 
 
 @pytest.mark.processes
-def test_a_model_of_the_hub_is_read_in_place_at_one_commit(hub: dict[str, str], model: str, tmp_path: Path) -> None:
+def test_a_hub_model_is_read_at_one_commit(hub: dict[str, str], model: str, tmp_path: Path) -> None:
+    """A model of the hub is read in place at one commit."""
     url, other = f"hf://{Hub.REPOSITORY}", "hf://someone/other"
     found, missing = imported(hub, str(tmp_path / "runs"), url, other)
     run, expected = Run(Folder(found)), import_model(model, str(tmp_path / "here"))

@@ -63,9 +63,10 @@ def linked(path: Path, target: Path | str) -> Path:
 
 @pytest.mark.parametrize("name", [CHAT_TEMPLATE, CONFIG, TOKENIZER, WEIGHTS, INDEX])
 @pytest.mark.parametrize("kind", ["absolute", "relative", "of links", "folder"])
-def test_a_link_out_of_a_model_is_refused_before_anything_is_written(
+def test_a_link_out_of_a_model_is_refused_first(
     name: str, kind: str, model: Path, victim: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A link out of a model is refused before anything is written."""
     if kind == "folder":  # the file is below a link
         victim = shutil.copy(victim, victim.parent / name)
         (model / "more").symlink_to(victim.parent)
@@ -81,7 +82,8 @@ def test_a_link_out_of_a_model_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_template_in_the_settings_of_a_tokenizer_is_read_through_no_link(model: Path, victim: Path) -> None:
+def test_a_template_in_tokenizer_settings_is_read_through_no_link(model: Path, victim: Path) -> None:
+    """A template in the settings of a tokenizer is read through no link."""
     (model / CHAT_TEMPLATE).unlink()
     victim.write_text(json.dumps({"chat_template": SECRET}))
     linked(model / SETTINGS, victim)
@@ -101,8 +103,8 @@ def test_a_link_out_of_an_adapter_is_refused(name: str, model: Path, victim: Pat
     assert not (tmp_path / "run").exists()
 
 
-def test_files_that_no_index_names_are_no_way_out_for_a_labeller(run: Run, model: Path, victim: Path) -> None:
-    """It hashes every file of weights in the folder."""
+def test_files_outside_the_index_are_no_way_out(run: Run, model: Path, victim: Path) -> None:
+    """Files that no index names are no way out for a labeller. It hashes every file of weights in the folder."""
     manifest = load_manifest(Folder(run.config.shards.dataset))
     assert open_labeller(str(model), manifest).facts["architecture"]
     linked(model / "more.safetensors", victim)
@@ -128,7 +130,8 @@ def test_an_export_publishes_no_file_that_a_run_links_to(
 
 
 @pytest.mark.parametrize("name", [CHAT_TEMPLATE, TOKENIZER])
-def test_a_model_that_is_opened_for_text_reads_no_file_outside_of_it(name: str, model: Path, victim: Path) -> None:
+def test_opening_a_model_for_text_reads_no_outside_file(name: str, model: Path, victim: Path) -> None:
+    """A model that is opened for text reads no file outside of it."""
     linked(model / name, victim)
     with pytest.raises(ConfigError, match=OUTSIDE):
         open_export(Folder(model))
@@ -145,7 +148,8 @@ def cached(model: Path, root: Path) -> Path:
     return snapshot
 
 
-def test_a_snapshot_in_the_cache_of_the_hub_is_imported_as_a_plain_folder_is(model: Path, tmp_path: Path) -> None:
+def test_a_hub_cache_snapshot_imports_like_a_plain_folder(model: Path, tmp_path: Path) -> None:
+    """A snapshot in the cache of the hub is imported as a plain folder is."""
     imported = import_model(str(cached(model, tmp_path / "hub")), str(tmp_path / "run"))
     plain = import_model(str(model), str(tmp_path / "plain"))
     assert imported.config.model == plain.config.model
@@ -251,7 +255,7 @@ def test_a_file_of_the_largest_size_of_its_kind_is_read(model: Path, tmp_path: P
     padded(SETTINGS, 2**22)(model)
     assert import_model(str(model), str(tmp_path / "run")).checkpoints
     padded(SETTINGS, 2**22 + 1)(model)
-    with pytest.raises(ConfigError, match=r"tokenizer_config\.json = 4194305: are more than 4,194,304 bytes"):
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json = 4194305: .*4,194,304 bytes"):
         import_model(str(model), str(tmp_path / "more"))
 
 
@@ -260,11 +264,11 @@ def test_the_settings_of_an_adapter_have_a_limit(model: Path, tmp_path: Path) ->
     adapter.mkdir()
     (adapter / "adapter_config.json").write_bytes(b"{}" + b" " * 2**20)
     save_file({"x": torch.zeros(1)}, adapter / "adapter_model.safetensors")
-    with pytest.raises(ConfigError, match=r"adapter_config\.json = 1048578: are more than 1,048,576 bytes"):
+    with pytest.raises(ConfigError, match=r"adapter_config\.json = 1048578: .*1,048,576 bytes"):
         import_model(str(model), str(tmp_path / "run"), str(adapter))
 
 
 def test_a_header_of_many_tensors_is_refused(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(safetensors_header, "_MOST_TENSORS", 10)
-    with pytest.raises(ConfigError, match=r"model\.safetensors = \d+: are more than 10 tensors"):
+    with pytest.raises(ConfigError, match=r"model\.safetensors = \d+: .*10 tensors"):
         import_model(str(model), str(tmp_path / "run"))

@@ -142,7 +142,8 @@ def test_the_initial_weights_are_those_of_the_plain_model_packed() -> None:
         assert torch.equal(held, other), name
 
 
-def test_a_packed_model_costs_the_same_arithmetic_and_a_fraction_of_the_memory() -> None:
+def test_a_packed_model_costs_a_fraction_of_the_memory() -> None:
+    """A packed model costs the same arithmetic and a fraction of the memory."""
     bytes_of, costs = {}, set()
     for precision in ("fp32", "nf4"):
         config = adapted(precision, dim=256, ffn_dim=1024, num_layers=1)
@@ -157,7 +158,5 @@ def test_a_packed_model_costs_the_same_arithmetic_and_a_fraction_of_the_memory()
 
 
 def test_a_base_that_trains_is_refused() -> None:
-    with pytest.raises(
-        ConfigError, match=r"model.base_precision = 'nf4': is the type of weights that are frozen.*set model.adapter"
-    ):
+    with pytest.raises(ConfigError, match=r"model\.base_precision = 'nf4': .*model\.adapter"):
         Config().override({"model.base_precision": "nf4"})

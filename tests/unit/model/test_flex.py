@@ -94,7 +94,7 @@ def test_flex_attention_is_for_gpus_that_can_compile_it(
     assert not caplog.records
     monkeypatch.setattr(compiled, "_compilers", lambda: {"Triton": True, "a C compiler": False})
     assert flex_kernel(CONFIG, "bf16", gpu) is None
-    assert "this node lacks a C compiler" in caplog.text
+    assert "C compiler" in caplog.text
     capability[0] = (7, 5)
     assert flex_kernel(CONFIG, "bf16", gpu) is None
 

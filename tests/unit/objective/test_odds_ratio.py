@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 from torch import Tensor
@@ -105,8 +103,8 @@ def test_an_answer_that_is_certain_has_a_finite_loss() -> None:
 
 
 def test_what_it_cannot_learn_from_is_told() -> None:
-    with pytest.raises(ValueError, match=re.escape("are read by nobody: orpo learns from pairs of answers alone")):
+    with pytest.raises(ValueError, match=r"objective\.labels = 'labels/x'"):
         ObjectiveConfig(source="orpo", labels="labels/x")
     one = ObjectiveConfig(source="orpo")
-    with pytest.raises(ConfigError, match="learns from pairs of answers, and documents of a row are not masked"):
+    with pytest.raises(ConfigError, match=r"pairs .*masked"):
         Objective("orpo", VOCABULARY, torch.device("cpu"), None, one)

@@ -25,17 +25,16 @@ def listening() -> Any:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_where_nobody_listens_is_said_within_the_patience_and_a_wrong_name_at_once(listening: str) -> None:
+def test_an_unreachable_address_is_reported_within_the_patience(listening: str) -> None:
+    """Where nobody listens is said within the patience and a wrong name at once."""
     connect.wait_for_port(listening)
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = f"127.0.0.1:{server.getsockname()[1]}"
     begin_s = time.monotonic()
-    with pytest.raises(
-        ConnectionError, match=rf"RAY_ADDRESS = '{closed}': no Ray cluster answers there.*refused.*HOST:PORT"
-    ):
+    with pytest.raises(ConnectionError, match=rf"RAY_ADDRESS = '{closed}': .*refused.*HOST:PORT"):
         connect.wait_for_port(closed, 0.3)
     assert time.monotonic() - begin_s < 5
-    with pytest.raises(ConnectionError, match="no Ray cluster answers there"):
+    with pytest.raises(ConnectionError, match="Ray cluster"):
         connect.wait_for_port("no such host:6379")
 
 
@@ -48,7 +47,7 @@ def test_other_versions_are_said_of_both_sides(listening: str, monkeypatch: pyte
     monkeypatch.setattr(connect, "check_token", lambda address: None)
     monkeypatch.setattr(ray, "init", init)
     there, here = "Ray 2.59.1 on Python 3.10.4", rf"Ray {ray.__version__} on Python 3\.\d+\.\d+"
-    with pytest.raises(ConfigError, match=rf"{there}; this process has {here}.*jobs\.md"):
+    with pytest.raises(ConfigError, match=rf"{there}.*{here}.*jobs\.md"):
         connect.connect(listening)
 
     def fail(**_: Any) -> None:
@@ -82,7 +81,7 @@ def test_a_wrong_token_is_named_by_its_place_and_never_shown(
         raise AuthenticationError("the token is invalid")
 
     monkeypatch.setattr(connect, "GcsClient", refuse)
-    with pytest.raises(ConfigError, match=r"RAY_ADDRESS = .*auth_token of the cluster's head") as found:
+    with pytest.raises(ConfigError, match=r"RAY_ADDRESS = .*auth_token") as found:
         connect.connect(listening)
     assert said in str(found.value)
     assert "hunter2" not in str(found.value)
@@ -95,14 +94,14 @@ def test_another_server_at_the_address_is_no_ray(listening: str, monkeypatch: py
         raise RpcError("Timed out while waiting for GCS to become available.")
 
     monkeypatch.setattr(connect, "GcsClient", time_out)
-    with pytest.raises(ConnectionError, match=r"no Ray cluster of this version \(Timed out.*HOST:PORT"):
+    with pytest.raises(ConnectionError, match=r"\(Timed out.*HOST:PORT"):
         connect.connect(listening)
 
 
-def test_rays_processes_import_nothing_from_the_current_folder_unless_this_one_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A part of Ray's dashboard is started as ``python -c``."""
+def test_ray_processes_import_nothing_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's processes import nothing from the current folder unless this one does.
+
+    A part of Ray's dashboard is started as ``python -c``."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     with session._safe_path():

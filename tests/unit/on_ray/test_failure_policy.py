@@ -67,13 +67,14 @@ class Failures:
         return self.policy.make_decision(error)
 
 
-def test_a_shrink_below_what_fits_waits_for_room_and_burns_no_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shrink_below_what_fits_waits_without_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shrink below what fits waits for room and burns no retries."""
     run = Failures(monkeypatch)
     run.limits.trained(6)
     for workers in (2, 3, 4, 5):  # more than max_failures
         assert run.of(workers, cuda_says(1000 + workers, 512, 3.5)) is RETRY
         assert run.limits.least_workers == workers + 1
-    assert run.posted[0].reason.endswith("a step does not fit 2 workers: the run waits for 3 or more")
+    assert run.posted[0].reason.endswith("3 or more")
     assert all(one.cause == "out of memory" and one.again for one in run.posted)
     # and the rule of who trains does wait
     bounds = Bounds(1, 8, settle_s=0.0, fits=run.limits.least_workers)
@@ -85,11 +86,12 @@ def test_a_shrink_below_what_fits_waits_for_room_and_burns_no_retries(monkeypatc
     assert starts.workers == 8
 
 
-def test_the_same_error_of_another_process_with_other_bytes_is_the_same_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_error_in_another_process_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same error of another process with other bytes is the same error."""
     run = Failures(monkeypatch)
     assert run.of(4, cuda_says(100, 512, 3.5)) is RETRY
     assert run.of(4, cuda_says(2345, 96, 17.25)) is RAISE
-    assert run.posted[1].reason.endswith("a micro-batch has only one row already")
+    assert run.posted[1].reason.endswith("one row already")
 
 
 def test_an_error_at_another_step_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +101,8 @@ def test_an_error_at_another_step_is_another(monkeypatch: pytest.MonkeyPatch) ->
     assert run.of(4, cuda_says(100, 512, 3.5)) is RETRY
 
 
-def test_a_size_that_trained_and_then_fails_twice_waits_rather_than_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_that_trained_and_fails_twice_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size that trained and then fails twice waits rather than ends."""
     run = Failures(monkeypatch)
     run.limits.trained(4)
     run.limits.trained(6)
@@ -129,9 +132,8 @@ def test_garbage_is_the_echo_of_anothers_loss_and_is_tried_again(
     assert run.of(4, WorkerGroupError("", {0: error})) is RAISE  # no more than any other failure
 
 
-def test_failures_are_counted_for_a_day_and_those_of_workers_that_are_preempted_never(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_failures_count_for_a_day_and_preemptions_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Failures are counted for a day and those of workers that are preempted never."""
     run, now_s, hour = Failures(monkeypatch), [0.0], 3600.0
     monkeypatch.setattr(failure_policy, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
 
@@ -156,7 +158,8 @@ def test_what_smaller_micro_batches_mend_is_no_failure_of_the_day(monkeypatch: p
     assert [run.of(4, WorkerGroupError("", {0: ValueError(f"bug {one}")})) for one in "abcd"] == [RETRY] * 3 + [RAISE]
 
 
-def test_a_run_that_has_trained_waits_for_a_network_that_is_away_for_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trained_run_waits_for_a_network_for_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that has trained waits for a network that is away for minutes."""
     run, now_s = Failures(monkeypatch), 100.0
     monkeypatch.setattr(failure_policy, "time", SimpleNamespace(monotonic=lambda: now_s))
     late = ControllerError(WorkerGroupStartupFailedError("the group did not form"))
@@ -179,9 +182,10 @@ def test_a_start_that_was_called_off_is_no_failure(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("hours", "decision"), [(2.0, RAISE), (0.5, RETRY)])
-def test_what_a_node_that_goes_leaves_behind_is_no_failure_but_a_bug_on_it_is(
+def test_a_leaving_node_is_no_failure_but_a_bug_is(
     monkeypatch: pytest.MonkeyPatch, hours: float, decision: FailureDecision
 ) -> None:
+    """What a node that goes leaves behind is no failure but a bug on it is."""
     run, looks = Failures(monkeypatch), nodes.leaving
     monkeypatch.setattr(failure_policy, "leaving", looks)
     leaves_ms = int((time.time() + hours * 3600) * 1000)
@@ -193,7 +197,8 @@ def test_what_a_node_that_goes_leaves_behind_is_no_failure_but_a_bug_on_it_is(
     assert [run.of(2, echo) for _ in range(8)][-1] is decision
 
 
-def test_a_group_that_is_too_small_by_what_was_learnt_leaves_only_for_one_that_fits() -> None:
+def test_a_group_that_is_too_small_leaves_for_one_that_fits() -> None:
+    """A group that is too small by what was learnt leaves only for one that fits."""
     bounds, going = Bounds(1, 8, settle_s=0.0, fits=4), Node("b", 4, leaves_at=1.0)
     decision, _ = decide(
         bounds, [Node("a", 3), going], WorkerGroup(("a", "b", "b", "b")), RestartForecast(), Remembered(), 0.5
@@ -202,9 +207,8 @@ def test_a_group_that_is_too_small_by_what_was_learnt_leaves_only_for_one_that_f
     assert decision.durable  # nobody follows yet: the state goes to the store
 
 
-def test_a_node_that_reads_other_bytes_than_its_peers_is_left_out_and_the_run_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_that_reads_other_bytes_is_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that reads other bytes than its peers is left out and the run goes on."""
     run = Failures(monkeypatch)
     run.processes.plan = ("good", "bad")
     said = UnfitNode("rank 1 on node bad reads a file otherwise than a second reader", "bad")
@@ -212,7 +216,7 @@ def test_a_node_that_reads_other_bytes_than_its_peers_is_left_out_and_the_run_go
         assert run.policy.make_decision(WorkerGroupError("", {0: said, 1: said})) is RETRY
     assert list(run.processes.problems()) == ["bad"]
     assert run.posted[0].cause == "unfit node"
-    assert "otherwise than a second reader" in run.posted[0].reason
+    assert "second reader" in run.posted[0].reason
     elsewhere = UnfitNode("a node that nobody knows", "")
     assert run.policy.make_decision(WorkerGroupError("", {0: elsewhere})) is RAISE
 
@@ -236,9 +240,10 @@ AWAY = OSError("runs/a/checkpoints: Could not connect to the endpoint URL")
         WorkerGroupError("", {0: StoreUnavailable(f"4 saves failed, the last with: {AWAY}"), 1: CutOff("rank 1")}),
     ],
 )
-def test_a_store_that_is_away_is_waited_for_and_is_not_the_same_error_at_the_same_step(
+def test_a_store_that_is_away_is_not_a_repeated_error(
     monkeypatch: pytest.MonkeyPatch, error: WorkerGroupError | ControllerError
 ) -> None:
+    """A store that is away is waited for and is not the same error at the same step."""
     run, now_s = Failures(monkeypatch), 100.0
     monkeypatch.setattr(failure_policy, "time", SimpleNamespace(monotonic=lambda: now_s))
     pauses = []
@@ -248,15 +253,14 @@ def test_a_store_that_is_away_is_waited_for_and_is_not_the_same_error_at_the_sam
     assert pauses == [1, 2, 4, 8, 16, 32, *[60] * 24]
     assert run.of(2, error) is RAISE
     assert {one.cause for one in run.posted} == {"store"}
-    assert run.posted[0].reason.endswith("endpoint URL; tried again in 1 s, 1 of 30 times at this step")
+    assert run.posted[0].reason.endswith("in 1 s, 1 of 30 times at this step")
     run.step += 1  # it came back, and a step was done
     assert run.of(2, error) is RETRY
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("train.parquet"), ValueError("a bug")])
-def test_an_error_that_no_store_mends_still_ends_the_run_at_the_second_time(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_an_error_that_no_store_mends_ends_the_run_twice(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """An error that no store mends still ends the run at the second time."""
     run = Failures(monkeypatch)
     failures = WorkerGroupError("", {0: AWAY, 1: error})
     assert run.of(2, failures) is RETRY

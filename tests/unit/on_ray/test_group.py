@@ -96,10 +96,12 @@ def test_an_error_of_ours_is_still_known_for_what_it_is(ray: FakeRay) -> None:
 
 
 @pytest.mark.parametrize("lost", [{"b"}, set[str]()])
-def test_a_group_that_waits_for_a_lost_node_or_for_a_process_that_hangs_is_ended(
+def test_a_group_with_a_lost_or_hung_process_is_ended(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch, lost: set[str]
 ) -> None:
-    """Ray notices a lost node much later, and a process that hangs never."""
+    """A group that waits for a lost node or for a process that hangs is ended.
+
+    Ray notices a lost node much later, and a process that hangs never."""
     processes = WorkerProcessPool()
     processes.setup_times = StartTimes(*((60.0, 60.0) if lost else (0.01, 0.01)))
     monkeypatch.setattr(group, "_LOOK_S", 0.02)
@@ -124,13 +126,14 @@ def test_a_group_that_waits_for_a_lost_node_or_for_a_process_that_hangs_is_ended
     assert ray.alive == (["a"] if lost else [])
 
 
-def test_a_process_that_hangs_is_left_behind_in_seconds_and_one_that_died_takes_no_node_along(ray: FakeRay) -> None:
+def test_a_hung_process_is_left_behind_in_seconds(ray: FakeRay) -> None:
+    """A process that hangs is left behind in seconds and one that died takes no node along."""
     processes = WorkerProcessPool()
     processes.give_back(_taken(processes, ray, "a", "hangs", "dies"))
     ray.answer_s["hangs"] = math.inf
     ray.started[2].is_alive = False
     begin_s = ray.now_s
-    with pytest.raises(WorkerGroupStartupFailedError, match=r"before it began, on node hangs, dies$"):
+    with pytest.raises(WorkerGroupStartupFailedError, match=r"hangs, dies$"):
         forming(processes, lambda: None, "a", "hangs", "dies")._start()
     assert ray.now_s - begin_s == 10.0
     assert processes.problems() == {"hangs": "its worker does not answer in 10 s"}

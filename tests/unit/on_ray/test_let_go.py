@@ -80,9 +80,8 @@ def start(monkeypatch: pytest.MonkeyPatch, train: Any) -> tuple[threading.Thread
     return thread, raised
 
 
-def test_a_rank_that_waits_in_nccl_is_released_in_process_and_uses_nothing_of_what_came_back(
-    monkeypatch: pytest.MonkeyPatch, nccl: Nccl
-) -> None:
+def test_a_rank_that_waits_in_nccl_is_released_in_process(monkeypatch: pytest.MonkeyPatch, nccl: Nccl) -> None:
+    """A rank that waits in NCCL is released in process and uses nothing of what came back."""
     here: World = world("cpu", cut=worker._LET_GO)
     thread, raised = start(monkeypatch, lambda job: sum_over_ranks(torch.ones(3), here))
     assert nccl.waits.wait(30)
@@ -93,10 +92,10 @@ def test_a_rank_that_waits_in_nccl_is_released_in_process_and_uses_nothing_of_wh
     assert not dist.is_initialized()
 
 
-def test_a_rank_that_failed_by_itself_leaves_a_group_in_which_others_still_wait(
-    monkeypatch: pytest.MonkeyPatch, nccl: Nccl
-) -> None:
-    """Its lock is free; its kernels may be in flight."""
+def test_a_failed_rank_leaves_a_group_that_still_waits(monkeypatch: pytest.MonkeyPatch, nccl: Nccl) -> None:
+    """A rank that failed by itself leaves a group in which others still wait.
+
+    Its lock is free; its kernels may be in flight."""
 
     def train(job: TrainJob) -> bool:
         nccl.waits.set()
@@ -150,7 +149,7 @@ def test_a_broken_communicator_of_another_group_spoils_the_step(
     if error in ("SUCCESS", "TIMEOUT"):
         assert sum_over_ranks(torch.ones(2), here) == [1.0, 1.0]
     else:
-        with pytest.raises(CollectiveError, match=f"communicators of rank 0 are broken: {error}"):
+        with pytest.raises(CollectiveError, match=f"rank 0 .*{error}"):
             sum_over_ranks(torch.ones(2), here)
 
 
@@ -191,9 +190,8 @@ class Live:
 
 
 @pytest.mark.parametrize("problem", ["", "no room"])
-def test_a_rank_keeps_what_it_offers_until_it_is_settled_and_is_ready_then_whatever_happens(
-    monkeypatch: pytest.MonkeyPatch, nccl: Nccl, problem: str
-) -> None:
+def test_a_rank_keeps_its_offer_until_it_is_settled(monkeypatch: pytest.MonkeyPatch, nccl: Nccl, problem: str) -> None:
+    """A rank keeps what it offers until it is settled and is ready then whatever happens."""
     offer = LiveShard(1, 8, 0, 1)
 
     def train(job: TrainJob) -> bool:
@@ -212,9 +210,8 @@ def test_a_rank_keeps_what_it_offers_until_it_is_settled_and_is_ready_then_whate
     assert worker._live is None
 
 
-def test_a_rank_whose_state_is_not_whole_among_those_left_gives_it_up_at_once(
-    monkeypatch: pytest.MonkeyPatch, nccl: Nccl
-) -> None:
+def test_a_rank_without_a_whole_state_gives_it_up(monkeypatch: pytest.MonkeyPatch, nccl: Nccl) -> None:
+    """A rank whose state is not whole among those left gives it up at once."""
     worker._live = Live(nccl.did, None)  # type: ignore[assignment]
     assert worker.let_go(30.0, [1]) is True
     assert worker._live is None

@@ -42,11 +42,12 @@ def group(processes: WorkerProcessPool, ray: FakeRay, *nodes: str) -> list[Worke
     return processes.take(ray.start)
 
 
-def test_a_node_that_hangs_holds_the_others_up_four_times_as_long_as_they_took(ray: FakeRay) -> None:
+def test_a_hung_node_delays_others_four_usual_starts(ray: FakeRay) -> None:
+    """A node that hangs holds the others up four times as long as they took."""
     processes, begin_s = pool(), ray.now_s
     ray.start_s |= {"a": 8.0, "b": 10.0, "hung": math.inf}
     # others came up, so it is that node's: it does not count as a failed start, of which a run has only some
-    with pytest.raises(UnfitNodesError, match="no worker came up on it in 40 s"):
+    with pytest.raises(UnfitNodesError, match=r"in 40 s"):
         group(processes, ray, "a", "b", "hung")
     assert ray.now_s == begin_s + 40.0
     assert list(processes.problems()) == ["hung"]
@@ -61,18 +62,19 @@ def test_a_process_that_is_stopped_while_it_starts_holds_nobody_up(ray: FakeRay)
     processes, begin_s = pool(), ray.now_s
     ray.start_s |= {"a": 120.0, "stopped": math.inf}
     ray.stopped_s["stopped"] = begin_s + 101.0
-    with pytest.raises(UnfitNodesError, match="does not answer: it is stopped"):
+    with pytest.raises(UnfitNodesError, match="stopped"):
         group(processes, ray, "a", "stopped")
     assert ray.now_s <= begin_s + 122.0
     assert list(processes.problems()) == ["stopped"]
     assert ray.alive == ["a"]
 
 
-def test_when_all_that_start_are_stopped_that_is_said_within_twenty_seconds(ray: FakeRay) -> None:
+def test_stopped_starts_are_reported_within_twenty_seconds(ray: FakeRay) -> None:
+    """When all that start are stopped that is said within twenty seconds."""
     processes, begin_s = pool(), ray.now_s
     ray.start_s |= {"a": math.inf, "b": math.inf}
     ray.stopped_s |= {"a": begin_s + 50.0, "b": begin_s + 50.0}
-    with pytest.raises(WorkerGroupStartupFailedError, match="does not answer"):
+    with pytest.raises(WorkerGroupStartupFailedError, match="not answer"):
         group(processes, ray, "a", "b")
     assert ray.now_s < begin_s + 70.0
 
@@ -93,11 +95,12 @@ def test_a_pause_shorter_than_that_changes_nothing(ray: FakeRay) -> None:
     assert paused
 
 
-def test_those_that_are_ready_and_enough_start_without_one_that_is_slow_and_keep_it(ray: FakeRay) -> None:
+def test_enough_ready_processes_start_without_a_slow_one(ray: FakeRay) -> None:
+    """Those that are ready and enough start without one that is slow and keep it."""
     processes, begin_s = pool(), ray.now_s
     ray.start_s |= {"a": 8.0, "cold": 100.0}
     processes.prepare(("a", "cold"), processes._job, lambda workers: workers >= 1)  # type: ignore[arg-type]
-    with pytest.raises(UnfitNodesError, match="takes longer to start than others"):
+    with pytest.raises(UnfitNodesError, match="longer"):
         processes.take(ray.start)
     assert ray.now_s == begin_s + 28.0
     assert list(processes.problems()) == ["cold"]
@@ -110,8 +113,10 @@ def test_those_that_are_ready_and_enough_start_without_one_that_is_slow_and_keep
     assert len(ray.started) == 2
 
 
-def test_one_process_a_node_measures_the_network_and_its_figure_counts_for_all_there(ray: FakeRay) -> None:
-    """Each fetches megabytes from the driver's node, all at the same time."""
+def test_one_process_per_node_measures_the_network(ray: FakeRay) -> None:
+    """One process a node measures the network and its figure counts for all there.
+
+    Each fetches megabytes from the driver's node, all at the same time."""
     processes = pool()
     ray.health |= {"a": FIT._replace(network_bytes_per_s=1e9)}
     taken = group(processes, ray, *["a"] * 8, *["b"] * 8)
@@ -126,9 +131,8 @@ def test_one_process_a_node_measures_the_network_and_its_figure_counts_for_all_t
     assert ray.measuring == ["a", "b", "a"]
 
 
-def test_where_nothing_is_known_a_start_may_take_ten_minutes_and_fast_ones_leave_the_next_twenty_seconds(
-    ray: FakeRay,
-) -> None:
+def test_the_first_start_may_take_ten_minutes(ray: FakeRay) -> None:
+    """Where nothing is known a start may take ten minutes and fast ones leave the next twenty seconds."""
     processes, begin_s = pool(), ray.now_s
     ray.start_s |= {"hung": math.inf, "a": 0.5, "cold": 19.0}
     with pytest.raises(WorkerGroupStartupFailedError) as failed:
@@ -154,7 +158,7 @@ def test_a_cold_start_is_waited_for_with_open_ears(ray: FakeRay) -> None:
     assert ray.now_s == begin_s + 400.0
     assert max(after - before for before, after in itertools.pairwise(at_s)) < 5.0
     asked_s.clear()
-    with pytest.raises(StartCancelledError, match="was asked to stop"):
+    with pytest.raises(StartCancelledError):
         group(processes, ray, "colder", "a")
     assert not processes.problems()
     assert processes.ready([]) == {"a": 1}
@@ -185,12 +189,13 @@ def test_nodes_are_compared_with_those_that_live_and_stay(ray: FakeRay) -> None:
     assert not processes.problems()
 
 
-def test_an_unfit_node_is_left_out_longer_each_time_and_never_for_ever(ray: FakeRay) -> None:
+def test_an_unfit_node_is_excluded_longer_each_time(ray: FakeRay) -> None:
+    """An unfit node is left out longer each time and never for ever."""
     processes = pool()
     ray.health["slow"] = Health(1e11, 1e11)
     group(processes, ray, "a")
     for out_s in (60.0, 120.0, 240.0):
-        with pytest.raises(UnfitNodesError, match="its device multiplies at 10% of the others' speed"):
+        with pytest.raises(UnfitNodesError, match=r"multiplies .*10%"):
             group(processes, ray, "a", "slow")
         ray.now_s += out_s - 1.0
         assert processes.problems().keys() == {"slow"}
@@ -208,7 +213,7 @@ def test_a_network_that_many_share_is_measured_again_before_the_verdict(ray: Fak
     if fits:
         assert len(group(processes, ray, "late")) == 1
     else:
-        with pytest.raises(UnfitNodesError, match="the network reaches it at 8% of the others' speed"):
+        with pytest.raises(UnfitNodesError, match=r"network .* 8%"):
             group(processes, ray, "late")
 
 
@@ -224,9 +229,10 @@ def test_a_node_that_was_lost_is_not_an_alarm(ray: FakeRay, caplog: pytest.LogCa
     assert not processes.problems()
 
 
-def test_a_node_that_loses_each_process_is_left_out_longer_each_time_and_said_to_be(
+def test_a_node_that_loses_processes_is_excluded_longer_each_time(
     ray: FakeRay, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A node that loses each process is left out longer each time and said to be."""
     processes = pool()
     ray.health["broken"] = RayError("No module named torch")
     for out_s in (30.0, 120.0, 240.0):
@@ -259,7 +265,8 @@ def workers(ray: FakeRay, *taken: WorkerProcess) -> list[Any]:
     return [SimpleNamespace(actor=process.actor, metadata=ray.metadata(process.actor)) for process in taken]
 
 
-def test_survivors_that_have_the_newest_state_together_hold_it_before_they_train_again(ray: FakeRay) -> None:
+def test_survivors_hold_the_newest_state_before_they_train(ray: FakeRay) -> None:
+    """Survivors that have the newest state together hold it before they train again."""
     processes = pool()
     taken = group(processes, ray, *"abcdef")  # three copies of two shards
     steps = {"c": 8, "d": 9, "e": 9, "f": 8}
@@ -273,7 +280,8 @@ def test_survivors_that_have_the_newest_state_together_hold_it_before_they_train
     assert len(ray.started) == 6  # nothing new
 
 
-def test_a_process_that_does_not_settle_its_state_in_time_is_ended(ray: FakeRay) -> None:
+def test_a_process_that_settles_too_late_is_ended(ray: FakeRay) -> None:
+    """A process that does not settle its state in time is ended."""
     processes = pool()
     taken = group(processes, ray, *"abc")
     ray.offers = {node: LiveShard(rank, 8, 0, 1) for rank, node in enumerate("abc") if node != "a"}
@@ -284,7 +292,8 @@ def test_a_process_that_does_not_settle_its_state_in_time_is_ended(ray: FakeRay)
     assert ray.now_s - before_s < 60.0
 
 
-def test_what_is_gone_is_forgotten_and_all_that_is_left_ends_together(ray: FakeRay) -> None:
+def test_closing_ends_all_processes_and_forgets_lost_nodes(ray: FakeRay) -> None:
+    """What is gone is forgotten and all that is left ends together."""
     processes = pool()
     for number in range(50):  # spot nodes come and go
         processes.reclaim(workers(ray, *group(processes, ray, "a", f"spot-{number}")), {f"spot-{number}"})
@@ -296,7 +305,7 @@ def test_what_is_gone_is_forgotten_and_all_that_is_left_ends_together(ray: FakeR
     processes.close()
     assert len(ray.killed) == 8
     assert ray.now_s - before <= 3.0  # for all of them
-    with pytest.raises(WorkerGroupStartupFailedError, match="ended all processes"):
+    with pytest.raises(WorkerGroupStartupFailedError, match="ended"):
         group(processes, ray, "z")
     assert ray.alive == []
 
@@ -312,7 +321,7 @@ def test_a_process_that_starts_while_all_are_ended_is_ended_too(ray: FakeRay) ->
 
     assert processes._job is not None
     processes.prepare(("a",), processes._job)
-    with pytest.raises(WorkerGroupStartupFailedError, match="ended all processes"):
+    with pytest.raises(WorkerGroupStartupFailedError, match="ended"):
         processes.take(start)
     assert ray.alive == []
 
@@ -336,10 +345,10 @@ def test_a_wait_ends_when_a_process_is_ready(ray: FakeRay) -> None:
     assert processes.wait(60.0)
 
 
-def test_processes_that_come_up_one_by_one_are_looked_at_few_times(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each look asks Ray for all that are waited for: one look for each process would be as many as their square."""
+def test_processes_that_come_up_singly_cost_few_looks(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that come up one by one are looked at few times.
+
+    Each look asks Ray for all that are waited for: one look for each process would be as many as their square."""
     nodes = [f"n{number}" for number in range(64)]
     ray.start_s |= {node: 5.0 + number / 100 for number, node in enumerate(nodes)}
     looks, wait = list[int](), ray.wait

@@ -1,510 +1,397 @@
-"""What is looked at while no group trains, how often, and on which nodes the next one starts. The cluster and the clock are
-faked, the policies are real."""
+"""Scenarios for the scaling policy on the simulated cluster, whose nodes have one place each."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping
-from types import SimpleNamespace
-from typing import Any
+from unittest import mock
 
 import pytest
-from ray.exceptions import GetTimeoutError, RaySystemError
-from ray.train import ScalingConfig
+from ray.exceptions import RaySystemError
+from simulation.clock import BEGIN_S
+from simulation.scenario import Scenario, scenario
 
-from springtide import config as configs
 from springtide.elastic import Interrupt
-from springtide.elastic.allocation import WorkerShare
-from springtide.elastic.limits import MemoryLimits
-from springtide.elastic.policy import Bounds, Leave, RestartForecast, Stay
+from springtide.elastic.policy import Leave, Stay
 from springtide.errors import StoppedWaiting, TrainingFailed, TrainingInterrupted
-from springtide.events import Decided, Failed
-from springtide.on_ray._ray_private import NoopDecision
-from springtide.on_ray.cluster import nodes
-from springtide.on_ray.train import hang, policy
-from springtide.on_ray.train.mailbox import Progress
-from springtide.on_ray.train.policy import SpringtideScalingPolicy
-from springtide.on_ray.train.process_pool import WorkerProcessPool
-from springtide.on_ray.train.worker import TrainJob
-from springtide.on_ray.train.worker_lender import WorkerLender
-
-
-class Run:
-    """A run on a faked cluster of nodes with one place each, and its policy."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, bounds: Bounds, names: list[str], look_s: float = 0.0) -> None:
-        """``look_s``: processor time that a look takes."""
-        self.names, self.silent, self.away = names, set[str](), False
-        self.now_s, self.cpu_s = 1000.0, 0.0
-        self.looks, self.probed, self.posted = 0, list[set[str]](), list[Any]()
-        self.stop_at_s, self.left, self.silent_s = float("inf"), False, 0.0
-        self.trained, self.step_s, self.prospects = 0, 1.0, dict[str, float]()
-        self.leaving: dict[str, int] = {}
-        self.held, self.others, self.taken = dict[str, int](), "", set[str]()
-        self.asked, self.saves, self.problem = list[Any](), list[str](), ""
-        self.ran, self.left_s = list[int](), list[float]()
-
-        def table() -> list[dict[str, Any]]:
-            self.looks += 1
-            self.cpu_s += look_s
-            if self.away:
-                raise RaySystemError("the control store is away")
-            return [{"NodeID": name, "Alive": True} for name in self.names]
-
-        def unanswering(names: set[str], speaks: bool) -> set[str]:
-            self.probed.append(set(names))
-            return names & self.silent
-
-        def wait(timeout_s: float) -> bool:
-            self.now_s += timeout_s
-            return self.workers.processes.closed
-
-        monkeypatch.setattr(nodes.ray, "nodes", table)
-        monkeypatch.setattr(nodes.state, "get_draining_nodes", lambda: self.leaving)
-        monkeypatch.setattr(policy, "unanswering", unanswering)
-        monkeypatch.setattr(policy, "SnapshotSaver", lambda job: self)
-        clock = SimpleNamespace(monotonic=lambda: self.now_s, thread_time=lambda: self.cpu_s)
-        monkeypatch.setattr(policy, "time", clock)
-        monkeypatch.setattr(nodes, "time", SimpleNamespace(monotonic=lambda: self.now_s, time=lambda: self.now_s))
-        share: Any = SimpleNamespace(mine=self.mine)
-        self.workers = WorkerLender(share)
-        monkeypatch.setattr(WorkerProcessPool, "wait", lambda pool, timeout_s: wait(timeout_s))
-        reply = lambda value=None: SimpleNamespace(get=lambda timeout_s=None: value, wait=lambda: None)  # noqa: E731
-        mailbox: Any = SimpleNamespace(
-            progress=lambda: reply(
-                Progress(
-                    step=self.trained,
-                    left=self.left,
-                    stop=self.now_s >= self.stop_at_s,
-                    silent_s=self.silent_s,
-                    longest_s=60.0,
-                    prospects=RestartForecast(step_s=self.step_s, **self.prospects),
-                )
-            ),
-            post=lambda events: reply(self.posted.extend(events)),
-            limit_micro_batch=lambda rows: reply(),
-            reset_for_new_group=reply,
-            notices=lambda: reply({}),
-            group_runs=lambda workers: reply(self.ran.append(workers)),
-            ask=self.ask,
-        )
-        job = TrainJob(configs.recipes.tiny(), mailbox)
-        scaling = ScalingConfig(num_workers=(bounds.min_workers, bounds.max_workers), resources_per_worker={"CPU": 1})
-        self.policy = SpringtideScalingPolicy(scaling, bounds, job, None, self.workers, MemoryLimits(1))
-        for name in ("_maybe_send_resource_request", "_send_resource_request"):
-            monkeypatch.setattr(self.policy, name, lambda: None)
-
-    def mine(self, timeout_s: float, holds: Mapping[str, int], most: int) -> WorkerShare:
-        """As ``QueueClient``."""
-        self.held = dict(holds)
-        return WorkerShare({name: {"CPU": 1.0} for name in self.names if name not in self.taken}, self.others)
-
-    def ask(self, interrupt: Interrupt, left_s: float = math.inf) -> None:
-        """As ``MailboxClient``."""
-        self.asked.append(interrupt)
-        self.left_s.append(left_s)
-
-    def begin(self) -> None:
-        """As ``SnapshotSaver``."""
-        self.saves.append("begin")
-
-    def cancel(self) -> None:
-        self.saves.append("cancel")
-
-    def finish(self, is_over: Any) -> str:
-        self.saves.append("finish")
-        return self.problem
-
-    def step(self) -> Any:
-        """One turn of Ray's loop."""
-        return self.policy.make_decision_for_non_running_worker_group()
-
-    def until_started(self) -> tuple[str, ...]:
-        for _ in range(1000):
-            if not isinstance(self.step(), NoopDecision):
-                return self.workers.processes.plan
-        raise AssertionError("no group starts")
-
-
-def test_waiting_costs_less_than_one_hundredth_of_a_core_and_asks_no_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = [f"node-{number}" for number in range(1000)]
-    run = Run(monkeypatch, Bounds(1001, 1001), names, look_s=0.02)
-    begin_s = run.now_s
-    while run.now_s - begin_s < 600.0:
-        assert isinstance(run.step(), NoopDecision)
-    assert run.cpu_s / (run.now_s - begin_s) < 0.01
-    assert run.looks == round(run.cpu_s / 0.02)  # once a look
-    assert not any(run.probed)
-    run.names = [*names, "last"]
-    before_s = run.now_s
-    assert len(run.until_started()) == 1001
-    assert run.now_s == before_s  # at the first look
-    assert len(run.probed[-1]) == 1001
-
-
-def test_a_small_cluster_is_looked_at_ten_times_a_second_and_a_request_to_stop_is_heard_in_a_long_pause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(monkeypatch, Bounds(3, 3), ["a"])
-    run.step()
-    run.now_s += 10.0  # settled
-    before_s = run.now_s
-    run.step()
-    assert run.now_s - before_s == pytest.approx(0.1)
-    slow = Run(monkeypatch, Bounds(3, 3), ["a"], look_s=1.0)
-    slow.step()
-    slow.now_s += 10.0
-    slow.stop_at_s = slow.now_s + 0.2
-    before_s = slow.now_s
-    slow.step()
-    assert slow.now_s - before_s == pytest.approx(0.5)  # of 5 s
-    with pytest.raises(StoppedWaiting, match="no group trained"):
-        slow.step()
-
-
-def test_the_state_is_saved_from_memory_while_nobody_can_train_and_before_the_run_stops(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(monkeypatch, Bounds(2, 2), ["a"])
-    run.step()
-    assert run.saves == []  # a node may be back at once
-    run.now_s += 10.0
-    run.step()
-    assert run.saves == ["begin"]
-    run.names = ["a", "b"]
-    run.until_started()
-    assert run.saves[-1] == "cancel"
-    run.names, run.stop_at_s = ["a"], run.now_s
-    with pytest.raises(StoppedWaiting):
-        run.step()
-    assert run.saves[-1] == "finish"
-    run.problem = "503"
-    with pytest.raises(TrainingInterrupted, match=r"memory only, cannot be saved: 503; the nodes hold it for a minute"):
-        run.step()
-
-
-def test_a_group_that_is_to_leave_into_memory_is_asked_again_where_no_room_is_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(monkeypatch, Bounds(1, 2), ["a", "b"])
-    no_room, room_again = Stay("too few would stay", save=True), Stay("2 workers train")
-    for decision in (room_again, no_room, no_room, room_again, no_room, Leave("notice"), Leave("notice"), no_room):
-        run.policy._ask(decision)
-    assert run.asked == [Interrupt.SAVE, Interrupt.SAVE, Interrupt.LEAVE]  # early, once a notice
-    for decision in (Leave("notice", durable=True), Leave("notice"), Leave("notice", durable=True)):
-        run.policy._ask(decision)
-    assert run.asked[3:] == [Interrupt.EVACUATE]
-    run.until_started()
-    run.policy._ask(Leave("notice"))
-    assert run.asked[4:] == [Interrupt.LEAVE]  # the next group
-
-
-def test_a_group_is_told_of_each_notice_at_once_and_trains_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(monkeypatch, Bounds(1, 3), ["a", "b", "c"])
-    group: Any = SimpleNamespace(
-        workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name)) for name in run.names]
-    )
-    run.until_started()
-
-    def look() -> list[Interrupt]:
-        run.asked.clear()
-        assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
-        return list(run.asked)
-
-    assert look() == []
-    run.leaving = {"b": 0}  # in 120 s
-    assert look() == [Interrupt.COPY]
-    assert look() == []
-    run.leaving = {"b": 0, "c": 0}
-    assert look()[0] is Interrupt.COPY
-    run.leaving = {}
-    assert look() == []
-    run.leaving = {"b": 0}
-    assert look()[0] is Interrupt.COPY
-
-
-def test_a_node_that_leaves_in_hours_is_used_like_any_other_as_long_as_its_processes_live(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(monkeypatch, Bounds(1, 4, settle_s=0.0, grow="always"), ["a", "b"])
-    run.until_started()
-    run.leaving = {"a": int((run.now_s + 7 * 3600.0) * 1000)}
-    run.leaving["b"] = run.leaving["c"] = run.leaving["a"]
-    run.names = ["a", "b", "c"]  # Ray starts no process on c: no group waits for one
-    group: Any = SimpleNamespace(workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name)) for name in "ab"])
-    monkeypatch.setattr(run.workers.processes, "_begin", lambda node: pytest.fail(f"a process is started on {node}"))
-    for _ in range(3):
-        run.now_s += 100.0
-        assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
-    assert run.asked == []  # nobody makes copies again, or leaves
-    assert run.policy._get_num_workers_for_resource_request() == 4  # nor pays for twice the nodes
-    assert run.posted[-1].reason == "2 workers train"
-    run.leaving["b"] = int((run.now_s + 1800.0) * 1000)
-    run.policy.make_decision_for_running_worker_group(group, None)
-    assert run.asked == [Interrupt.COPY]
-    assert run.policy._get_num_workers_for_resource_request() == 5
-
-
-def test_a_node_that_drains_without_a_deadline_is_left_after_two_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(monkeypatch, Bounds(1, 2, settle_s=0.0), ["a", "b"])
-    run.until_started()
-    group: Any = SimpleNamespace(workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name)) for name in "ab"])
-    run.leaving, begin_s = {"b": 0}, run.now_s
-    while Interrupt.LEAVE not in run.asked and run.now_s < begin_s + 600.0:
-        run.policy.make_decision_for_running_worker_group(group, None)
-        run.now_s += 1.0
-    assert begin_s + 100.0 < run.now_s <= begin_s + 120.0
-
-
-def test_a_node_is_listened_to_as_long_as_a_group_is_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue gives no places on a node that leaves; what its cloud says next may be a nearer time."""
-    run, covered = Run(monkeypatch, Bounds(1, 2, settle_s=0.0, shares=True), ["a", "b"]), list[set[str]]()
-    monkeypatch.setattr(run.policy, "_watches", SimpleNamespace(cover=covered.append))
-    run.until_started()
-    run.leaving, run.taken = {"b": int((run.now_s + 600.0) * 1000)}, {"b"}
-    group: Any = SimpleNamespace(workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name)) for name in "ab"])
-    run.policy.make_decision_for_running_worker_group(group, None)
-    assert covered[-1] == {"a", "b"}
-    run.names = ["a"]
-    run.policy.make_decision_for_running_worker_group(group, None)
-    assert covered[-1] == {"a"}
-
-
-def test_a_group_that_is_to_leave_learns_how_long_a_copy_may_take_and_when_that_becomes_less(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(monkeypatch, Bounds(1, 2), ["a", "b"])
-    run.policy._ask(Leave("more room"))
-    run.policy._ask(Leave("notice", by_s=run.now_s + 60.0))
-    run.now_s += 10.0
-    run.policy._ask(Leave("notice", by_s=run.now_s + 50.0))  # the same time
-    run.policy._ask(Leave("notice", by_s=run.now_s + 50.1))
-    run.policy._ask(Leave("notice", by_s=run.now_s + 20.0))  # another node goes earlier
-    run.policy._ask(Leave("notice", durable=True, by_s=run.now_s + 15.0))
-    assert run.asked == [Interrupt.LEAVE] * 3 + [Interrupt.EVACUATE]
-    assert run.left_s == [math.inf, 60.0, 20.0, 15.0]
-
-
-def test_a_group_starts_as_soon_as_the_nodes_have_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(monkeypatch, Bounds(1, 3, settle_s=2.05), ["a", "b"], look_s=0.05)
-    begin_s = run.now_s
-    assert run.until_started() == ("a", "b")
-    assert run.now_s - begin_s == pytest.approx(2.05, abs=0.01)
-
-
-def test_only_the_nodes_that_would_train_are_asked_and_a_silent_one_stays_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(monkeypatch, Bounds(2, 2, settle_s=0.0), ["a", "b", "c", "d"])
-    run.silent = {"a"}
-    assert run.until_started() == ("b", "c")
-    assert [names for names in run.probed if names] == [{"a", "b"}, {"b", "c"}]
-    decided = [event for event in run.posted if isinstance(event, Decided)]
-    assert [event.decision for event in decided] == ["start"]  # what is done, not what was tried
-    losses = run.policy._memory.losses
-    run.probed.clear()
-    for _ in range(5):
-        run.now_s += 1.0
-        assert run.until_started() == ("b", "c")
-    assert run.policy._memory.losses == losses  # one loss is one, however often it is looked at
-    assert run.probed[0] == {"a"}  # asked again
-    run.silent, run.names = set(), ["a", "b"]
-    run.now_s += 1.0
-    assert run.until_started() == ("a", "b")
-
-
-def test_a_cluster_that_cannot_be_looked_at_for_a_while_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(monkeypatch, Bounds(1, 1), ["a"])
-    begin_s, run.away = run.now_s, True
-    for _ in range(30):
-        assert isinstance(run.step(), NoopDecision)
-    assert run.now_s - begin_s == 1 + 2 + 4 + 8 + 16 + 32 + 24 * 60
-    run.away = False
-    assert run.until_started() == ("a",)
-    run.away = True
-    for _ in range(30):
-        run.step()
-    with pytest.raises(RaySystemError, match="away"):
-        run.step()
-
-
-def test_a_cluster_that_cannot_be_looked_at_does_not_disturb_a_group_that_trains(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(monkeypatch, Bounds(1, 1, settle_s=0.0), ["a"])
-    run.away = True
-    worker: Any = SimpleNamespace(metadata=SimpleNamespace(node_id="a"))
-    group: Any = SimpleNamespace(workers=[worker])
-    for _ in range(50):
-        assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
-
-
-def test_a_mailbox_that_is_slow_for_once_tells_of_no_step_and_no_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A restart takes longer than what is left of the run; without an answer its cost is as it was known."""
-    run = Run(monkeypatch, Bounds(1, 2, settle_s=0.0), ["a", "b"])
-    run.trained, run.prospects = 700, {"restart_s": 180.0, "left_s": 60.0}
-    run.taken = {"b"}
-    run.until_started()
-    worker: Any = SimpleNamespace(metadata=SimpleNamespace(node_id="a"))
-    group: Any = SimpleNamespace(workers=[worker])
-    monkeypatch.setattr(WorkerProcessPool, "warm", lambda *_: None)
-    monkeypatch.setattr(WorkerProcessPool, "ready", lambda pool, busy: Counter(run.names))
-    run.policy.make_decision_for_running_worker_group(group, None)
-    run.taken, mailbox = set(), run.policy._mailbox
-    monkeypatch.setattr(mailbox, "progress", late)
-    for _ in range(5):
-        run.now_s += 30.0
-        run.policy.make_decision_for_running_worker_group(group, None)
-    assert run.asked == []
-    assert not run.policy._limits._trained, "it has done no step that anybody knows of"
-
-
-def late() -> Any:
-    """A call that is not answered in time."""
-
-    def get(timeout_s: float | None = None) -> Any:
-        raise GetTimeoutError
-
-    return SimpleNamespace(get=get)
-
-
-def test_a_request_to_stop_is_heard_after_a_group_has_left_without_room_for_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(monkeypatch, Bounds(2, 2, settle_s=0.0), ["a"])
-    run.policy._share = None  # it is alone on the cluster
-    monkeypatch.setattr(run.policy, "_reserved", lambda *_: run.mine(0.0, {}, 2).nodes)
-    group: Any = SimpleNamespace(workers=[SimpleNamespace(metadata=SimpleNamespace(node_id="a"))])
-    run.left = True
-    assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
-    run.stop_at_s = run.now_s
-    with pytest.raises(StoppedWaiting, match="no group trained"):
-        run.policy.make_decision_for_running_worker_group(group, None)
-    assert run.posted[-1].status == "stopped"
-    # with room the next group starts: it hears the request, and saves what is in memory only
-    run.names = ["a", "b"]
-    assert not isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
-
-
-def test_a_run_that_others_take_all_workers_from_gives_them_back_and_says_for_whom(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(monkeypatch, Bounds(1, 2, settle_s=0.0, shares=True), ["a", "b"])
-    run.until_started()
-    group: Any = SimpleNamespace(workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name)) for name in "ab"])
-    assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
-    assert run.held == {"a": 1, "b": 1}
-    run.taken, run.others = {"a", "b"}, "'big' (priority 7) gets 2 workers"
-    assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
-    assert run.asked == [Interrupt.EVACUATE]  # nobody follows it yet: its state goes to the store
-    run.left = True
-    assert run.policy.make_decision_for_running_worker_group(group, None).num_workers == 0
-    said = [one.reason for one in run.posted if isinstance(one, Decided)]
-    assert said[-2] == "2 workers for other runs: 'big' (priority 7) gets 2 workers"
-    assert said[-1].endswith("room for 0 workers, elastic.min_workers is 1; 'big' (priority 7) gets 2 workers")
-    assert isinstance(run.step(), NoopDecision)
-    assert run.held == {}
-    run.taken = {"a"}
-    assert run.until_started() == ("b",)
-
-
-def test_no_group_starts_before_a_store_may_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(monkeypatch, Bounds(1, 1), ["a"])
-    run.workers.processes.not_before_s = run.now_s + 30.0
-    run.until_started()
-    assert run.now_s == pytest.approx(1030.0, abs=0.2)
-
-
-def test_a_run_whose_driver_has_ended_does_not_go_on_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Run(monkeypatch, Bounds(2, 2), ["a"])
-    run.step()
-    run.workers.processes.close()
-    with pytest.raises(StoppedWaiting, match="its driver has ended"):
-        run.step()
-
-
-def test_a_group_that_hangs_while_there_is_no_room_for_the_next_one_counts_as_one_hang(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Seed 4124 of the simulation: it counted again at every look, and the third ended the run."""
-    run = Run(monkeypatch, Bounds(2, 2), ["a", "b"])
-    run.until_started()
-    group: Any = SimpleNamespace(
-        workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name), actor=None) for name in ("a", "b")]
-    )
-    diagnosed = list[int]()
-    monkeypatch.setattr(policy, "diagnose", lambda workers, *_: (diagnosed.append(1) or "stacks", []))
-    run.silent_s, run.leaving = 1e6, {"b": 1}
-    for _ in range(5):
-        run.now_s += 1.0
-        assert isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
-    assert [event.again for event in run.posted if isinstance(event, Failed)] == [True]
-    assert len(diagnosed) == 1
-    assert run.ran == [2]  # once a group: its silence begins when it runs, not when its processes start
-    run.leaving, run.names, run.now_s = {}, ["a", "c"], run.now_s + 30.0
-    assert not isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
-    run.now_s += 1.0  # the next group hangs, too, and the one after it
-    assert not isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
-    with pytest.raises(TrainingFailed, match="training hung 3 times after step 0"):
-        run.policy.make_decision_for_running_worker_group(group, None)
-
-
-def test_a_run_whose_group_hangs_can_be_stopped_while_there_is_no_room_for_the_next_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(monkeypatch, Bounds(2, 2), ["a", "b"])
-    run.until_started()
-    group: Any = SimpleNamespace(workers=[SimpleNamespace(metadata=SimpleNamespace(node_id="a"), actor=None)])
-    monkeypatch.setattr(policy, "diagnose", lambda *_: ("stacks", []))
-    run.silent_s, run.names, run.stop_at_s = 1e6, ["a"], run.now_s
-    with pytest.raises(StoppedWaiting, match="no group trained"):
-        run.policy.make_decision_for_running_worker_group(group, None)
-
-
-def test_a_group_that_waits_for_one_rank_is_ended_long_before_the_time_limit_but_not_before_its_first_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(monkeypatch, Bounds(1, 2, settle_s=0.0), ["a", "b"])
-    run.until_started()
-    group: Any = SimpleNamespace(
-        workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name), actor=name) for name in ("a", "b")]
-    )
-    waits, killed = ("/torch/distributed/distributed_c10d.py:1",), list[str]()
-    monkeypatch.setattr(policy.ray, "kill", killed.append)
-    monkeypatch.setattr(policy, "diagnose", lambda workers, *_: ("rank 1 does not answer", [workers[1]]))
-    monkeypatch.setattr(hang, "look", lambda workers: [waits, ()])
-    monkeypatch.setattr(hang.Watch, "lacks", lambda *_: False)
-    monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: run.now_s))
-    run.silent_s = 20.0  # a step takes a second, and the limit is 60 s
-
-    def looks(number: int) -> list[bool]:
-        found = []
-        for _ in range(number):
-            run.now_s += 2.0
-            found.append(isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision))
-        return found
-
-    assert looks(5) == [True] * 5  # it may compile
-    run.trained = 7
-    assert looks(3) == [True, True, False]
-    assert killed == ["b"]
-    [failed] = [event for event in run.posted if isinstance(event, Failed)]
-    assert failed.reason == "no event for 20 s, all other ranks wait for 1; rank 1 does not answer"
-
-
-def test_hangs_of_processes_that_do_not_answer_are_the_fault_of_their_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seed 4 of the storms: three nodes in turn stopped at one step, and the third ended the run."""
-    run = Run(monkeypatch, Bounds(1, 2, settle_s=0.0), ["a", "b"])
-    run.until_started()
-    group: Any = SimpleNamespace(
-        workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name), actor=name) for name in ("a", "b")]
-    )
-    killed = list[str]()
-    monkeypatch.setattr(policy.ray, "kill", killed.append)
-    monkeypatch.setattr(policy, "diagnose", lambda workers, *_: ("stacks", [workers[1]]))
-    run.silent_s = 1e6
-    for _ in range(9):
-        run.now_s += 1.0
-        assert not isinstance(run.policy.make_decision_for_running_worker_group(group, None), NoopDecision)
-    assert killed == ["b"] * 9
-    with pytest.raises(TrainingFailed, match="training hung 10 times after step 0"):
-        run.policy.make_decision_for_running_worker_group(group, None)
+from springtide.events import Decided, Failed, Saved, Stopped
+from springtide.on_ray.train import hang
+
+A, B, C, D = "node01", "node02", "node03", "node04"
+NEVER_S = 1e9
+"""The time of a step that hangs [s]."""
+
+
+def saved(run: Scenario) -> list[int]:
+    return [one.step for one in run.events if isinstance(one, Saved)]
+
+
+def hangs(run: Scenario) -> list[Failed]:
+    return [one for one in run.events if isinstance(one, Failed) and one.cause == "hung"]
+
+
+def test_waiting_costs_under_one_percent_of_a_core() -> None:
+    """A look at a large cluster takes 20 ms. No node is asked for an answer until there are enough."""
+    with scenario(nodes=11, min_workers=12, max_workers=12) as run:
+        run.cluster.look_cpu_s = 0.02
+        run.wait(600.0)
+        assert 0.002 < run.clock.cpu_s / run.clock.now < 0.01
+        assert not any(run.probed)
+        run.cluster.join()
+        run.until(lambda: bool(run.group), within_s=30.0)
+        assert max(map(len, run.probed)) == 12
+
+
+def test_a_small_cluster_is_polled_often() -> None:
+    with scenario(nodes=1, min_workers=2, max_workers=2) as run:
+        run.wait(10.0)
+        before_s = run.clock.now
+        run.turn()
+        assert run.clock.now - before_s == pytest.approx(0.5, abs=0.05)  # a look takes 4 ms
+
+
+def test_a_long_pause_ends_early_when_the_run_is_to_stop() -> None:
+    with scenario(nodes=1, min_workers=2, max_workers=2) as run:
+        run.wait(10.0)
+        run.cluster.look_cpu_s = 1.0  # the pause is 5 s
+        run.clock.after(0.2, run.stop)
+        before_s = run.clock.now
+        with pytest.raises(StoppedWaiting):
+            run.wait(5.0)
+        assert run.clock.now - before_s < 1.5
+        assert [one.status for one in run.events if isinstance(one, Stopped)] == ["stopped"]
+
+
+def test_a_group_starts_as_soon_as_the_nodes_have_settled() -> None:
+    with scenario(nodes=2, min_workers=1, max_workers=3, settle=2.05) as run:
+        run.cluster.look_cpu_s = 0.02
+        run.until(lambda: bool(run.pool.plan), within_s=30.0)
+        [started] = [one for one in run.events if isinstance(one, Decided) and one.decision == "start"]
+        assert run.started_s == [pytest.approx(2.05, abs=0.05)], started
+        assert run.group == (A, B)
+
+
+def test_only_nodes_that_would_train_are_probed() -> None:
+    """A node that does not answer stays out, counts as one loss, and is asked again."""
+    with scenario(nodes=4, min_workers=2, max_workers=2, settle=0.0) as run:
+        run.cluster.freeze(A, 100.0)
+        run.until(lambda: bool(run.pool.plan))
+        assert run.pool.plan == (B, C)
+        assert [names for names in run.probed if names] == [{A, B}, {B, C}]
+        assert [one.decision for one in run.events if isinstance(one, Decided)] == ["start"]
+        losses = run.policy._memory.losses
+        run.probed.clear()
+        run.cluster.kill(C)
+        run.until(lambda: run.pool.plan == (B, D), within_s=60.0)
+        assert {A} in run.probed  # asked again
+        assert run.policy._memory.losses == losses + 1  # that of C; A is one loss, however often it is asked
+        run.wait(100.0)
+        run.cluster.kill(B)
+        run.until(lambda: run.pool.plan == (A, D), within_s=60.0)
+
+
+def test_the_state_is_saved_from_memory_when_nobody_can_train() -> None:
+    with scenario(nodes=2, min_workers=2, max_workers=2) as run:
+        run.setting.step_s = 4.0
+        run.train(2)
+        run.wait(2.0)
+        run.cluster.kill(B)
+        run.until(lambda: not run.group)
+        run.turn()
+        assert run.policy._saver._thread is None  # a node may be back at once
+        run.wait(20.0)
+        assert saved(run) == [run.simulated.watch.newest]
+        run.cluster.join()
+        run.train(2)
+        run.wait(2.0)
+        run.cluster.kill(C)
+        run.wait(60.0)
+        assert saved(run)[1:] == [run.simulated.watch.newest]  # after each group
+
+
+def test_a_run_that_stops_saves_from_memory_first() -> None:
+    with scenario(nodes=2, min_workers=2, max_workers=2) as run:
+        run.setting.step_s = 4.0
+        run.train(3)
+        run.wait(2.0)
+        run.cluster.kill(B)
+        run.until(lambda: not run.group)
+        run.stop()
+        with pytest.raises(StoppedWaiting):
+            run.turn()
+        assert saved(run) == [run.simulated.watch.newest]
+
+
+def test_a_run_that_cannot_save_names_its_step_and_the_error() -> None:
+    with scenario(nodes=2, min_workers=2, max_workers=2) as run:
+        run.setting.step_s = 4.0
+        run.train(3)
+        run.wait(2.0)
+        run.cluster.kill(B)
+        run.until(lambda: not run.group)
+        run.store.away_until_s = run.clock.now + 600.0
+        run.stop()
+        step = run.simulated.watch.newest
+        with pytest.raises(TrainingInterrupted, match=rf"step {step}\b.*503 Slow Down.*--resume"):
+            run.turn()
+
+
+def test_a_request_to_leave_grows_stronger_and_never_weaker() -> None:
+    """The room for a copy in memory may be gone since the group was asked to leave. A notice asks once, early."""
+    with scenario(nodes=2, min_workers=1, max_workers=2) as run:
+        no_room, room_again = Stay("too few would stay", save=True), Stay("2 workers train")
+        for decision in (room_again, no_room, no_room, room_again, no_room, Leave("notice"), Leave("notice"), no_room):
+            run.policy._ask(decision)
+        assert run.asked == [Interrupt.SAVE, Interrupt.SAVE, Interrupt.LEAVE]
+        for decision in (Leave("notice", durable=True), Leave("notice"), Leave("notice", durable=True)):
+            run.policy._ask(decision)
+        assert run.asked[3:] == [Interrupt.EVACUATE]
+        run.until(lambda: bool(run.group))
+        run.policy._ask(Leave("notice"))
+        assert run.asked[4:] == [Interrupt.LEAVE]  # the next group
+
+
+def test_a_group_learns_of_each_nearer_deadline() -> None:
+    with scenario(nodes=2, min_workers=1, max_workers=2) as run:
+        now_s = run.clock.now
+        run.policy._ask(Leave("more room"))
+        run.policy._ask(Leave("notice", by_s=now_s + 60.0))
+        run.policy._ask(Leave("notice", by_s=now_s + 60.0))
+        run.policy._ask(Leave("notice", by_s=now_s + 60.1))
+        run.policy._ask(Leave("notice", by_s=now_s + 30.0))  # another node goes earlier
+        run.policy._ask(Leave("notice", durable=True, by_s=now_s + 25.0))
+        assert run.asked == [Interrupt.LEAVE] * 3 + [Interrupt.EVACUATE]
+        assert run.mailbox.left_s == [math.inf, 60.0, 30.0, 25.0]
+
+
+def test_each_notice_asks_a_group_for_copies_at_once() -> None:
+    with scenario(nodes=3, min_workers=1, max_workers=3) as run:
+        run.train()
+        assert run.asked == []
+        run.cluster.notice(B, math.inf)
+        run.wait(3.0)
+        assert run.asked == [Interrupt.COPY]
+        run.cluster.notice(C, math.inf)
+        run.wait(3.0)
+        assert run.asked == [Interrupt.COPY] * 2
+        run.cluster.machines[B].leaves_at_s = None
+        run.wait(3.0)
+        run.cluster.notice(B, math.inf)
+        run.turn()
+        assert run.asked == [Interrupt.COPY] * 3
+
+
+def test_a_node_that_leaves_in_hours_is_used_until_then() -> None:
+    """Ray starts no process on such a node, so that no group waits for one there, and nobody pays for twice the nodes."""
+    with scenario(nodes=2, min_workers=1, max_workers=4, settle=0.0, grow="always") as run:
+        run.train()
+        run.cluster.join()
+        for name in (A, B, C):
+            run.cluster.notice(name, 7 * 3600.0)
+        run.setting.step_s = NEVER_S
+        run.wait(100.0)
+        assert run.asked == []
+        assert set(run.pool.held(run.group)) == {A, B}
+        assert run.policy._get_num_workers_for_resource_request() == 4
+        assert run.reasons[-1] == "2 workers train"
+        run.cluster.machines[B].leaves_at_s = run.clock.now + 1800.0
+        run.turn()
+        assert Interrupt.COPY in run.asked
+        assert run.policy._get_num_workers_for_resource_request() == 5
+
+
+def test_a_drain_without_a_deadline_counts_as_two_minutes() -> None:
+    with scenario(nodes=2, min_workers=1, max_workers=2, settle=0.0) as run:
+        run.train()
+        run.setting.step_s = 5.0
+        run.cluster.notice(B, math.inf)
+        begin_s = run.clock.now
+        run.until(lambda: Interrupt.LEAVE in run.asked)
+        assert 90.0 < run.clock.now - begin_s <= 120.0
+
+
+def test_a_node_is_watched_while_a_group_is_on_it() -> None:
+    """A queue gives no places on a node that leaves. Its cloud may announce a nearer time."""
+    with scenario(nodes=2, min_workers=1, max_workers=2, settle=0.0, shares=True) as run:
+        run.policy._watches = watches = mock.Mock()
+        run.train()
+        run.cluster.notice(B, 600.0)
+        run.queue.taken = {B}
+        run.turn()
+        assert watches.cover.call_args.args == ({A, B},)
+        run.until(lambda: run.group == (A,), within_s=900.0)
+        run.turn()
+        assert watches.cover.call_args.args == ({A},)
+
+
+def test_an_absent_head_does_not_end_a_run() -> None:
+    """A head that is away for minutes does not end a run.
+
+    The policy tries 30 times, 25 minutes in all. One look that succeeds gives it 30 more."""
+    with scenario(nodes=1, min_workers=2, max_workers=2) as run:
+        for _ in range(2):
+            run.cluster.head_refuses = True
+            begin_s = run.clock.now
+            for _ in range(30):
+                run.turn()
+            assert run.clock.now - begin_s == pytest.approx(1 + 2 + 4 + 8 + 16 + 32 + 24 * 60, abs=2.0)
+            run.cluster.head_refuses = False
+            run.turn()
+        run.cluster.head_refuses = True
+        with pytest.raises(RaySystemError):
+            run.wait(3600.0)
+
+
+def test_a_head_that_is_away_does_not_disturb_a_group() -> None:
+    with scenario(nodes=1, min_workers=1, max_workers=1, settle=0.0) as run:
+        run.train()
+        run.cluster.head_refuses = True
+        for _ in range(35):
+            run.turn()
+        assert run.group == (A,)
+
+
+def test_a_slow_mailbox_does_not_cause_a_restart() -> None:
+    """A restart takes longer than what is left of the run. Without an answer its cost is the last known one."""
+    with scenario(nodes=1, min_workers=1, max_workers=2, settle=0.0) as run:
+        run.train(36)
+        run.setting.step_s = NEVER_S
+        run.cluster.join()
+        run.mailbox.is_slow = True
+        run.wait(120.0)
+        assert run.pool.ready(run.group) == {A: 1, B: 1}
+        assert run.asked == []
+
+
+def test_a_slow_mailbox_does_not_count_as_steps() -> None:
+    with scenario(nodes=2, min_workers=1, max_workers=2, settle=0.0) as run:
+        run.train(8)
+        run.cluster.kill(B)
+        run.setting.step_s = NEVER_S
+        run.until(lambda: run.group == (A,))
+        run.mailbox.is_slow = True
+        run.wait(30.0)
+        assert run.policy._limits._trained == {2}
+
+
+def test_a_run_whose_group_has_left_can_be_stopped() -> None:
+    """There is no room for the next group, which would receive the request."""
+    with scenario(nodes=2, min_workers=2, max_workers=2, settle=0.0) as run:
+        run.train()
+        run.setting.step_s = 5.0
+        run.cluster.notice(B, math.inf)
+        run.until(lambda: run.mailbox.mailbox._run.left)
+        run.wait(5.0)
+        run.stop()
+        with pytest.raises(StoppedWaiting):
+            run.turn()
+        assert run.events[-1].status == "stopped"
+
+
+def test_the_next_group_receives_a_request_to_stop() -> None:
+    with scenario(nodes=3, min_workers=2, max_workers=2, settle=0.0) as run:
+        run.train()
+        run.setting.step_s = 5.0
+        run.cluster.notice(B, math.inf)
+        run.until(lambda: run.mailbox.mailbox._run.left)
+        run.stop()
+        run.turn()
+        assert run.group == (A, C)
+        run.until(lambda: run.events[-1].kind == "stopped", within_s=60.0)
+
+
+def test_a_run_gives_its_workers_to_others_and_names_them() -> None:
+    with scenario(nodes=2, min_workers=1, max_workers=2, settle=0.0, shares=True) as run:
+        run.train()
+        assert run.queue.held == {A: 1, B: 1}
+        run.queue.taken, run.queue.others = {A, B}, "'big' (priority 7) gets 2 workers"
+        run.turn()
+        assert run.asked == [Interrupt.EVACUATE]  # no group follows yet: the state goes to the store
+        run.until(lambda: not run.group)
+        run.wait(2.0)
+        assert run.queue.held == {}
+        assert run.reasons[-2] == "2 workers for other runs: 'big' (priority 7) gets 2 workers"
+        assert run.reasons[-1].endswith("elastic.min_workers is 1; 'big' (priority 7) gets 2 workers")
+        run.queue.taken = {A}
+        run.until(lambda: run.group == (B,))
+
+
+def test_no_group_starts_before_a_store_may_be_tried_again() -> None:
+    with scenario(nodes=1, min_workers=1, max_workers=1) as run:
+        run.pool.not_before_s = 30.0
+        run.until(lambda: bool(run.group))
+        assert run.started_s == [pytest.approx(30.0, abs=1.0)]
+
+
+def test_a_run_whose_driver_has_ended_stops_waiting() -> None:
+    with scenario(nodes=1, min_workers=2, max_workers=2) as run:
+        run.turn()
+        run.pool.close()
+        with pytest.raises(StoppedWaiting, match="driver"):
+            run.turn()
+
+
+def test_a_hung_group_without_successor_counts_once() -> None:
+    """Seed 4124 of the simulation: it counted again at every look, and the third look ended the run."""
+    with scenario(nodes=2, min_workers=2, max_workers=2, hang=60.0) as run:
+        run.setting.step_s = NEVER_S
+        run.until(lambda: bool(run.group))
+        run.cluster.notice(B, math.inf)
+        run.until(lambda: bool(hangs(run)))
+        run.wait(60.0)
+        assert [one.again for one in hangs(run)] == [True]
+        run.cluster.join()
+        run.until(lambda: run.group == (A, C))
+        with pytest.raises(TrainingFailed, match=r"3 times .*step 0"):
+            run.wait(7200.0)
+
+
+def test_a_hung_group_without_successor_can_be_stopped() -> None:
+    with scenario(nodes=2, min_workers=2, max_workers=2, hang=60.0) as run:
+        run.setting.step_s = NEVER_S
+        run.until(lambda: bool(run.group))
+        run.cluster.notice(B, math.inf)
+        run.until(lambda: bool(hangs(run)))
+        run.stop()
+        with pytest.raises(StoppedWaiting):
+            run.turn()
+
+
+def test_a_group_that_waits_for_one_rank_ends_early() -> None:
+    """Long before the time limit, but not before the group's first step: it may compile."""
+    waits = ("/torch/distributed/distributed_c10d.py:1",)
+    with (
+        scenario(nodes=2, min_workers=1, max_workers=2, settle=0.0, hang=600.0) as run,
+        mock.patch.multiple(hang, look=lambda workers: [waits, ("/springtide/data.py:1",)][: len(workers)]),
+    ):
+        run.train(8)
+        run.setting.step_s = 60.0
+        run.cluster.kill(B)
+        run.cluster.join()
+        run.until(lambda: run.group == (A, C))
+        run.wait(30.0)
+        assert not hangs(run)
+        run.setting.step_s = 1.0
+        run.train(2)
+        run.setting.step_s = NEVER_S
+        run.until(lambda: bool(hangs(run)), within_s=60.0)
+        [failed] = hangs(run)
+        assert "wait for 1;" in failed.reason
+
+
+def test_a_silent_process_is_killed_and_its_node_blamed() -> None:
+    """A process that does not answer is killed and blamed on its node.
+
+    Seed 4 of the storms: three nodes in turn stopped at one step, and the third ended the run. Ten may."""
+    with scenario(nodes=2, min_workers=2, max_workers=2, settle=0.0, hang=60.0) as run:
+        run.setting.step_s = NEVER_S
+        for _ in range(9):
+            before = len(hangs(run))
+            run.until(lambda: len(run.group) == 2)
+            run.cluster.freeze(B, 1e6, worker_only=True)
+            run.until(lambda: len(hangs(run)) > before)  # noqa: B023
+        run.until(lambda: len(run.group) == 2)
+        left_s = run.started_s[-1] - (hangs(run)[-1].time_s - BEGIN_S)
+        assert left_s < 3.0  # the process was killed, not asked to let go
+        run.cluster.freeze(B, 1e6, worker_only=True)
+        with pytest.raises(TrainingFailed, match=r"10 times .*step 0"):
+            run.wait(7200.0)

@@ -134,8 +134,10 @@ def test_what_must_not_or_need_not_be_committed_is_not(waiting: Waiting, why: st
 
 
 @pytest.mark.parametrize("when", ["before it claims", "when it is done"])
-def test_a_save_that_a_group_has_overtaken_does_not_stand_for_the_next_one(waiting: Waiting, when: str) -> None:
-    """The group trains on from memory and is lost in its turn: what it had reached must be saved."""
+def test_an_overtaken_save_does_not_replace_the_next_one(waiting: Waiting, when: str) -> None:
+    """A save that a group has overtaken does not stand for the next one.
+
+    The group trains on from memory and is lost in its turn: what it had reached must be saved."""
     contents, post, newer = waiting.contents, waiting.saver._job.mailbox.post, [waiting.part(8, 0), waiting.part(8, 1)]
     if when == "before it claims":
         waiting.contents = lambda: (waiting.saver.cancel(), contents())[1]  # type: ignore[method-assign]
@@ -150,7 +152,8 @@ def test_a_save_that_a_group_has_overtaken_does_not_stand_for_the_next_one(waiti
     assert committed(waiting.run)[-1] == "step-0000000008"
 
 
-def test_a_save_that_hangs_when_a_group_starts_holds_up_no_later_one(waiting: Waiting) -> None:
+def test_a_save_that_hangs_does_not_block_later_ones(waiting: Waiting) -> None:
+    """A save that hangs when a group starts holds up no later one."""
     began, goes_on, real_wait = threading.Event(), threading.Event(), waiting.wait
 
     def wait(calls: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
@@ -195,9 +198,8 @@ def test_a_newer_lease_refuses_what_is_under_way(waiting: Waiting) -> None:
     assert committed(waiting.run) == []
 
 
-def test_a_copy_whose_bytes_have_changed_is_not_committed_and_another_one_is(
-    waiting: Waiting, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_changed_copy_is_replaced_by_another_one(waiting: Waiting, caplog: pytest.LogCaptureFixture) -> None:
+    """A copy whose bytes have changed is not committed and another one is."""
     waiting.rotten.add(("node1", 7, 1))
     assert waiting.save() == ""
     assert waiting.asked == [("node0", 0), ("node1", 1), ("node0", 0), ("node0", 1)]
@@ -214,7 +216,8 @@ def test_a_copy_whose_pieces_have_changed_is_not_committed(waiting: Waiting) -> 
     assert committed(waiting.run) == ["step-0000000006"]
 
 
-def test_where_every_copy_of_the_newest_is_bad_the_one_before_is_committed(waiting: Waiting) -> None:
+def test_without_a_good_newest_copy_the_previous_step_is_committed(waiting: Waiting) -> None:
+    """Where every copy of the newest is bad the one before is committed."""
     waiting.rotten |= {("node0", 7, 1), ("node1", 7, 1)}
     assert waiting.save() == ""
     assert committed(waiting.run) == ["step-0000000006"]
@@ -225,10 +228,10 @@ def test_servers_that_do_not_answer_are_not_waited_for_for_ever(
 ) -> None:
     waiting.silent = True
     monkeypatch.setattr(liveness.Liveness, "gone", lambda liveness, waited_for: set(waited_for))
-    assert "does not answer: it is stopped, or its host" in waiting.save()
+    assert "stopped" in waiting.save()
     monkeypatch.setattr(liveness.Liveness, "gone", lambda liveness, waited_for: set())
     monkeypatch.setattr(snapshot_saver, "_WRITE_S", 0.05)
-    assert "2 snapshot servers did not write their parts" in waiting.save()
+    assert "2 snapshot servers" in waiting.save()
 
 
 def alone(waiting: Waiting, node: str, driver_is_back: bool = False) -> None:
@@ -248,9 +251,8 @@ def test_servers_whose_driver_was_killed_commit_what_they_hold(waiting: Waiting)
     assert leases.claim(waiting.run, "another driver", trains=False).term == waiting.term + 2
 
 
-def test_one_server_claims_and_the_others_hold_their_parts_until_the_checkpoint_is_there(
-    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_server_claims_and_the_others_keep_their_parts(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One server claims and the others hold their parts until the checkpoint is there."""
     looks = list[float]()
 
     def sleep(seconds: float) -> None:
@@ -265,9 +267,8 @@ def test_one_server_claims_and_the_others_hold_their_parts_until_the_checkpoint_
     assert leases.newest(waiting.run).term == waiting.term + 1  # type: ignore[union-attr]
 
 
-def test_a_server_does_not_end_because_others_have_not_answered_and_many_look_seldom(
-    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_waits_for_busy_servers_and_polls_seldom(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server does not end because others have not answered and many look seldom."""
     looks, parts = list[float](), waiting.parts
 
     def sleep(seconds: float) -> None:

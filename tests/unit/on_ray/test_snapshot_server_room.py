@@ -67,9 +67,8 @@ def servers() -> Iterator[list[SnapshotServer]]:
         server.forget(10**9)
 
 
-def test_snapshots_go_on_after_a_resize_and_the_restored_one_is_there_until_the_next_is_safe(
-    servers: list[SnapshotServer],
-) -> None:
+def test_a_resize_keeps_the_restored_snapshot_until_the_next(servers: list[SnapshotServer]) -> None:
+    """Snapshots go on after a resize and the restored one is there until the next is safe."""
     before = Nodes(servers, term=1)
     before.snapshot(10, needed_from=0)
     before.snapshot(11, needed_from=1)
@@ -108,7 +107,7 @@ def test_who_asks_at_once_does_not_get_the_same_room_twice() -> None:
     with (
         server._room((1, 0, False, 0), first),
         server._room((1, 1, False, 0), second),
-        pytest.raises(OSError, match="snapshots would take"),
+        pytest.raises(OSError, match="snapshots"),
         server._room((1, 2, False, 0), third),
     ):
         raise AssertionError("there is none")
@@ -132,31 +131,30 @@ def written(folder: Path, **files: str) -> str:
         ({"memory__max": "4000\n", "memory__current": "5000\n", "memory__stat": "inactive_file 7\n"}, 0),
     ],
 )
-def test_what_is_free_is_the_kernels_word_and_no_more_than_the_containers(
-    tmp_path: Path, cgroup: dict[str, str], expected: int
-) -> None:
+def test_free_memory_is_limited_by_the_container(tmp_path: Path, cgroup: dict[str, str], expected: int) -> None:
+    """What is free is the kernels word and no more than the containers."""
     proc = written(
         tmp_path / "proc", meminfo="MemTotal:       9999 kB\nMemAvailable:   1000 kB\nHugePages_Total:   0\n"
     )
     assert free_bytes(proc, written(tmp_path / "cgroup", **cgroup)) == expected
 
 
-def test_a_snapshot_server_that_is_given_no_limit_takes_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_a_limit_takes_half_of_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot server that is given no limit takes half of what is free."""
     monkeypatch.setattr("springtide.on_ray.train.snapshot_server.free_bytes", lambda: 2 * (1000 + MARK_BYTES))
     server = SnapshotServer("/dev/shm", None, math.inf)
     meta = Meta(step=1, tokens=1, world_size=2, order_identity="o", config_fingerprint="c")
     with server._room((1, 0, False, 0), Snapshot.of(1, 0, meta, (), 1000)):
         pass
     with (
-        pytest.raises(OSError, match=r"checkpoint\.memory_bytes = 'auto' is half of what the node had free"),
+        pytest.raises(OSError, match=r"checkpoint\.memory_bytes = 'auto'"),
         server._room((1, 0, False, 0), Snapshot.of(1, 0, meta, (), 1001)),
     ):
         raise AssertionError("there is none")
 
 
-def test_a_rank_of_a_resumed_run_sets_the_limit_of_a_server_that_still_stands(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_resumed_run_sets_the_limit_of_an_old_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A rank of a resumed run sets the limit of a server that still stands."""
     server = Handle("a", threads=1, limit_bytes=64 * 2**20)
     actor = SimpleNamespace(options=lambda **options: SimpleNamespace(remote=lambda *arguments: server))
     ray = SimpleNamespace(
@@ -172,9 +170,8 @@ def test_a_rank_of_a_resumed_run_sets_the_limit_of_a_server_that_still_stands(
         pass
 
 
-def test_a_limit_that_is_auto_again_is_half_of_what_is_free_without_snapshots_and_stays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_auto_limit_counts_memory_without_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that is auto again is half of what is free without snapshots and stays."""
     room = 1000 + MARK_BYTES
     free = [3 * room]
     monkeypatch.setattr("springtide.on_ray.train.snapshot_server.free_bytes", lambda: free[0])

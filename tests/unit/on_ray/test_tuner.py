@@ -75,9 +75,10 @@ def test_nothing_that_tune_saves_has_the_password_of_the_job(
     assert b"hunter2" not in cloudpickle.dumps(found)
 
 
-def test_an_interrupted_sweep_ends_when_its_trials_have_saved_and_begins_no_other(
+def test_an_interrupted_sweep_ends_when_its_trials_have_saved(
     monkeypatch: pytest.MonkeyPatch, pool: Any, closed: list[bool]
 ) -> None:
+    """An interrupted sweep ends when its trials have saved and begins no other."""
     now_s = 0.0
     monkeypatch.setattr(tuner, "time", SimpleNamespace(monotonic=lambda: now_s))
     interrupted = threading.Event()
@@ -113,7 +114,8 @@ def test_progress_is_silent_about_a_trial_without_an_evaluation(pool: Any) -> No
     assert said == []
 
 
-def test_a_search_takes_an_objective_that_is_not_finite_as_a_failure() -> None:
+def test_an_objective_that_is_not_finite_is_a_failure() -> None:
+    """A search takes an objective that is not finite as a failure."""
     told: list[object] = []
     search: Any = SimpleNamespace(first=0, ask=lambda number: {}, tell=lambda number, values: told.append(values))
     objective = {**TABLE["OBJECTIVE"], "secondary": {"metric": "memory_bytes", "mode": "min"}}
@@ -133,7 +135,8 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return []
 
 
-def test_a_store_that_is_away_for_a_moment_is_written_to_again(pool: Any, written: list[str]) -> None:
+def test_a_store_that_returns_is_written_to_again(pool: Any, written: list[str]) -> None:
+    """A store that is away for a moment is written to again."""
     spent, tries = stopper(pool), iter([OSError("503 Slow Down"), OSError("503 Slow Down"), None])
 
     def write(what: str) -> None:
@@ -147,9 +150,10 @@ def test_a_store_that_is_away_for_a_moment_is_written_to_again(pool: Any, writte
 
 
 @pytest.mark.parametrize("error", [OSError("503 Slow Down"), PermissionError("403")], ids=["away", "forbidden"])
-def test_a_store_that_stays_away_ends_the_sweep_when_its_trials_have_saved(
+def test_a_store_that_stays_away_ends_the_sweep(
     pool: Any, closed: list[bool], written: list[str], error: OSError
 ) -> None:
+    """A store that stays away ends the sweep when its trials have saved."""
     spent = stopper(pool)
     spent.running = 1
 
@@ -203,7 +207,7 @@ def test_an_error_inside_tune_is_raised_and_names_its_cause(
     def fit(spent: tuner.BudgetStopper) -> None:
         raise tune.TuneError("Traceback (most recent call last):\n  ...\nKeyError: 'rung'\n")
 
-    with pytest.raises(TrainingInterrupted, match=r"Ray Tune: KeyError: 'rung'; resume with --resume"):
+    with pytest.raises(TrainingInterrupted, match=r"KeyError: 'rung'.*--resume"):
         run_with(monkeypatch, tmp_path, pool, fit)
 
 
@@ -229,7 +233,8 @@ def test_a_store_that_stayed_away_is_raised_as_itself(
         run_with(monkeypatch, tmp_path, pool, fit)
 
 
-def test_what_an_earlier_start_has_spent_counts_before_its_trials_are_reported_again(pool: Any) -> None:
+def test_costs_of_an_earlier_start_count_before_its_reports(pool: Any) -> None:
+    """What an earlier start has spent counts before its trials are reported again."""
     before = [TrialOutcome(number, {}, "stopped", (Rung(10, 400, 2.0),), worker_s=8.0) for number in range(2)]
     budget = Budget(trials=4, tokens_per_trial=500, tokens=1000)
     spent = tuner.BudgetStopper(budget, pool, before, threading.Event())
@@ -263,7 +268,7 @@ def test_a_budget_that_an_earlier_start_has_spent_begins_no_trial(
     job = TrialJob(TINY, table, held, pool, lambda config, **named: TINY, lambda run: None)
     search = search_of("random", table, TINY, 0, [])
     trials = tuner.TrialTuner(job, 2, print, threading.Event())
-    assert trials.run(search, scheduler_of("none", table), before=before).startswith("the budget is spent, tokens")
+    assert trials.run(search, scheduler_of("none", table), before=before).startswith("the budget")
 
 
 def worth_after(least: float, values: list[float], steps: int = 40) -> str:
@@ -286,14 +291,16 @@ def test_no_trial_is_started_that_is_not_worth_its_price() -> None:
     assert worth_after(0.0, values) == "", "0 ends nothing"
 
 
-def test_few_trials_end_nothing_and_neither_do_those_that_were_stopped_or_diverged() -> None:
+def test_few_stopped_or_diverged_trials_end_nothing() -> None:
+    """Few trials end nothing and neither do those that were stopped or diverged."""
     assert worth_after(1e3, [3.0, 3.1, 3.2]) == ""
     assert worth_after(1e3, [3.0, 3.1, 3.2, math.nan]) == ""
     assert worth_after(1e3, [3.0, 3.1, 3.2, 3.3], steps=10) == ""
     assert worth_after(1e3, [3.0, 3.1, 3.2, 3.3]) != ""
 
 
-def test_a_search_that_finds_no_other_point_ends_the_sweep_and_says_why() -> None:
+def test_a_search_without_new_points_ends_the_sweep() -> None:
+    """A search that finds no other point ends the sweep and says why."""
     found: list[dict[str, float]] = [{"optim.peak_lr": 0.01}]
 
     def ask(number: int) -> dict[str, float]:

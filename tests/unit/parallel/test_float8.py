@@ -70,21 +70,20 @@ def test_a_device_without_it_is_refused(
     blocks, device = skeleton(TINY.model, 256).blocks, torch.device("cuda" if capability else "cpu")
     with pytest.raises(ConfigError, match=said):
         convert(blocks, "fp8", "tensorwise", device, gathers=True)
-    with pytest.raises(ConfigError, match="no linear layer in the blocks whose sides are multiples of 16"):
+    with pytest.raises(ConfigError, match="multiples of 16"):
         convert(nn.ModuleList([nn.Linear(8, 8)]), "fp8", "tensorwise", device, gathers=True)
 
 
-def test_devices_of_the_cluster_and_settings_that_do_not_go_with_it_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_unsuitable_devices_and_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices of the cluster and settings that do not go with it are refused."""
     monkeypatch.setattr("springtide.parallel.float8.check_installed", lambda precision: None)
     wanted = TINY.override({"parallel.precision": "fp8_rowwise", "elastic.gpus_per_worker": 1})
     check_precision(wanted, [{"GPU": 1.0, "accelerator_type:L4": 1.0}])
-    with pytest.raises(ConfigError, match=r"'fp8_rowwise': .* A100 devices, which have no fp8 arithmetic; use bf16"):
+    with pytest.raises(ConfigError, match=r"'fp8_rowwise': .*A100 .*bf16"):
         check_precision(wanted, [{"GPU": 1.0, "accelerator_type:A100": 1.0}])
-    with pytest.raises(ConfigError, match=r"multiples of 16 tokens; the row has 40; set shards\.sequence_length to 32"):
+    with pytest.raises(ConfigError, match=r"16 tokens.* 40\b.*shards\.sequence_length.* 32\b"):
         wanted.override({"shards.sequence_length": 40})
-    with pytest.raises(ConfigError, match=r"those under model\.adapter = 'lora' are frozen; use bf16"):
+    with pytest.raises(ConfigError, match=r"model\.adapter = 'lora' .*bf16"):
         wanted.override({"model.adapter": "lora"})
 
 

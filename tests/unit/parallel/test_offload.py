@@ -56,9 +56,7 @@ def test_a_process_alone_learns_the_same_bits(precision: str, one: World, monkey
 
 
 def test_activations_need_blocks_that_are_recomputed() -> None:
-    with pytest.raises(
-        ConfigError, match=r"parallel\.offload = 'all': .*'selective' keeps more.*set parallel\.recompute"
-    ):
+    with pytest.raises(ConfigError, match=r"parallel\.offload = 'all': .*'selective' .*parallel\.recompute"):
         TINY.override({"parallel.offload": "all", "parallel.recompute": "selective"})
     device = torch.device("cuda", 0)
     assert weights_on(TINY.parallel, device) == device

@@ -35,7 +35,7 @@ def test_a_new_run_gets_a_name_and_its_config(tiny: Config) -> None:
 
 def test_a_name_that_is_taken_is_refused_and_the_difference_shown(tiny: Config) -> None:
     claim(named(tiny), resume=False, accept_changes=False)
-    with pytest.raises(RunExists, match=r"under this config; resume it with --resume, or choose another"):
+    with pytest.raises(RunExists, match=r"config.*--resume"):
         claim(named(tiny), resume=False, accept_changes=False)
     with pytest.raises(RunExists, match=r"optim.peak_lr: 0.003 -> 0.001"):
         claim(named(tiny, optim__peak_lr=0.001), resume=False, accept_changes=False)
@@ -46,7 +46,7 @@ def test_resuming_may_change_where_it_runs_but_not_what_it_learns(tiny: Config) 
     moved, same = claim(named(first, elastic__max_workers=5), resume=True, accept_changes=False)
     assert same == run
     assert run.config == moved
-    with pytest.raises(RunExists, match=r"trains something else:\n  optim.peak_lr: 0.003 -> 0.001"):
+    with pytest.raises(RunExists, match=r"\n  optim\.peak_lr: 0\.003 -> 0\.001"):
         claim(named(first, optim__peak_lr=0.001), resume=True, accept_changes=False)
     assert run.config == moved  # a refusal writes nothing
     accepted, _ = claim(named(first, optim__peak_lr=0.001), resume=True, accept_changes=True)
@@ -59,20 +59,20 @@ def test_resume_without_a_name_takes_the_newest_of_this_config(tiny: Config) -> 
     claim(named(tiny, "20260103-other", optim__peak_lr=0.001), resume=False, accept_changes=False)
     config, _ = claim(tiny, resume=True, accept_changes=False)
     assert config.run.id == "20260102-b"
-    with pytest.raises(ConfigError, match="no run of this config"):
+    with pytest.raises(ConfigError, match=r"run\.id = '': .*config"):
         claim(tiny.override({"optim.peak_lr": 0.5}), resume=True, accept_changes=False)
 
 
 def test_there_must_be_something_to_resume(tiny: Config) -> None:
-    with pytest.raises(ConfigError, match="nothing to resume"):
+    with pytest.raises(ConfigError, match=r"run\.id = 'absent': .*resume"):
         claim(named(tiny, "absent"), resume=True, accept_changes=False)
-    with pytest.raises(ConfigError, match="is not a run's folder"):
+    with pytest.raises(ConfigError, match="run's folder"):
         open_run(tiny.run.root)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_starts(tiny: Config, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"run\.root = .*cannot be written.*choose another folder"):
+    with pytest.raises(ConfigError, match=r"run\.root = .*written"):
         claim(tiny.override({"run.root": str(tmp_path / "file")}), resume=False, accept_changes=False)
 
 
@@ -92,5 +92,5 @@ def test_a_name_is_not_taken_by_a_run_whose_data_failed(tiny: Config, tmp_path: 
 
     missing = named(tiny, corpus__source=str(tmp_path / "absent"), shards__dataset="")
     for _ in range(2):
-        with pytest.raises(CorpusError, match="does not exist"):
+        with pytest.raises(CorpusError, match="exist"):
             st.train(missing)

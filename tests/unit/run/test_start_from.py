@@ -56,7 +56,7 @@ def test_weights_of_another_vocabulary_are_refused(tiny: Config, poems: str, tru
     other = prepare(tiny.override(changes))
     held = sorted((Folder(trunk) / "checkpoints" / "readers").names())
     remedy = f"prepare the new text with corpus.tokenizer = {tiny.shards.dataset}/tokenizer.json"
-    with pytest.raises(ConfigError, match=rf"train\.start_from = .*: was trained with the tokenizer .*; {remedy}"):
+    with pytest.raises(ConfigError, match=rf"train\.start_from = .*tokenizer .*{remedy}"):
         begun(other, trunk)
     assert sorted((Folder(trunk) / "checkpoints" / "readers").names()) == held
     # what the remedy says works
@@ -68,7 +68,7 @@ def test_settings_that_have_weights_compute_something_else_are_told(tiny: Config
     changes = {"model__rope_theta": 500_000.0, "model__activation": "gelu", "model__norm_eps": 1e-6}
     _, said = begun(tiny, trunk, **changes, model__init_seed=5, optim__peak_lr=1e-5)
     assert len(said) == 3
-    assert all("its weights compute something else" in one for one in said)
+    assert all("something else" in one for one in said)
     assert any(one.startswith("model.rope_theta was 10000.0 in ") and " and is 500000.0 here" in one for one in said)
 
 

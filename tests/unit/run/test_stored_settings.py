@@ -89,7 +89,7 @@ def test_torchrun_refuses_what_is_lost(
     given, _ = stored(tiny, "mine", inbox="/text")
     (tmp_path / "given.yaml").write_text(configs.dump(given))
     monkeypatch.setattr("sys.argv", ["training", "--config", str(tmp_path / "given.yaml")])
-    with pytest.raises(ConfigError, match=r"stream\.inbox = '/text': changed the training .*or pass --accept-changes"):
+    with pytest.raises(ConfigError, match=r"stream\.inbox = '/text': .*--accept-changes"):
         torchrun()
 
 
@@ -170,8 +170,8 @@ def test_a_run_that_cannot_be_read_stops_no_other_from_resuming(tiny: Config, ca
     with caplog.at_level(logging.WARNING):
         assert find_run(tiny, True, False)[1] == run
     assert len(caplog.messages) == len(BROKEN) + 1
-    assert all("is passed over: " in one and "\n" not in one for one in caplog.messages)
-    with pytest.raises(ConfigError, match="is not YAML"):
+    assert all("passed over" in one and "\n" not in one for one in caplog.messages)
+    with pytest.raises(ConfigError, match="YAML"):
         find_run(tiny.override({"run.id": "z-not-yaml"}), True, False)
 
 
@@ -221,21 +221,21 @@ def test_a_sweep_of_an_earlier_version_resumes(tmp_path: Path, table: None, monk
     assert folder.points() == {0: {"optim.peak_lr": 0.01, "optim.warmup": 3}}
     assert folder.lineage(0, {})[0].point == folder.points()[0]
     other = TINY.override({"optim.decay": 768})
-    with pytest.raises(ConfigError, match=r"other settings: optim\.decay was 0, is 768"):
+    with pytest.raises(ConfigError, match=r"optim\.decay was 0, is 768"):
         started_with(folder, plan_of(other, read(TABLE, other), "random", 0), True)
     monkeypatch.setitem(renames.ADDED_SETTINGS, "optim.eps", TINY.optim.eps / 2)
     old_plan = folder.plan() or {}
     folder.write_plan(
         {**old_plan, "base": {name: one for name, one in old_plan["base"].items() if name != "optim.eps"}}
     )
-    with pytest.raises(ConfigError, match=r"other settings: optim\.eps was "):
+    with pytest.raises(ConfigError, match=r"optim\.eps was "):
         started_with(folder, plan, True)
 
 
 def test_a_sweep_is_refused_only_for_what_is_lost(tmp_path: Path, table: None) -> None:
     folder = SweepFolder(Folder(tmp_path) / "first")
     old_sweep(folder, TINY, **{"stream.inbox": "/text"})
-    with pytest.raises(ConfigError, match=r"^stream\.inbox = '/text': changed the training and is retired; prepare"):
+    with pytest.raises(ConfigError, match=r"^stream\.inbox = '/text': .*retired"):
         started_with(folder, plan_of(TINY, read(TABLE, TINY), "random", 0), True)
     assert folder.points(), "it is still read"
 

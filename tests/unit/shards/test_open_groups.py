@@ -124,5 +124,5 @@ def test_a_file_that_cannot_be_opened_now_is_no_damaged_dataset(
 def test_a_folder_in_the_place_of_a_shard_is_damage(tiny: Config, tmp_path: Path) -> None:
     manifest, _ = open_dataset(tiny.shards.dataset)
     (tmp_path / manifest.splits[TRAIN].shards[0].name).mkdir()
-    with pytest.raises(CorruptShard, match=r"row group 0: .*directory"):
+    with pytest.raises(CorruptShard, match=r"row group 0: "):
         SplitReader(Folder(tmp_path), manifest, TRAIN).read(np.arange(1))

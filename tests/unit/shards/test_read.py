@@ -62,8 +62,10 @@ def test_a_piece_that_rotted_on_the_node_is_read_again(remote: Folder, tmp_path:
     assert np.array_equal(all_rows(remote, manifest, cache), before)
 
 
-def test_a_dataset_that_claims_the_digests_of_another_cannot_change_its_rows(remote: Folder, tmp_path: Path) -> None:
-    """They share the node's cache, and the hostile one is opened first."""
+def test_a_dataset_with_foreign_digests_keeps_its_rows(remote: Folder, tmp_path: Path) -> None:
+    """A dataset that claims the digests of another cannot change its rows.
+
+    They share the node's cache, and the hostile one is opened first."""
     manifest, _ = open_dataset(remote.url)
     shard, other = manifest.splits[TRAIN].shards[0], Folder(f"{remote.url}-hostile")
     remote.fs.copy(f"{remote.path}/", f"{other.path}/", recursive=True)
@@ -88,7 +90,7 @@ def test_a_shard_that_is_bad_in_the_store_is_named(remote: Folder, tmp_path: Pat
         remote.write(shard.name, bytes(data[: len(data) // 4] if how == "cut" else data))
     cache = Cache(str(tmp_path / "cache"), 10**9)
     for kept in (cache, cache, None):
-        with pytest.raises(CorruptShard, match=rf"{shard.name}: .*expected {shard.digest}, found .*restore the file"):
+        with pytest.raises(CorruptShard, match=rf"{shard.name}: .*{shard.digest}"):
             all_rows(remote, manifest, kept)
 
 
@@ -97,9 +99,9 @@ def test_a_manifest_that_names_a_missing_file(tiny: Config, tmp_path: Path) -> N
     shard = manifest.splits[TRAIN].shards[0]
     empty = Folder(tmp_path / "empty")
     empty.write(MANIFEST, Folder(tiny.shards.dataset).read(MANIFEST))
-    with pytest.raises(CorruptShard, match=rf"{shard.name}: row group \d+: .*No such file.*found nothing"):
+    with pytest.raises(CorruptShard, match=rf"{shard.name}: row group \d+: .*No such file"):
         all_rows(empty, manifest)
-    with pytest.raises(CorruptShard, match=f"{shard.name}: cannot be read"):
+    with pytest.raises(CorruptShard, match=f"{shard.name}: .*read"):
         check_shard(empty, shard)
 
 
@@ -109,9 +111,9 @@ def test_a_shard_of_any_size_is_not_read_to_its_end(tiny: Config, tmp_path: Path
     (tmp_path / MANIFEST).write_bytes(Folder(tiny.shards.dataset).read(MANIFEST))
     with (tmp_path / shard.name).open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(CorruptShard, match=f"found {2**40} bytes instead of {shard.size_bytes}"):
+    with pytest.raises(CorruptShard, match=f"{2**40} bytes .*{shard.size_bytes}"):
         check_shard(Folder(tmp_path), shard)
-    with pytest.raises(CorruptShard, match=rf"{shard.name}: row group 0: .*found {2**40} bytes instead of"):
+    with pytest.raises(CorruptShard, match=rf"{shard.name}: row group 0: .*{2**40} bytes"):
         SplitReader(Folder(tmp_path), manifest, TRAIN).read(np.arange(1))
 
 
@@ -120,7 +122,7 @@ def test_a_shard_that_is_no_file_is_not_waited_for(tiny: Config, tmp_path: Path)
     shard = manifest.splits[TRAIN].shards[0]
     (tmp_path / MANIFEST).write_bytes(Folder(tiny.shards.dataset).read(MANIFEST))
     os.mkfifo(tmp_path / shard.name)
-    with pytest.raises(CorruptShard, match="is not a regular file"):
+    with pytest.raises(CorruptShard, match="regular file"):
         all_rows(Folder(tmp_path), manifest)
 
 

@@ -173,14 +173,12 @@ def test_a_number_that_changed_and_still_fits_is_found(tiny: Config, tmp_path: P
     data = bytearray((tmp_path / ROW_GROUPS).read_bytes())
     data[-1] ^= 1
     (tmp_path / ROW_GROUPS).write_bytes(data)
-    with pytest.raises(
-        CorpusError, match=r"row_groups\.bin: its bytes changed after sealing; digest expected .*, found"
-    ):
+    with pytest.raises(CorpusError, match=r"row_groups\.bin: .*digest"):
         load_manifest(Folder(tmp_path))
-    with pytest.raises(CorpusError, match=r"has a manifest that cannot be read .digest expected .*, found"):
+    with pytest.raises(CorpusError, match=r"manifest .*digest"):
         load_manifest(resealed(lambda _, data: data.__setitem__(-1, data[-1] ^ 1), tiny, tmp_path))
     (tmp_path / ROW_GROUPS).unlink()
-    with pytest.raises(CorpusError, match=r"row_groups\.bin: is missing; restore the file"):
+    with pytest.raises(CorpusError, match=r"row_groups\.bin: .*missing"):
         load_manifest(Folder(tmp_path))
 
 

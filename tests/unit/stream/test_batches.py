@@ -24,7 +24,8 @@ def rows_of(dataset: str, size: int, step: int, steps: int) -> list[list[int]]:
     return [sorted(np.concatenate([batch.sample_ids for batch in batches]).tolist()) for batches in found]
 
 
-def test_any_number_of_ranks_gets_the_rows_of_one_and_a_step_is_all_there_is_to_remember(tiny: Config) -> None:
+def test_any_number_of_ranks_gets_the_same_rows(tiny: Config) -> None:
+    """Any number of ranks gets the rows of one and a step is all there is to remember."""
     dataset = tiny.shards.dataset
     whole = rows_of(dataset, 1, 0, 150)
     assert [len(rows) for rows in whole] == [12] * 150
@@ -32,7 +33,8 @@ def test_any_number_of_ranks_gets_the_rows_of_one_and_a_step_is_all_there_is_to_
         assert rows_of(dataset, size, step, 150 - step) == whole[step:]
 
 
-def test_another_seed_is_another_order_and_a_row_has_one_token_more_than_it_trains_on(tiny: Config) -> None:
+def test_another_seed_is_another_order(tiny: Config) -> None:
+    """Another seed is another order and a row has one token more than it trains on."""
     first, other = (
         next(st.stream.batches(tiny.shards.dataset, global_batch=12, seed=seed)) for seed in (tiny.stream.seed, 1)
     )
@@ -42,12 +44,12 @@ def test_another_seed_is_another_order_and_a_row_has_one_token_more_than_it_trai
 
 @pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 13)])
 def test_a_rank_that_cannot_be_is_refused_at_once(tiny: Config, rank: int, size: int) -> None:
-    with pytest.raises(st.ConfigError, match=rf"rank = {rank}: of size = {size} ranks; a rank needs one of 12 lanes"):
+    with pytest.raises(st.ConfigError, match=rf"rank = {rank}: .*size = {size} .*12 lanes"):
         st.stream.batches(tiny.shards.dataset, global_batch=12, rank=rank, size=size)
 
 
 def test_a_step_before_the_first_is_refused(tiny: Config) -> None:
-    with pytest.raises(st.ConfigError, match="step = -3: is before the first step, 0"):
+    with pytest.raises(st.ConfigError, match="step = -3"):
         st.stream.batches(tiny.shards.dataset, global_batch=12, step=-3)
 
 
@@ -63,7 +65,8 @@ def test_a_read_is_a_bounded_number_of_steps(tiny: Config) -> None:
     assert [batch.step for batch in islice(batches, 3)] == [10**7, 10**7 + 1, 10**7 + 2]
 
 
-def test_the_first_step_waits_for_its_own_rows_alone_and_no_step_is_missed() -> None:
+def test_the_first_step_waits_for_its_own_rows_alone() -> None:
+    """The first step waits for its own rows alone and no step is missed."""
     for first, last in ((0, 1), (7, 9), (40, 2728)):
         parts = list(growing(Read(StepsDone(first), StepsDone(last))))
         assert parts[0].steps == [first]

@@ -64,7 +64,7 @@ def test_how_often_a_run_will_read_a_corpus_is_said_before(mixed: Config) -> Non
     said = data.repeats(StepsDone(many))
     for name, line in zip(rows, said, strict=True):
         assert line.startswith(f"this run reads {name} {many * share[name] / rows[name]:.1f} times")
-        assert "text adds less and less" in line
+        assert "less and less" in line
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_corpora_of_different_vocabularies_or_lengths_do_not_mix(mixed: Config, 
     corpora = {"code": mixed.stream.mixture["code"], "bpe": bpe.shards.dataset}
     with pytest.raises(ConfigError, match=r"stream.mixture.bpe = .* another tokenizer"):
         open_data(mixed.override({"stream.mixture": corpora}).data)
-    with pytest.raises(ConfigError, match=r"shards.sequence_length = 32: the dataset .* is packed to 64"):
+    with pytest.raises(ConfigError, match=r"shards\.sequence_length = 32: .* 64\b"):
         open_data(mixed.override({"shards.sequence_length": 32}).data)
 
 

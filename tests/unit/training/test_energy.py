@@ -54,7 +54,8 @@ def one_step(machine: Machine, meter: EnergyMeter, before: tuple[float, float], 
     return signals.joules()
 
 
-def test_a_message_gets_what_was_used_since_the_last_one_and_how_much_of_it_between_steps() -> None:
+def test_a_message_gets_the_energy_since_the_last_one() -> None:
+    """A message gets what was used since the last one and how much of it between steps."""
     machine = Machine()
     meter = machine.meter()
     assert one_step(machine, meter, (2.0, 10.0), (1.0, 300.0)) == (320.0, 20.0)
@@ -76,7 +77,8 @@ def test_a_rank_counts_its_share_of_what_its_host_uses() -> None:
     assert shared(nvml, [("nvml", ""), ("rapl", "host a")]) == (1.0, "mixed: nvml; rapl")
 
 
-def test_a_counter_is_read_once_a_second_and_the_total_is_what_it_counted() -> None:
+def test_a_counter_is_read_once_a_second() -> None:
+    """A counter is read once a second and the total is what it counted."""
     machine = Machine()
     meter = machine.meter(every_s=1.0)
     told = 0.0
@@ -88,7 +90,8 @@ def test_a_counter_is_read_once_a_second_and_the_total_is_what_it_counted() -> N
     assert told == pytest.approx(machine.joules - 1000.0, rel=1e-9)
 
 
-def test_a_falling_power_is_made_up_for_and_never_counts_below_0() -> None:
+def test_a_falling_power_never_counts_below_0() -> None:
+    """A falling power is made up for and never counts below 0."""
     machine = Machine()
     meter = machine.meter(every_s=1.0)
     found = [one_step(machine, meter, (0.0, 0.0), (0.5, watts))[0] for watts in [400.0] * 5 + [0.0] * 9 + [200.0] * 9]
@@ -107,7 +110,7 @@ def test_a_jump_of_a_counter_is_skipped_and_said_once(jump: float, caplog: pytes
         assert one_step(machine, meter, (0.0, 0.0), (1.0, 0.0)) == (0.0, 0.0)
         assert one_step(machine, meter, (0.0, 0.0), (1.0, 200.0)) == (200.0, 0.0)
     assert [one.levelno for one in caplog.records] == [logging.WARNING]
-    assert "the counter of joules (nvml) moved by" in caplog.text
+    assert "(nvml)" in caplog.text
 
 
 def test_a_counter_that_cannot_be_read_for_a_while_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -206,12 +209,13 @@ def test_nvml_counts_millijoules_and_a_card_without_a_counter_is_estimated(tmp_p
     assert counts.joules() == 12.5
     assert counter_of(counts, "cuda", tmp_path).name == "nvml"
     slice_of = Gpu(nvml(), "GPU-1")
-    with pytest.raises(OSError, match="NVML: DeviceGetTotalEnergyConsumption: Not Supported"):
+    with pytest.raises(OSError, match="NVML: DeviceGetTotalEnergyConsumption"):
         slice_of.joules()
     assert counter_of(slice_of, "cuda", tmp_path).name == "estimate: 3.5 W x CPU time, without the GPU"
 
 
-def test_rank_0_looks_at_its_gpu_every_half_minute_and_tells_what_it_knows() -> None:
+def test_rank_0_reads_its_gpu_every_half_minute() -> None:
+    """Rank 0 looks at its GPU every half minute and tells what it knows."""
     machine = Machine()
     some = nvml(
         UtilizationRates=SimpleNamespace(gpu=93, memory=40),

@@ -115,10 +115,10 @@ def test_muon_takes_a_groups_rate_and_decay_for_its_matrices() -> None:
 
 def test_a_pattern_that_matches_nothing_is_refused_with_near_names() -> None:
     model = decoder(SIZES, 100)
-    with pytest.raises(ConfigError, match=r"optim\.groups\.1\.match = 'embeding\.weight': matches no") as error:
+    with pytest.raises(ConfigError, match=r"optim\.groups\.1\.match = 'embeding\.weight'") as error:
         check_groups(model, optim({"match": "norm.*"}, {"match": "embeding.weight"}))
     assert "embedding.weight" in str(error.value)
-    with pytest.raises(ConfigError, match=r"optim\.groups = \['\*'\]: freezes every parameter"):
+    with pytest.raises(ConfigError, match=r"optim\.groups = \['\*'\]: .*freezes"):
         check_groups(model, optim({"match": "*", "frozen": True}))
     check_groups(model, optim({"match": "*", "lr_scale": 2.0}))
 
@@ -138,5 +138,6 @@ def test_a_group_that_makes_no_sense_is_refused_by_name(group: dict[str, Any], p
 
 
 @pytest.mark.parametrize(("pattern", "alike"), [("blocks.*", True), ("blocks.1.*", False), ("*.ffn.up.*", True)])
-def test_memory_is_predicted_from_few_blocks_only_if_all_are_frozen_alike(pattern: str, alike: bool) -> None:
+def test_memory_is_predicted_from_blocks_frozen_alike(pattern: str, alike: bool) -> None:
+    """Memory is predicted from few blocks only if all are frozen alike."""
     assert blocks_freeze_alike(decoder(SIZES, 100), optim({"match": pattern, "frozen": True})) == alike

@@ -51,11 +51,12 @@ def test_a_gradient_that_is_not_finite_never_changes_a_weight(how: str) -> None:
     assert one.allows_update(4.0, 1.0)
 
 
-def test_a_run_ends_when_too_many_are_left_out_in_a_row_and_at_once_when_it_is_the_first() -> None:
+def test_a_run_ends_when_too_many_steps_are_skipped() -> None:
+    """A run ends when too many are left out in a row and at once when it is the first."""
     one = judge(max_left_out=2)
     for updated in (False, False, True, False, False):
         list(one.after_step(done(5, updated)))
-    with pytest.raises(TrainingFailed, match=r"3 steps in a row are skipped.*lower optim.peak_lr"):
+    with pytest.raises(TrainingFailed, match=r"3 steps .*optim\.peak_lr"):
         list(one.after_step(done(6, False)))
-    with pytest.raises(TrainingFailed, match=r"1 step is skipped"):
+    with pytest.raises(TrainingFailed, match=r"1 step\b"):
         list(judge().after_step(done(1, False)))

@@ -34,7 +34,8 @@ def config(tiny: Config) -> Config:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon", "lamb"])
-def test_it_is_the_mean_of_all_weights_that_halves_with_their_age_in_tokens(config: Config, kind: str) -> None:
+def test_the_average_halves_with_age_in_tokens(config: Config, kind: str) -> None:
+    """It is the mean of all weights that halves with their age in tokens."""
     config = config.override({"optim.optimizer": kind})
     torch.optim.AdamW(
         [torch.nn.Parameter(torch.zeros(1))]
@@ -72,7 +73,8 @@ def test_it_is_the_mean_of_all_weights_that_halves_with_their_age_in_tokens(conf
         assert (AVERAGE in optimizer.state.get(one, ())) == one.requires_grad
 
 
-def test_weights_come_back_after_an_error_and_without_an_average_nothing_moves(config: Config) -> None:
+def test_weights_come_back_after_an_error(config: Config) -> None:
+    """Weights come back after an error and without an average nothing moves."""
     model = build(config.model, 64)
     optimizer = optimizer_of(model, config.optim)
     with averaged_weights(model, optimizer) as exist:
@@ -98,7 +100,8 @@ def piece(name: str) -> Piece:
     return Piece(name, "F32", (2,), (0,), (2,), "file", 0, 8, ("",))
 
 
-def test_a_checkpoint_with_or_without_averages_fits_a_run_without_or_with_them() -> None:
+def test_checkpoints_with_and_without_averages_fit_either_run() -> None:
+    """A checkpoint with or without averages fits a run without or with them."""
     names = ["model/a", "optim/a/exp_avg", "model/table"]
     without, both = [piece(name) for name in names], [piece(name) for name in [*names, "optim/a/ema"]]
     tensors = {one.tensor: torch.full((2,), float(place)) for place, one in enumerate(both)}
@@ -109,11 +112,13 @@ def test_a_checkpoint_with_or_without_averages_fits_a_run_without_or_with_them()
     begin_averages({"optim/a/ema": tensors["optim/a/ema"]}, tensors)
     assert torch.equal(tensors["optim/a/ema"], tensors["model/a"])
     assert [(one.tensor, one is both[2]) for one in as_weights(both)] == [("model/a", False), ("model/table", True)]
-    with pytest.raises(MissingAverage, match=r"has no averaged weights: optim\.ema_half_life of its run is 0"):
+    with pytest.raises(MissingAverage, match=r"optim\.ema_half_life .* 0\b"):
         as_weights(without)
 
 
-def test_the_memory_estimate_counts_the_average_and_no_state_of_what_is_frozen(tiny: Config) -> None:
+def test_the_memory_estimate_counts_the_average(tiny: Config) -> None:
+    """The memory estimate counts the average and no state of what is frozen."""
+
     def peak(**changes: object) -> int:
         config = tiny.override({f"optim.{name}": value for name, value in changes.items()})
         return predicted_bytes(config, 256, None, 1)

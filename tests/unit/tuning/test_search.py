@@ -42,7 +42,8 @@ TABLE = {
 
 
 @given(st.integers(0, 10**6))
-def test_random_points_lie_in_the_space_and_do_not_depend_on_how_many_there_are(seed: int) -> None:
+def test_random_points_lie_in_the_space(seed: int) -> None:
+    """Random points lie in the space and do not depend on how many there are."""
     sweep = read(TABLE, TINY)
     points = random_points(sweep, TINY, seed)
     assert len(points) == 8
@@ -74,13 +75,14 @@ def test_a_grid_has_every_combination_the_config_and_where_take() -> None:
     assert sorted({point["optim.peak_lr"] for point in points}) == pytest.approx([1e-4, 10**-2.5, 1e-1], rel=1e-5)
     fewer = grid_points(read({**table, "WHERE": lambda point: point["stream.lanes"] == 4}, TINY), TINY)
     assert fewer == [point for point in points if point["stream.lanes"] == 4]
-    with pytest.raises(ConfigError, match="no point that the config and WHERE accept"):
+    with pytest.raises(ConfigError, match="WHERE"):
         grid_points(read({**table, "WHERE": lambda point: False}, TINY), TINY)
-    with pytest.raises(ConfigError, match="gave no point in 100 draws"):
+    with pytest.raises(ConfigError, match="100 draws"):
         random_points(read({**table, "WHERE": lambda point: False}, TINY), TINY, 0)
 
 
-def test_a_trial_is_as_long_as_the_budget_says_and_is_judged_at_its_rungs() -> None:
+def test_a_trial_is_judged_at_its_rungs() -> None:
+    """A trial is as long as the budget says and is judged at its rungs."""
     sweep = read(TABLE, TINY)
     config = trial_config(TINY, sweep.budget, "trial-0003", {"optim.peak_lr": 0.01})
     assert (config.run.id, config.num_steps, config.train.eval_every) == ("trial-0003", 40, 10)
@@ -106,7 +108,8 @@ def test_what_is_wrong_with_a_table_is_told(changes: dict[str, object], message:
         read({**TABLE, **changes}, TINY)
 
 
-def test_the_best_is_of_those_that_came_furthest_and_a_failure_is_none() -> None:
+def test_the_best_is_among_those_that_came_furthest() -> None:
+    """The best is of those that came furthest and a failure is none."""
     sweep = read(TABLE, TINY)
 
     def rungs(*values: float) -> tuple[Rung, ...]:
@@ -139,7 +142,8 @@ def tried(search: Search, objective: Callable[[Point], float], trials: range, to
     return points
 
 
-def test_tpe_looks_where_it_was_good_and_one_that_is_resumed_asks_for_the_same_and_goes_on() -> None:
+def test_tpe_resumes_with_the_same_questions() -> None:
+    """TPE looks where it was good and one that is resumed asks for the same and goes on."""
     table = {**TABLE, "BUDGET": {**TABLE["BUDGET"], "trials": 40}}
     sweep = read(table, TINY)
 
@@ -213,10 +217,10 @@ def test_a_tpe_whose_draws_are_all_refused_draws_at_random() -> None:
 def test_a_tpe_whose_where_accepts_nothing_says_so() -> None:
     pytest.importorskip("optuna")
     search = search_of("tpe", read({**TABLE, "WHERE": lambda point: False}, TINY), TINY, 0, [])
-    with pytest.raises(ConfigError, match="gave no point in 100 draws that the config and WHERE accept; widen it"):
+    with pytest.raises(ConfigError, match=r"100 draws.*WHERE"):
         search.ask(0)
 
 
 def test_a_search_that_is_not_known_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'random'"):
+    with pytest.raises(ConfigError, match="'random'"):
         search_of("rando", read(TABLE, TINY), TINY, 0, [])

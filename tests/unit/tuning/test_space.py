@@ -33,10 +33,10 @@ def test_the_weight_of_a_corpus_is_a_field() -> None:
 
 
 def test_a_file_that_is_not_there_or_breaks_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--space = .*is not a file; did you mean .*lr_and_decay\.py"):
+    with pytest.raises(ConfigError, match=r"--space = .*lr_and_decay\.py"):
         read_file(str(TABLES[0].with_name("lr_and_decy.py")), DEMO)
     (tmp_path / "broken.py").write_text("SPACE = {")
-    with pytest.raises(ConfigError, match=r"cannot be run \(SyntaxError"):
+    with pytest.raises(ConfigError, match=r"\(SyntaxError"):
         read_file(str(tmp_path / "broken.py"), DEMO)
 
 
@@ -56,7 +56,8 @@ def test_what_the_config_refuses_is_refused_before_anything_runs(table: dict[str
         read_space(table, DEMO)
 
 
-def test_weights_of_a_mixture_are_not_chosen_by_a_figure_that_they_weigh() -> None:
+def test_mixture_weights_are_not_chosen_by_their_own_figure() -> None:
+    """Weights of a mixture are not chosen by a figure that they weigh."""
     table = {"SPACE": {"stream.weights.code": ("uniform", 0.1, 1.0)}, "BUDGET": {"trials": 2, "tokens_per_trial": 1000}}
     with pytest.raises(ConfigError, match=r"OBJECTIVE.metric = 'heldout_loss'.*heldout_bits_per_byte_mean"):
         read({**table, "OBJECTIVE": {"metric": "heldout_loss", "mode": "min"}}, MIXED)
