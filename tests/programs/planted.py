@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import importlib.machinery
 import json
 import os
@@ -36,7 +37,8 @@ from unittest import mock
 
 VARIABLE, LOG = "PLANTED_DEFECT", "PLANTED_LOG"
 ROOT = Path(__file__).parents[2]
-UNIT, SIMULATOR = "tests/unit", "tests/unit/test_control_plane.py"
+UNIT = "tests/unit"
+SIMULATOR = f"{UNIT}/test_control_plane.py::test_forty_seeds_end_with_every_step_once_and_one_history_each"
 _TIMEOUT_S = 900
 _FOUND = re.compile(r"^(?:FAILED|ERROR) (tests/\S+?\.py(?:::.+?)?)(?: - .*)?$", re.MULTILINE)
 
@@ -439,19 +441,57 @@ def run_tests(name: str, paths: Sequence[str], *options: str) -> tuple[str, floa
     return (found[0] if found else ""), took_s, processes, output
 
 
-def search(name: str, whole: bool) -> dict[str, Any]:
-    """Try one defect: the unit tests of its packages, the simulator, all unit tests, and the file with its own test."""
-    defect = DEFECTS[name]
-    packages = packages_of(defect)
-    own = f"tests/{defect.test}"
-    stages = [
-        [f"{UNIT}/{package}" for package in packages if (ROOT / UNIT / package).is_dir()],
-        [SIMULATOR],
-        [UNIT] if whole else [],
-        [] if own.startswith(UNIT) else [own],
+def naming(defect: Defect) -> list[str]:
+    """Return the unit tests that import a module that a defect patches."""
+    parts = [name.rpartition(".") for name in defect.modules()]
+    imports = [
+        re.compile(rf"\b{re.escape(f'{parent}.{name}')}\b|from {re.escape(parent)} import [^\n]*\b{name}\b")
+        for parent, _, name in parts
     ]
-    result: dict[str, Any] = {"commit": defect.commit, "packages": packages, "found": "", "tried": []}
-    for paths in filter(None, stages):
+    files = sorted((ROOT / UNIT).rglob("test_*.py"))
+    return [str(file.relative_to(ROOT)) for file in files if any(one.search(file.read_text()) for one in imports)]
+
+
+@functools.cache
+def _simulated() -> frozenset[str]:
+    """The files of which the simulator calls a function; ``sys.modules`` would have all, because modules import each other."""
+    lines = (
+        "import json, sys",
+        "from simulation.play import play",
+        "play(0)",
+        "files = set()",
+        "sys.setprofile(lambda frame, event, _: files.add(frame.f_code.co_filename) if event == 'call' else None)",
+        "play(1), play(2)",
+        "sys.setprofile(None)",
+        "print(json.dumps(list(files)))",
+    )
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, check=True)
+    return frozenset(json.loads(done.stdout))
+
+
+def stages(defect: Defect, whole: bool) -> list[list[str]]:
+    """Return what is tried in turn: the unit tests that import what a defect patches, those of its packages, and the simulator
+    if it uses that; if ``whole``, the file with its own test, and all unit tests."""
+    if whole:
+        return [[f"tests/{defect.test}"], [UNIT]]
+    named = naming(defect)
+    of_packages = [
+        str(file.relative_to(ROOT))
+        for package in packages_of(defect)
+        for file in sorted((ROOT / UNIT / package).glob("test_*.py"))
+    ]
+    patched = {str(sys.modules[name].__file__) for name in defect.modules()}
+    simulator = [] if patched.isdisjoint(_simulated()) else [SIMULATOR]
+    return [named, [file for file in of_packages if file not in named], simulator]
+
+
+def search(name: str, whole: bool) -> dict[str, Any]:
+    """Try one defect until a test finds it that passes without it."""
+    defect = DEFECTS[name]
+    result: dict[str, Any] = {"commit": defect.commit, "packages": packages_of(defect), "whole": whole, "found": ""}
+    result["tried"] = []
+    for paths in filter(None, stages(defect, whole)):
         found, took_s, processes, output = run_tests(name, paths)
         result["tried"].append({"paths": paths, "s": round(took_s, 1), "processes": processes, "found": found})
         if not found:
@@ -469,7 +509,7 @@ def table(names: Sequence[str], results: Path, whole: bool) -> int:
     """Try each defect that has no result yet, and print the table."""
     known = json.loads(results.read_text()) if results.exists() else {}
     for name in names:
-        if name not in known:
+        if name not in known or (whole and not known[name]["found"] and not known[name]["whole"]):
             known[name] = search(name, whole)
             results.write_text(json.dumps(known, indent=1))
         one = known[name]
@@ -483,7 +523,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")
-    parser.add_argument("--whole", action="store_true", help="try all unit tests where those of a package miss a defect")
+    parser.add_argument("--whole", action="store_true", help="try missed defects against the test of their fix, and all unit tests")
     parser.add_argument("--results", type=Path, default=Path(".planted.json"), help="where results are kept")
     parser.add_argument("rest", nargs="*")
     options, unknown = parser.parse_known_args()
