@@ -103,6 +103,7 @@ def play(seed: int, defect: str | None = None, verbose: bool = False, watched: b
     cluster.committed = watch.committed
     watch.can_train = functools.partial(_can_train, simulated, faults, stopped=False)
     watch.can_train_without_stopped = functools.partial(_can_train, simulated, faults, stopped=True)
+    watch.lacks_step = functools.partial(_lacks_step, simulated, faults)
     with outside.replaced(clock, seed), guard(watch.say), simulated.patched(), _planted(defect):
         clock.start("watch", "hub", functools.partial(_look, watch))
         late_s = random.Random(seed).choice([0.0, 0.0, 0.0, 150.0])  # longer than snapshot servers wait alone
@@ -156,6 +157,16 @@ def _can_train(simulated: Simulated, faults: Faults, stopped: bool) -> bool:
     if stopped:
         there = [one for one in there if one.last_frozen_s < now - 600.0]
     return runs and not away and frozen == stopped and len(there) >= simulated.setting.config.elastic.max_workers // 2
+
+
+def _lacks_step(simulated: Simulated, faults: Faults) -> bool:
+    """Return True if the newest state is in memory only, though nobody trains, and a driver, the store and all processes are
+    there."""
+    cluster, now = simulated.cluster, simulated.clock.now
+    away = simulated.watch.store.away_until_s > now or cluster.head_away_until_s > now
+    frozen = any(one.worker_frozen_until_s > now for one in cluster.alive)
+    runs = faults.driver is not None and faults.driver.alive
+    return runs and not away and not frozen and simulated.watch.idle_s > 30.0 and simulated.lacks_step()
 
 
 @contextlib.contextmanager
