@@ -63,14 +63,18 @@ class Defect:
 
     def modules(self) -> list[str]:
         """Return the modules that it patches."""
+        return list(dict.fromkeys(module for module, _ in self.patches()))
+
+    def patches(self) -> list[tuple[str, str]]:
+        """Return the module and the name of each of its patches."""
         _patched.clear()
         self.plant()  # is not entered
-        return list(dict.fromkeys(_patched))
+        return list(_patched)
 
 
 DEFECTS: dict[str, Defect] = {}
-_patched: list[str] = []
-"""Modules of the objects that the last call of a ``plant`` patches."""
+_patched: list[tuple[str, str]] = []
+"""Module and name of what the last call of a ``plant`` patches."""
 
 
 def fixed(commit: str, test: str) -> Callable[[Callable[[], Plant]], Callable[[], Plant]]:
@@ -85,7 +89,7 @@ def fixed(commit: str, test: str) -> Callable[[Callable[[], Plant]], Callable[[]
 
 def patch(target: Any, name: str, new: Any) -> Plant:
     """Return the patch of an attribute of an imported module or class."""
-    _patched.append(target.__name__ if isinstance(target, types.ModuleType) else target.__module__)
+    _patched.append((target.__name__ if isinstance(target, types.ModuleType) else target.__module__, name))
     return mock.patch.object(target, name, new)
 
 
@@ -444,12 +448,14 @@ def run_tests(name: str, paths: Sequence[str], *options: str) -> tuple[str, floa
 
 
 def naming(defect: Defect) -> list[str]:
-    """Return the unit tests that import a module that a defect patches: those of the fix and of its package first."""
+    """Return the unit tests that import a module that a defect patches, or call a function of that name: those of the fix and
+    of its package first."""
     parts = [name.rpartition(".") for name in defect.modules()]
     imports = [
         re.compile(rf"\b{re.escape(f'{parent}.{name}')}\b|from {re.escape(parent)} import [^\n]*\b{name}\b")
         for parent, _, name in parts
     ]
+    imports += [re.compile(rf"\b{name}\(") for _, name in defect.patches()]
     files = [str(file.relative_to(ROOT)) for file in sorted((ROOT / UNIT).rglob("test_*.py"))]
     found = [file for file in files if any(one.search((ROOT / file).read_text()) for one in imports)]
     folders = [f"{UNIT}/{package}" for package in packages_of(defect)]

@@ -51,7 +51,7 @@ class Cluster:
 
     def __init__(self, clock: Clock, nodes: int) -> None:
         self.clock = clock
-        self.copies_s = clock.random.choice([(0.1, 1.0), (1.5, 3.0)])
+        self.copies_s = 0.1, 1.0
         """Least and most time to copy a snapshot to another node [s]."""
         self.crashes_until_s = 0.0
         """Workers that start until then end by themselves."""

@@ -37,7 +37,12 @@ class Faults:
         kinds = GENTLE if self._gentle else KINDS
         for _ in range(number):
             close = draw.random() < 0.5 and at_s > 0
-            at_s = at_s + draw.uniform(0.0, 15.0) if close else draw.uniform(0.0, until_s / 3)
+            if close:
+                at_s += draw.uniform(0.0, 15.0)
+            elif self._gentle:  # within the run, which lasts longer the longer its steps are
+                at_s += draw.uniform(0.0, 15.0 * self.simulated.setting.step_s)
+            else:
+                at_s = draw.uniform(0.0, until_s / 3)
             self.clock.at(at_s, functools.partial(self._happen, draw.choice(kinds)))
         self.clock.at(until_s, self._heal)
 

@@ -90,6 +90,8 @@ def play(seed: int, defect: str | None = None, verbose: bool = False, watched: b
     cluster = Cluster(clock, draw.randint(2, 4))
     watch = Watch(clock, store, cluster, run, digests)
     setting = Setting(clock, cluster, config, run, data, digests, draw.choice([1.0, 4.0, 10.0]))
+    if draw.random() < 0.5:  # slow copies: a budget that measures nothing is too short for them
+        cluster.copies_s = 0.3 * setting.step_s, 0.6 * setting.step_s
     simulated = Simulated(clock, cluster, setting, watch)
 
     def heard(event: Any) -> None:
