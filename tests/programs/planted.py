@@ -518,6 +518,7 @@ def search(name: str, whole: bool) -> dict[str, Any]:
 
 def table(names: Sequence[str], results: Path, whole: bool) -> int:
     """Try each defect that has no result yet, and print the table."""
+    results.parent.mkdir(exist_ok=True)
     known = json.loads(results.read_text()) if results.exists() else {}
     for name in names:
         if name not in known or (whole and not known[name]["found"] and not known[name]["whole"]):
@@ -534,8 +535,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table", action="store_true")
-    parser.add_argument("--whole", action="store_true", help="try missed defects against the test of their fix, and all unit tests")
-    parser.add_argument("--results", type=Path, default=Path(".planted.json"), help="where results are kept")
+    parser.add_argument(
+        "--whole", action="store_true", help="also the test of the fix, and all unit tests, if one is missed"
+    )
+    parser.add_argument("--results", type=Path, default=ROOT / ".long/planted.json", help="where results are kept")
     parser.add_argument("rest", nargs="*")
     options, unknown = parser.parse_known_args()
     if options.list:

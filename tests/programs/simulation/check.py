@@ -36,7 +36,7 @@ class Watch:
         self.can_train: Callable[[], bool] = lambda: False
         self.can_train_without_stopped: Callable[[], bool] = lambda: False
         self.lacks_step: Callable[[], bool] = lambda: False
-        """Returns True if the newest state is in memory only, though nobody trains and the store and all processes are there."""
+        """Returns True if the newest state is in memory only, though nobody trains and the store and all processes are up."""
         self.losses = 0
         """Steps that were trained and then trained again."""
         self._committed, self._trained_s = 0, 0.0

@@ -448,6 +448,24 @@ def test_a_group_that_hangs_while_there_is_no_room_for_the_next_one_counts_as_on
         run.policy.make_decision_for_running_worker_group(group, None)
 
 
+def test_state_of_a_group_that_recovers_from_a_hang_is_saved_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 365 of the simulation: the save during the hang counted as the newest state, so later steps stayed in memory only."""
+    run = Run(monkeypatch, Bounds(2, 2), ["a", "b"])
+    run.until_started()
+    group: Any = SimpleNamespace(
+        workers=[SimpleNamespace(metadata=SimpleNamespace(node_id=name), actor=None) for name in ("a", "b")]
+    )
+    monkeypatch.setattr(policy, "diagnose", lambda *_: ("stacks", []))
+    run.silent_s, run.names = 1e6, ["a"]
+    for _ in range(12):
+        run.now_s += 1.0
+        run.policy.make_decision_for_running_worker_group(group, None)
+    assert run.saves[-1] == "begin"
+    run.silent_s, run.names = 0.0, ["a", "b"]
+    run.policy.make_decision_for_running_worker_group(group, None)
+    assert run.saves[-1] == "cancel"
+
+
 def test_a_run_whose_group_hangs_can_be_stopped_while_there_is_no_room_for_the_next_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
