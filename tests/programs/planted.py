@@ -2,7 +2,8 @@
 
 python planted.py --list                 the defects
 python planted.py NAME [PYTEST ...]      pytest, with one defect planted in all processes that it starts
-python planted.py --table [NAME ...]     try each against the tests; a second call resumes
+python planted.py --check [NAME ...]     each against the one test that ``found_by`` names, ten seconds each
+python planted.py --table [NAME ...]     search the tests for the first that finds each; a second call resumes
 
 The draw: 60 fixed bugs of CHANGELOG.md and the git log whose test starts real processes and whose feature is still here,
 numbered by the age of their commits, newest first; of these ``random.Random(45).sample(range(60), 20)``. They were listed and
@@ -56,6 +57,8 @@ class Defect:
     """Of the fix."""
     test: str
     """The file with the test of the fix, below ``tests``."""
+    found_by: str
+    """The first test that finds it, below ``tests/unit``, without the values of its parameters."""
 
     @property
     def summary(self) -> str:
@@ -77,11 +80,11 @@ _patched: list[tuple[str, str]] = []
 """Module and name of what the last call of a ``plant`` patches."""
 
 
-def fixed(commit: str, test: str) -> Callable[[Callable[[], Plant]], Callable[[], Plant]]:
+def fixed(commit: str, test: str, found_by: str) -> Callable[[Callable[[], Plant]], Callable[[], Plant]]:
     """Register a defect."""
 
     def register(plant: Callable[[], Plant]) -> Callable[[], Plant]:
-        DEFECTS[plant.__name__] = Defect(plant, commit, test)
+        DEFECTS[plant.__name__] = Defect(plant, commit, test, found_by)
         return plant
 
     return register
@@ -104,7 +107,11 @@ def _together(*patches: Plant) -> Iterator[None]:
 # Imports of springtide are inside the functions: a process imports what one defect patches, and no more.
 
 
-@fixed("06b603c8", "elastic/test_private_cluster.py")
+@fixed(
+    "06b603c8",
+    "elastic/test_private_cluster.py",
+    found_by="on_ray/test_connect.py::test_cluster_keeps_the_current_folder_out_of_its_workers",
+)
 def current_folder_first() -> Plant:
     """Ray's workers looked for modules in the driver's current folder before they looked at installed packages."""
     from springtide.on_ray.cluster import session
@@ -112,7 +119,11 @@ def current_folder_first() -> Plant:
     return patch(session, "keep_current_folder_out", lambda job: None)
 
 
-@fixed("542dbedc", "unit/app/test_doctor_gpus.py")
+@fixed(
+    "542dbedc",
+    "unit/app/test_doctor_gpus.py",
+    found_by="app/test_doctor_gpus.py::test_processes_that_talk_import_nothing_from_the_current_folder",
+)
 def doctor_imports_from_here() -> Plant:
     """Processes that springtide doctor starts imported from the current folder first."""
     from springtide.app import doctor_gpus
@@ -124,7 +135,11 @@ def doctor_imports_from_here() -> Plant:
     return patch(doctor_gpus, "subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": start}))
 
 
-@fixed("cecf1414", "unit/app/test_provenance.py")
+@fixed(
+    "cecf1414",
+    "unit/app/test_provenance.py",
+    found_by="app/test_provenance.py::test_a_filter_of_the_checkout_is_not_run",
+)
 def git_runs_filters() -> Plant:
     """Git ran the clean filter that a stranger's checkout names in its own config."""
     from springtide.app import provenance
@@ -132,7 +147,11 @@ def git_runs_filters() -> Plant:
     return patch(provenance, "_own_filters", lambda directory: [])
 
 
-@fixed("f2e2eda5", "unit/corpus/test_hostile_tokenizers.py")
+@fixed(
+    "f2e2eda5",
+    "unit/corpus/test_hostile_tokenizers.py",
+    found_by="corpus/test_hostile_tokenizers.py::test_every_step_that_lengthens_is_refused",
+)
 def steps_multiply() -> Plant:
     """Steps of a tokenizer.json multiplied the length of a text without a limit, unless they were Replace or Unicode's."""
     from springtide.corpus import tokenizer_probe
@@ -147,7 +166,11 @@ def steps_multiply() -> Plant:
     return patch(tokenizer_probe, "_growth", some)
 
 
-@fixed("fa62823e", "unit/interop/test_links_and_limits.py")
+@fixed(
+    "fa62823e",
+    "unit/interop/test_links_and_limits.py",
+    found_by="interop/test_links_and_limits.py::test_a_link_out_of_a_model_is_refused_before_anything_is_written",
+)
 def template_is_a_link() -> Plant:
     """The chat template of a model's folder was read through a link that leads out of the folder."""
     from springtide.interop import hf_template
@@ -161,7 +184,11 @@ def template_is_a_link() -> Plant:
     return patch(hf_template, "their_template", lambda folder: theirs(Open(folder.url)))
 
 
-@fixed("6d94f376", "unit/training/test_sample.py")
+@fixed(
+    "6d94f376",
+    "unit/training/test_sample.py",
+    found_by="training/test_sample.py::test_a_checkpoint_that_comes_meanwhile_is_not_what_the_sample_is_of",
+)
 def step_of_a_newer_checkpoint() -> Plant:
     """A sample named the step of a checkpoint that a run committed while the text was written."""
     from springtide.app import train
@@ -176,7 +203,11 @@ def step_of_a_newer_checkpoint() -> Plant:
     return patch(train, "sample", named_later)
 
 
-@fixed("5578fa1f", "distributed/test_branch.py")
+@fixed(
+    "5578fa1f",
+    "distributed/test_branch.py",
+    found_by="training/test_skipped_steps.py::test_spike_skips_no_step_of_the_trunk",
+)
 def spike_skips_the_trunk() -> Plant:
     """A spike in the first steps of a branch skipped steps of its trunk."""
     from springtide.training import loop
@@ -190,7 +221,11 @@ def spike_skips_the_trunk() -> Plant:
     return patch(loop.TrainLoop, "_go_back", to_step_0)
 
 
-@fixed("44b2cccd", "elastic/test_runs_on_ray.py")
+@fixed(
+    "44b2cccd",
+    "elastic/test_runs_on_ray.py",
+    found_by="on_ray/test_mailbox.py::test_rank_0_ends_the_request_that_it_has_heard_and_beats_once_a_second",
+)
 def save_is_heard_twice() -> Plant:
     """A save that was followed ended by a call of its own, which could arrive after the next wait for a request."""
     from springtide.on_ray.train import event_sender
@@ -209,7 +244,11 @@ def save_is_heard_twice() -> Plant:
     return patch(event_sender.EventSender, "interrupt", interrupt)
 
 
-@fixed("f715c0c0", "elastic/test_runs_on_ray.py")
+@fixed(
+    "f715c0c0",
+    "elastic/test_runs_on_ray.py",
+    found_by="on_ray/test_mailbox.py::test_rank_0_ends_the_request_that_it_has_heard_and_beats_once_a_second",
+)
 def request_is_heard_late() -> Plant:
     """A request to leave, stop or save was followed two steps later than it could be."""
     from springtide.on_ray.train import event_sender
@@ -224,7 +263,11 @@ def request_is_heard_late() -> Plant:
     return patch(event_sender.EventSender, "interrupt", late)
 
 
-@fixed("37b6d114", "elastic/test_snapshot_servers.py")
+@fixed(
+    "37b6d114",
+    "elastic/test_snapshot_servers.py",
+    found_by="on_ray/test_snapshots_kept.py::test_a_group_on_one_node_has_its_copies_on_another_that_is_up",
+)
 def next_node_waits() -> Plant:
     """A group on one node whose copy failed tried no other node before its next snapshot."""
     from springtide.on_ray.train import snapshot_client
@@ -238,7 +281,7 @@ def next_node_waits() -> Plant:
     return patch(snapshot_client.SnapshotClient, "_hold", once)
 
 
-@fixed("a6d0c8ea", "distributed/test_torchrun.py")
+@fixed("a6d0c8ea", "distributed/test_torchrun.py", found_by="checkpoint/test_leases.py::test_refusal_names_the_driver")
 def refusal_names_a_group() -> Plant:
     """A driver that was refused was told the process of a worker group, which its driver replaces, not that of the driver."""
     from springtide.checkpoint import leases
@@ -250,7 +293,11 @@ def refusal_names_a_group() -> Plant:
     return patch(leases, "_held_by", held)
 
 
-@fixed("a696c4fc", "elastic/test_snapshot_servers.py")
+@fixed(
+    "a696c4fc",
+    "elastic/test_snapshot_servers.py",
+    found_by="on_ray/test_snapshots_kept.py::test_with_two_copies_one_that_fails_in_the_middle_does_not_count",
+)
 def failed_node_stays() -> Plant:
     """A node whose snapshot server hangs or is full was chosen for copies again and again."""
     from springtide.on_ray.train import snapshot_client
@@ -258,7 +305,11 @@ def failed_node_stays() -> Plant:
     return patch(snapshot_client.SnapshotClient, "_avoid", lambda self, node: None)
 
 
-@fixed("169d5c59", "elastic/test_runs_on_ray.py")
+@fixed(
+    "169d5c59",
+    "elastic/test_runs_on_ray.py",
+    found_by="app/test_estimate.py::test_fewest_workers_are_those_whose_step_fits_with_one_row_at_once",
+)
 def auto_with_a_range() -> Plant:
     """A run with train.micro_batch = auto and a range of workers ended with a traceback before it began."""
     from springtide.app import estimate
@@ -274,7 +325,11 @@ def auto_with_a_range() -> Plant:
     return patch(estimate, "least_workers", as_configured)
 
 
-@fixed("0efa38a7", "elastic/test_runs_on_ray.py")
+@fixed(
+    "0efa38a7",
+    "elastic/test_runs_on_ray.py",
+    found_by="track/test_secrets.py::test_a_config_without_its_secrets_is_a_config",
+)
 def passwords_in_configs() -> Plant:
     """Passwords in the URLs of a config went to MLflow, checkpoints, Ray and the screen."""
     from springtide.config import secrets
@@ -282,7 +337,11 @@ def passwords_in_configs() -> Plant:
     return patch(secrets, "redact", lambda config: config)
 
 
-@fixed("10ef09b2", "distributed/test_branch.py")
+@fixed(
+    "10ef09b2",
+    "distributed/test_branch.py",
+    found_by="run/test_start_from.py::test_weights_of_another_vocabulary_are_refused",
+)
 def weights_of_another_vocabulary() -> Plant:
     """A run began with weights that were trained with another tokenizer."""
     from springtide.checkpoint.branch import split
@@ -300,7 +359,11 @@ def weights_of_another_vocabulary() -> Plant:
     return patch(start_check, "check_start", trusting)
 
 
-@fixed("ec3631ce", "distributed/test_who_may_write.py")
+@fixed(
+    "ec3631ce",
+    "distributed/test_who_may_write.py",
+    found_by="app/test_second_driver.py::test_driver_that_claims_too_late_has_written_nothing",
+)
 def refused_driver_has_written() -> Plant:
     """A second driver wrote its config into the run before it was refused."""
     from springtide.app import resolve, train
@@ -315,7 +378,11 @@ def refused_driver_has_written() -> Plant:
     return _together(patch(resolve, "leases", unchecked), patch(train, "_lease", late))
 
 
-@fixed("483e5e45", "distributed/test_links.py")
+@fixed(
+    "483e5e45",
+    "distributed/test_links.py",
+    found_by="dist/test_open_files.py::test_connections_are_found_and_no_other_file_is_opened",
+)
 def open_files_leak() -> Plant:
     """Looking for its connections, a worker left open a copy of each open file that is no socket."""
     from springtide.dist import connections
@@ -323,7 +390,11 @@ def open_files_leak() -> Plant:
     return patch(connections, "stat", types.SimpleNamespace(S_ISSOCK=lambda mode: True))
 
 
-@fixed("db0f8eb9", "elastic/test_metadata.py")
+@fixed(
+    "db0f8eb9",
+    "elastic/test_metadata.py",
+    found_by="on_ray/test_nodes.py::test_a_deadline_is_as_far_away_as_the_node_itself_says_whatever_the_drivers_clock_shows",
+)
 def deadline_by_the_drivers_clock() -> Plant:
     """The deadline of a notice was counted by the driver's clock, which may differ from the node's."""
     from springtide.on_ray.cluster import nodes
@@ -332,7 +403,11 @@ def deadline_by_the_drivers_clock() -> Plant:
     return patch(nodes, "_monotonic", lambda deadline_ms, told: monotonic(deadline_ms, None))
 
 
-@fixed("0656fbc8", "unit/training/test_compile_cache.py")
+@fixed(
+    "0656fbc8",
+    "unit/training/test_compile_cache.py",
+    found_by="training/test_compile_cache.py::test_what_one_node_compiled_another_loads_once",
+)
 def code_of_one_size() -> Plant:
     """A new node loaded the compiled code of the largest group only, and compiled the rest itself."""
     from springtide.training import compile_cache
@@ -347,7 +422,11 @@ def code_of_one_size() -> Plant:
     return patch(compile_cache.CompileCache, "load", largest)
 
 
-@fixed("b240a356", "unit/on_ray/test_reaper.py")
+@fixed(
+    "b240a356",
+    "unit/on_ray/test_reaper.py",
+    found_by="on_ray/test_reaper.py::test_a_process_of_the_cluster_ends_and_a_user_who_reads_its_log_does_not",
+)
 def reaper_ends_others() -> Plant:
     """What ends a private cluster ended every process that had one of its logs open."""
     from springtide.on_ray.cluster import reaper
@@ -369,6 +448,7 @@ class _Finder:
 
     def __init__(self, name: str, modules: Sequence[str]) -> None:
         self._name, self._missing = name, set(modules)
+        self._planted: Plant | None = None
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """As ``sys.meta_path`` has it."""
@@ -383,7 +463,8 @@ class _Finder:
             run(module)
             self._missing.discard(name)
             if not self._missing:
-                DEFECTS[self._name].plant().__enter__()
+                self._planted = DEFECTS[self._name].plant()  # collected, it would be undone
+                self._planted.__enter__()
                 if log := os.environ.get(LOG):
                     with open(log, "a") as file:
                         file.write(f"{os.getpid()} {' '.join(sys.orig_argv)[:300]!r}\n")
@@ -530,10 +611,21 @@ def table(names: Sequence[str], results: Path, whole: bool) -> int:
     return int(any(not known[name]["found"] for name in names))
 
 
+def check(names: Sequence[str]) -> int:
+    """Try each defect against the test that is known to find it."""
+    missed = 0
+    for name in names:
+        found, took_s, processes, _ = run_tests(name, [f"{UNIT}/{DEFECTS[name].found_by}"])
+        missed += not found
+        print(f"{name}: {found or f'MISSED, {processes} processes had it'} in {took_s:.1f} s", flush=True)
+    return int(missed > 0)
+
+
 def main() -> int:
     """Exit status 1 if a defect was missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--check", action="store_true")
     parser.add_argument("--table", action="store_true")
     parser.add_argument(
         "--whole", action="store_true", help="also the test of the fix, and all unit tests, if one is missed"
@@ -545,6 +637,8 @@ def main() -> int:
         for name, defect in DEFECTS.items():
             print(f"{name}: {defect.summary} ({defect.commit}, {defect.test}; patches {', '.join(defect.modules())})")
         return 0
+    if options.check:
+        return check(options.rest or list(DEFECTS))
     if options.table:
         return table(options.rest or list(DEFECTS), options.results, options.whole)
     if not options.rest:

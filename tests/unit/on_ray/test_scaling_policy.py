@@ -449,7 +449,7 @@ def test_a_group_that_hangs_while_there_is_no_room_for_the_next_one_counts_as_on
 
 
 def test_state_of_a_group_that_recovers_from_a_hang_is_saved_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seed 365 of the simulation: the save during the hang counted as the newest state, so later steps stayed in memory only."""
+    """Seed 365 of the simulation: a save during the hang counted as the newest state; later steps stayed in memory only."""
     run = Run(monkeypatch, Bounds(2, 2), ["a", "b"])
     run.until_started()
     group: Any = SimpleNamespace(
