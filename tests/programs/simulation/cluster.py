@@ -53,7 +53,7 @@ class Cluster:
         self.clock = clock
         self.copies_s = 0.1, 1.0
         """Least and most time to copy a snapshot to another node [s]."""
-        self.crashes_until_s = 0.0
+        self.crashes_until_s = -1e9
         """Workers that start until then end by themselves."""
         self.machines: dict[str, Machine] = {}
         self.head_away_until_s = 0.0

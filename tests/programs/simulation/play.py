@@ -150,14 +150,14 @@ def _look(watch: Watch) -> None:
 
 def _can_train(simulated: Simulated, faults: Faults, stopped: bool) -> bool:
     """Whether all that is needed to train is there; or, if processes are ``stopped`` now, all that is needed without them, on
-    nodes that were not stopped lately: these may be excluded."""
+    nodes that were not stopped lately, and whose workers did not crash: these may be excluded."""
     cluster, now = simulated.cluster, simulated.clock.now
     there = [one for one in cluster.alive if one.leaves_at_s is None and not one.lies]
     frozen = any(one.worker_frozen_until_s > now for one in cluster.alive)
     away = simulated.watch.store.away_until_s > now or cluster.head_away_until_s > now
     runs = faults.driver is not None and faults.driver.alive
     if stopped:
-        there = [one for one in there if one.last_frozen_s < now - 600.0]
+        there = [one for one in there if max(one.last_frozen_s, cluster.crashes_until_s + 400.0) < now - 600.0]
     return runs and not away and frozen == stopped and len(there) >= simulated.setting.config.elastic.max_workers // 2
 
 
