@@ -114,6 +114,11 @@ class RunExists(SpringtideError):
     """The run id is taken: resuming must be requested."""
 
 
+class LeaseOvertaken(RunExists):
+    """This group's lease is no longer the newest, and its own driver holds the newest: the run's servers saved the state while
+    the group gave no sign. Another group goes on."""
+
+
 class TrainingFailed(SpringtideError):
     """Training stopped on an error in the training code; the message has the rank and the stack trace."""
 

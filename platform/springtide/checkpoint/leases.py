@@ -28,7 +28,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from springtide.checkpoint.process_id import process_id
 from springtide.config.code import CODE_FIELDS, code_digest, is_sealed, seal
 from springtide.config.steps import StepsDone
-from springtide.errors import DamagedFile, RunExists, damaged
+from springtide.errors import DamagedFile, LeaseOvertaken, RunExists, damaged
 from springtide.store import Folder, to_json
 from springtide.store.folder import first_problem
 
@@ -223,10 +223,12 @@ def why_over(run: Folder) -> str | None:
 
 def check(run: Folder, mine: int, owner: str = "") -> None:
     """Raise RunExists if a newer lease has claimed the run, or, with ``owner``, if another owner has the same term: a store
-    without conditional puts lets two claim it."""
+    without conditional puts lets two claim it. Raise LeaseOvertaken if ``owner`` has the newer lease."""
     last = max(_numbers((run / "leases").names()), default=0)
-    if last > mine or (owner and last == mine and _is_of_another(run, last, owner)):
-        raise RunExists(f"lease {mine} of {run.url} may not write any more: it is held by {_holder(run, last)}")
+    is_of_another = not owner or _is_of_another(run, last, owner)
+    if last > mine or (owner and last == mine and is_of_another):
+        kind = RunExists if is_of_another else LeaseOvertaken
+        raise kind(f"lease {mine} of {run.url} may not write any more: it is held by {_holder(run, last)}")
 
 
 def end(run: Folder, term: int) -> None:

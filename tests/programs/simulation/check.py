@@ -18,6 +18,8 @@ COUNT_ANNOUNCED_LOSSES = True
 leaves too late for its save, or the state is in memory only when those nodes leave, too."""
 STOPPED_S = 90.0
 """The same where processes are stopped, and there are enough others [s]."""
+UNSAVED_S = 90.0
+"""While nobody trains, what is in memory only is in the store within this time [s]."""
 FORMS_S = 300.0
 """A group trains within this time of the moment from which capacity and the store stand [s]."""
 
@@ -33,9 +35,11 @@ class Watch:
         """Whether every loss so far was announced, and the store was there."""
         self.can_train: Callable[[], bool] = lambda: False
         self.can_train_without_stopped: Callable[[], bool] = lambda: False
+        self.lacks_step: Callable[[], bool] = lambda: False
+        """Returns True if the newest state is in memory only, though nobody trains and the store and all processes are up."""
         self.losses = 0
         """Steps that were trained and then trained again."""
-        self._committed = 0
+        self._committed, self._trained_s = 0, 0.0
         self._history: dict[int, tuple[int, ...]] = {}
         model = History()
         self._history[0] = model.value
@@ -49,6 +53,11 @@ class Watch:
         """Note a violation."""
         self.violations.append(f"{self.clock.now:.1f} s: {what}")
 
+    @property
+    def idle_s(self) -> float:
+        """How long nobody has trained [s]."""
+        return self.clock.now - self._trained_s
+
     def committed(self, step: int) -> None:
         """A writer was told that its checkpoint is committed."""
         self._committed = max(self._committed, step)
@@ -57,6 +66,7 @@ class Watch:
         """Rank 0 has done a step."""
         self.newest = max(self.newest, step)
         self._idle_since_s.clear()
+        self._trained_s = self.clock.now
 
     def began(self, group: WorkerGroup, step: int, term: int, state: tuple[int, ...]) -> None:
         """A group has its state."""
@@ -77,6 +87,7 @@ class Watch:
         """Every few seconds: a group trains when it can."""
         self._idle_s(self.can_train(), FORMS_S, "all that is needed is there")
         self._idle_s(self.can_train_without_stopped(), STOPPED_S, "only some processes are stopped")
+        self._idle_s(self.lacks_step(), UNSAVED_S, "the newest state is in memory only")
 
     def _idle_s(self, can: bool, most_s: float, why: str) -> None:
         since_s = self._idle_since_s.get(why)

@@ -52,6 +52,10 @@ class Cluster:
 
     def __init__(self, clock: Clock, nodes: int) -> None:
         self.clock = clock
+        self.copies_s = 0.1, 1.0
+        """Least and most time to copy a snapshot to another node [s]."""
+        self.crashes_until_s = -1e9
+        """Workers that start until then end by themselves."""
         self.machines: dict[str, Machine] = {}
         self.head_away_until_s = 0.0
         self.head_refuses = False
@@ -242,7 +246,7 @@ class Snapshots:
             self._copies.append(clock.start("copy", self.node, copy))
 
     def _copy(self, peer: str, snapshot: Snapshot, data: bytes) -> None:
-        self.cluster.clock.sleep(self.cluster.clock.random.uniform(0.1, 1.0))
+        self.cluster.clock.sleep(self.cluster.clock.random.uniform(*self.cluster.copies_s))
         if self.cluster.machines[peer].alive:
             self.cluster.machines[peer].hold(snapshot, data)
 

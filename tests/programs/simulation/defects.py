@@ -14,7 +14,7 @@ from springtide.app import resolve as resolving
 from springtide.checkpoint import restore as restoring
 from springtide.checkpoint.other_orders import check_order
 from springtide.elastic.restart_forecast import RestartForecast
-from springtide.events import record
+from springtide.events import StepDone, Stopped, listeners, record
 from springtide.on_ray.train import hang, process_pool, snapshot_saver
 from springtide.run import verify as verifying
 from springtide.track import journal
@@ -41,14 +41,25 @@ def marks_before_the_claim() -> Planted:
 
 
 def journal_on_the_path() -> Planted:
-    """A4: an event that cannot be written ends training."""
+    """A4: an event that cannot be written ends training. Two things kept that from happening: the journal's own thread, and
+    listeners whose OSError is logged."""
 
     def write(self: Any, event: Any) -> None:
         line = json.dumps(record(dataclasses.replace(event, term=self.term))).encode() + b"\n"
         self._open.add(line)
         self._segments.store(self._open, self._segments.wanted(self._open))
 
-    return mock.patch.object(journal.Journal, "__call__", write)
+    def tell(self: Any, event: Any) -> None:
+        if isinstance(event, StepDone | Stopped):
+            self.last_step = event.step
+        self.finished |= isinstance(event, Stopped) and event.status == "finished"
+        for listener in self._listeners:
+            listener(event)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(journal.Journal, "__call__", write))
+    stack.enter_context(mock.patch.object(listeners.Listeners, "__call__", tell))
+    return stack
 
 
 def constant_budget() -> Planted:

@@ -148,9 +148,16 @@ class Actor:
         self.simulated, self.node, self.alive = simulated, node, True
         clock = simulated.clock
         self.ready_at_s = clock.now + clock.random.uniform(5.0, 12.0)
+        simulated.actors.append(self)
+        if clock.now < simulated.cluster.crashes_until_s:
+            clock.after(clock.random.uniform(1.0, 4.0), self.crash)
         simulated.cluster.reach("start", node)
         self.execute = types.SimpleNamespace(remote=self._execute)
         self.get_metadata = types.SimpleNamespace(remote=lambda: Reference(clock, clock.now + 0.01, self))
+
+    def crash(self) -> None:
+        """End by itself: the node stays."""
+        self.alive = False
 
     def _execute(self, function: Any, *arguments: Any) -> Call:
         return Call(self, 0.3 if function is let_go else 0.0, True if function is let_go else _health(self.node))
@@ -235,6 +242,8 @@ class Simulated:
 
     def __init__(self, clock: Clock, cluster: Cluster, setting: Setting, watch: Any) -> None:
         self.clock, self.cluster, self.setting, self.watch = clock, cluster, setting, watch
+        self.actors: list[Actor] = []
+        """All that were started."""
         self.asked: dict[str, bool] = {}
         """Host -> whether its driver was asked to stop."""
         self._drivers = 0
@@ -242,6 +251,22 @@ class Simulated:
         self._began: set[Process] = set()
         """Drivers that have started a group."""
         self.heard: Callable[[Any], None] = lambda event: None
+
+    def crash(self, seconds: float) -> None:
+        """End the workers' processes on all nodes, and those that start in the next seconds."""
+        self.cluster.crashes_until_s = self.clock.now + seconds
+        for actor in self.actors:
+            actor.crash()
+        for process in self.clock.processes:
+            if process.rank and process.alive:
+                process.kill()
+
+    def lacks_step(self) -> bool:
+        """Return True if the store lacks the newest snapshot in memory."""
+        setting, held = self.setting, [part for one in self.cluster.contents(()) for part, _ in one.held]
+        with contextlib.suppress(OSError):  # the store is away
+            return bool(to_commit(setting.run, held, fingerprint(setting.config)))
+        return False
 
     def drive(self, config: Config, host: str, **how: Any) -> Process:
         """Start a driver."""

@@ -11,7 +11,7 @@ from simulation.store import Store
 
 KINDS = (
     *("kill", "kill", "notice", "notice", "notices", "join", "freeze", "freezes", "store", "answers", "head"),
-    *("driver", "stop", "second", "liar", "trap", "trap"),
+    *("driver", "stop", "second", "liar", "trap", "trap", "crashes"),
 )
 PHASES = ("start", "rendezvous", "claim", "restore", "first step", "step", "save", "leave", "end")
 """Of a worker: a trap stops the first that comes to one."""
@@ -28,6 +28,7 @@ class Faults:
         self.done: list[str] = []
         self._gentle = False
         """Whether every loss is announced in time."""
+        self._crashed = False
 
     def plan(self, number: int, until_s: float) -> None:
         """Draw ``number`` faults; half of them follow another one closely."""
@@ -36,7 +37,12 @@ class Faults:
         kinds = GENTLE if self._gentle else KINDS
         for _ in range(number):
             close = draw.random() < 0.5 and at_s > 0
-            at_s = at_s + draw.uniform(0.0, 15.0) if close else draw.uniform(0.0, until_s / 3)
+            if close:
+                at_s += draw.uniform(0.0, 15.0)
+            elif self._gentle:  # within the run, which lasts longer the longer its steps are
+                at_s += draw.uniform(0.0, 15.0 * self.simulated.setting.step_s)
+            else:
+                at_s = draw.uniform(0.0, until_s / 3)
             self.clock.at(at_s, functools.partial(self._happen, draw.choice(kinds)))
         self.clock.at(until_s, self._heal)
 
@@ -88,6 +94,10 @@ class Faults:
                 self.cluster.machines[name].lies = True
             case "head":
                 self.cluster.head_away_until_s = self.clock.now + draw.choice([5.0, 50.0])
+            case "crashes":
+                if not self._crashed:  # a node is left out for longer each time, and than ``check.FORMS_S``
+                    self._crashed = True
+                    self.simulated.crash(draw.choice([10.0, 40.0]))
             case "driver":
                 if self.driver is not None:
                     self.driver.kill()

@@ -277,7 +277,7 @@ class Rank:
         self._reach("save")
         meta, pieces, data = state(step)
         rule = Rule(setting.config.checkpoint.keep_last)
-        job = CommitJob(setting.run.url, term, self.rank, meta, {}, pieces, rule)
+        job = CommitJob(setting.run.url, term, self.rank, meta, {}, pieces, rule, owner=self.group.owner)
         if not self._given_up:  # the same on all ranks
             self._in_a_row = 0
         self._last_save, self._saves, self._given_up = step, [], False

@@ -90,6 +90,8 @@ def play(seed: int, defect: str | None = None, verbose: bool = False, watched: b
     cluster = Cluster(clock, draw.randint(2, 4))
     watch = Watch(clock, store, cluster, run, digests)
     setting = Setting(clock, cluster, config, run, data, digests, draw.choice([1.0, 4.0, 10.0]))
+    if draw.random() < 0.5:  # slow copies: a budget that measures nothing is too short for them
+        cluster.copies_s = 0.3 * setting.step_s, 0.6 * setting.step_s
     simulated = Simulated(clock, cluster, setting, watch)
 
     def heard(event: Any) -> None:
@@ -103,6 +105,7 @@ def play(seed: int, defect: str | None = None, verbose: bool = False, watched: b
     cluster.committed = watch.committed
     watch.can_train = functools.partial(_can_train, simulated, faults, stopped=False)
     watch.can_train_without_stopped = functools.partial(_can_train, simulated, faults, stopped=True)
+    watch.lacks_step = functools.partial(_lacks_step, simulated, faults)
     with outside.replaced(clock, seed), guard(watch.say), simulated.patched(), _planted(defect):
         clock.start("watch", "hub", functools.partial(_look, watch))
         late_s = random.Random(seed).choice([0.0, 0.0, 0.0, 150.0])  # longer than snapshot servers wait alone
@@ -147,15 +150,25 @@ def _look(watch: Watch) -> None:
 
 def _can_train(simulated: Simulated, faults: Faults, stopped: bool) -> bool:
     """Whether all that is needed to train is there; or, if processes are ``stopped`` now, all that is needed without them, on
-    nodes that were not stopped lately: these may be excluded."""
+    nodes that were not stopped lately, and whose workers did not crash: these may be excluded."""
     cluster, now = simulated.cluster, simulated.clock.now
     there = [one for one in cluster.alive if one.leaves_at_s is None and not one.lies]
     frozen = any(one.worker_frozen_until_s > now for one in cluster.alive)
     away = simulated.watch.store.away_until_s > now or cluster.head_away_until_s > now
     runs = faults.driver is not None and faults.driver.alive
     if stopped:
-        there = [one for one in there if one.last_frozen_s < now - 600.0]
+        there = [one for one in there if max(one.last_frozen_s, cluster.crashes_until_s + 400.0) < now - 600.0]
     return runs and not away and frozen == stopped and len(there) >= simulated.setting.config.elastic.max_workers // 2
+
+
+def _lacks_step(simulated: Simulated, faults: Faults) -> bool:
+    """Return True if the newest state is in memory only, though nobody trains, and a driver, the store and all processes are
+    there."""
+    cluster, now = simulated.cluster, simulated.clock.now
+    away = simulated.watch.store.away_until_s > now or cluster.head_away_until_s > now
+    frozen = any(one.worker_frozen_until_s > now for one in cluster.alive)
+    runs = faults.driver is not None and faults.driver.alive
+    return runs and not away and not frozen and simulated.watch.idle_s > 30.0 and simulated.lacks_step()
 
 
 @contextlib.contextmanager

@@ -127,3 +127,14 @@ def test_the_slower_of_two_simultaneous_claims_is_refused(careless: Folder, monk
     leases.check(careless, 1, "other")
     with pytest.raises(RunExists, match="may not write"):
         leases.check(careless, 1, "mine")
+
+
+def test_refusal_names_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker group's lease is the newest one, but the driver is the process to stop: it replaces its groups."""
+    run = Folder(tmp_path)
+    driver = leases.claim(run, "driver", trains=False)
+    group = leases.claim(run, "driver", again=True)
+    monkeypatch.setattr(leases, "_is_alive", lambda run, lease: lease.term == group.term)
+    for refused in (leases.check_free, lambda run: leases.claim(run, "another")):
+        with pytest.raises(RunExists, match=rf"is held by lease {driver.term}, begun"):
+            refused(run)

@@ -14,6 +14,7 @@ import ray
 from ray._private import utils
 from ray.exceptions import AuthenticationError, RpcError
 
+from springtide.config import recipes
 from springtide.errors import ConfigError
 from springtide.on_ray.cluster import connect, session
 
@@ -110,3 +111,18 @@ def test_ray_processes_import_nothing_from_the_current_folder(tmp_path: Path, mo
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     with session._safe_path():
         assert "PYTHONSAFEPATH" not in os.environ
+
+
+def test_cluster_keeps_the_current_folder_out_of_its_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray adds the current folder to the search path of a job in ``ray.init``, unless the job's list refuses it."""
+    jobs: list[Any] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.5:6379")
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(session, "connect", lambda address, job_config, **_: jobs.append(job_config) or "")
+    with session.cluster(recipes.tiny()):
+        pass
+    [job] = jobs
+    job._py_driver_sys_path.extend([str(tmp_path)])
+    assert str(tmp_path) not in job._py_driver_sys_path

@@ -345,6 +345,22 @@ def test_a_hung_group_without_successor_counts_once() -> None:
             run.wait(7200.0)
 
 
+def test_a_group_that_recovers_from_a_hang_is_replaced() -> None:
+    """Its state was saved under a newer lease while it hung, so it may not save. Seed 365 of the simulation found that its
+    later steps stayed in memory only; this test, that its own save ended the run. One step was being copied."""
+    with scenario(nodes=2, min_workers=2, max_workers=2, settle=0.0, hang=60.0) as run:
+        run.train(3)
+        run.setting.step_s = 200.0
+        run.wait(5.0)
+        run.cluster.notice(B, math.inf)
+        run.until(lambda: bool(saved(run)))
+        run.setting.step_s = 1.0
+        run.until(lambda: not run.group)
+        run.wait(120.0)
+        assert saved(run)[-1] >= run.simulated.watch.newest - 1 > saved(run)[0]
+        assert [one.again for one in run.events if isinstance(one, Failed)] == [True] * len(hangs(run))
+
+
 def test_a_hung_group_without_successor_can_be_stopped() -> None:
     with scenario(nodes=2, min_workers=2, max_workers=2, hang=60.0) as run:
         run.setting.step_s = NEVER_S

@@ -10,7 +10,6 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +24,7 @@ from springtide.on_ray.cluster.session import (
     private_folder,
     private_network,
     set_environment,
+    variables,
 )
 
 _STORE_BYTES = 100 * 2**20
@@ -62,7 +62,7 @@ class LocalCluster:
         set_environment()
         more = {"failure_threshold": str(self._patience)} | dict.fromkeys(_HEALTH, "1000")
         more = {f"RAY_health_check_{name}": value for name, value in more.items()}
-        self._stack.enter_context(_variables(**more, RAY_num_workers_soft_limit=_IDLE_PROCESSES))
+        self._stack.enter_context(variables(**more, RAY_num_workers_soft_limit=_IDLE_PROCESSES))
         folder = self._stack.enter_context(private_folder())
         self._stack.enter_context(own_address_file(folder))
         self._stack.enter_context(private_network(folder))
@@ -142,18 +142,6 @@ class LocalCluster:
         """Restart Ray's control store at the same address. Call it in the main thread: Ray's servers die with the thread
         that started them."""
         self._cluster.head_node.start_gcs_server()
-
-
-@contextlib.contextmanager
-def _variables(**values: str) -> Iterator[None]:
-    """Set variables for the processes that this one starts in the block; variables that are set already stay."""
-    missing = values.keys() - os.environ.keys()
-    os.environ.update({name: values[name] for name in missing})
-    try:
-        yield
-    finally:
-        for name in missing:
-            os.environ.pop(name, None)
 
 
 def kill_worker() -> int:

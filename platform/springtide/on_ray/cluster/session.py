@@ -80,6 +80,18 @@ def set_environment(**more: str) -> None:
     warnings.filterwarnings("ignore", message="`ExecutionOptions.exclude_resources`")
 
 
+@contextlib.contextmanager
+def variables(**values: str) -> Iterator[None]:
+    """Set variables for the processes that this one starts in the block; variables that are set already stay."""
+    missing = values.keys() - os.environ.keys()
+    os.environ.update({name: values[name] for name in missing})
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
 def check_version(version: str) -> None:
     """Raise ConfigError if this version of Ray is not one whose private parts this package knows."""
     if not is_supported(version):

@@ -15,7 +15,7 @@ from ray.train import FailureConfig
 from springtide.dist import CollectiveError
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.patience import MOST_STORE_FAILURES, store_pause_s
-from springtide.errors import SpringtideError, StoppedWaiting, StoreUnavailable, UnfitNode
+from springtide.errors import LeaseOvertaken, SpringtideError, StoppedWaiting, StoreUnavailable, UnfitNode
 from springtide.events import Failed
 from springtide.on_ray._ray_private import (
     DefaultFailurePolicy,
@@ -75,7 +75,9 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
             if isinstance(ours, StoreUnavailable):  # the survivors hold the state that was to be saved
                 return self._of_store(ours)
             cause, decision = "failed workers" if failures is not None else "given up", FailureDecision.RAISE
-            if isinstance(ours, UnfitNode) and ours.node in nodes:
+            if isinstance(ours, LeaseOvertaken):  # it had hung, and trained on; nothing of what it did since is kept
+                cause, decision = "hung", FailureDecision.RETRY
+            elif isinstance(ours, UnfitNode) and ours.node in nodes:
                 self._processes.ban(ours.node, str(ours))
                 cause, decision = "unfit node", FailureDecision.RETRY
         elif gone:

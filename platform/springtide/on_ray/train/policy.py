@@ -203,6 +203,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         workers = worker_group_state.workers
         if progress.silent_s > progress.longest_s or self._is_stalled(workers, progress):
             return self._end_hung(workers, progress)
+        if self._hung is not None:  # it trains on: what was saved meanwhile is no longer its newest state
+            self._saver.cancel()
         self._hung = None
         try:
             nodes = self._nodes(busy, warm=True)
