@@ -64,7 +64,8 @@ def read(reader: OpenGroups[Seen], rows: np.ndarray) -> None:
 def few_files() -> Iterator[int]:
     """A limit of open files that is little above those that this process has open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = max(map(int, os.listdir("/proc/self/fd"))) + 150
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    limit = max(used + 150, 2 * used)  # readers may take a quarter of it
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     yield limit
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
