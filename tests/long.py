@@ -87,6 +87,7 @@ ELSEWHERE = (
     "drills",
     "golden_on_ray",
     "lost_head",
+    "prometheus_finds",
     "second_loss",
     "slurm",
     "sweeps",
