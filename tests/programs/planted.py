@@ -169,7 +169,7 @@ def steps_multiply() -> Plant:
 @fixed(
     "fa62823e",
     "unit/interop/test_links_and_limits.py",
-    found_by="interop/test_links_and_limits.py::test_a_link_out_of_a_model_is_refused_before_anything_is_written",
+    found_by="interop/test_links_and_limits.py::test_a_link_out_of_a_model_is_refused_first",
 )
 def template_is_a_link() -> Plant:
     """The chat template of a model's folder was read through a link that leads out of the folder."""
@@ -266,7 +266,7 @@ def request_is_heard_late() -> Plant:
 @fixed(
     "37b6d114",
     "elastic/test_snapshot_servers.py",
-    found_by="on_ray/test_snapshots_kept.py::test_a_group_on_one_node_has_its_copies_on_another_that_is_up",
+    found_by="on_ray/test_snapshots_kept.py::test_a_group_on_one_node_has_copies_elsewhere",
 )
 def next_node_waits() -> Plant:
     """A group on one node whose copy failed tried no other node before its next snapshot."""
@@ -296,7 +296,7 @@ def refusal_names_a_group() -> Plant:
 @fixed(
     "a696c4fc",
     "elastic/test_snapshot_servers.py",
-    found_by="on_ray/test_snapshots_kept.py::test_with_two_copies_one_that_fails_in_the_middle_does_not_count",
+    found_by="on_ray/test_snapshots_kept.py::test_of_two_copies_a_failed_one_does_not_count",
 )
 def failed_node_stays() -> Plant:
     """A node whose snapshot server hangs or is full was chosen for copies again and again."""
@@ -308,7 +308,7 @@ def failed_node_stays() -> Plant:
 @fixed(
     "169d5c59",
     "elastic/test_runs_on_ray.py",
-    found_by="app/test_estimate.py::test_fewest_workers_are_those_whose_step_fits_with_one_row_at_once",
+    found_by="app/test_estimate.py::test_fewest_workers_fit_a_step_with_one_row",
 )
 def auto_with_a_range() -> Plant:
     """A run with train.micro_batch = auto and a range of workers ended with a traceback before it began."""
