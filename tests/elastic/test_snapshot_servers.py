@@ -29,54 +29,65 @@ def found() -> dict[str, Any]:
     return result
 
 
+@pytest.mark.full
 def test_a_lost_node_costs_no_snapshot_that_all_ranks_had_ended(found: dict[str, Any]) -> None:
     assert found["problems"] == []
     assert found["after_a_lost_node"] == 4
 
 
+@pytest.mark.full
 def test_snapshots_are_never_taken_for_another_runs(found: dict[str, Any]) -> None:
     assert found["another_run"] == 0
 
 
+@pytest.mark.full
 def test_the_next_attempts_snapshots_replace_the_older(found: dict[str, Any]) -> None:
     assert found["of_the_next_attempt"] == 7
     assert found["attempts_held"] == [2]
 
 
+@pytest.mark.full
 def test_a_snapshot_server_that_dies_while_it_is_read_is_read_elsewhere(found: dict[str, Any]) -> None:
     assert found["while_a_server_dies"] == 9
 
 
+@pytest.mark.full
 def test_a_group_on_one_node_has_its_copies_on_another_and_again_when_that_is_lost(found: dict[str, Any]) -> None:
     here_and_there = [False, True]
     assert found["lonely"][0] == found["lonely"][2] == here_and_there
     assert found["lonely"][1] in (here_and_there, [True])  # a third node's server may not be up yet
 
 
+@pytest.mark.full
 def test_a_snapshot_server_takes_no_more_than_its_limit(found: dict[str, Any]) -> None:
     assert "checkpoint.memory_bytes allows 0 MiB" in found["past_the_limit"]
 
 
+@pytest.mark.full
 def test_the_servers_commit_what_they_hold_while_nobody_trains(found: dict[str, Any]) -> None:
     assert found["committed_from_memory"] == ["", "committed", 9, 3]
 
 
+@pytest.mark.full
 def test_another_node_reads_again_what_a_node_found_bad(found: dict[str, Any]) -> None:
     good, damaged, nobody, no_storage = found["read_elsewhere"]
     assert (good, nobody, no_storage) == ("", None, None)
     assert "digest expected" in damaged
 
 
+@pytest.mark.full
 def test_a_notice_of_the_cloud_is_soon_a_drain(found: dict[str, Any]) -> None:
     assert found["heard_s"] < 15.0  # it is asked every half second; half of the shortest notice that a cloud gives
     assert found["told"]
 
 
+@pytest.mark.full
 def test_snapshot_servers_wait_with_a_driver_that_has_no_workers_yet(found: dict[str, Any]) -> None:
     assert found["servers_of_another_driver"]
     assert all(found["servers_of_another_driver"])
 
 
+@pytest.mark.full
 def test_snapshot_servers_end_when_their_driver_is_gone(found: dict[str, Any]) -> None:
     assert found["servers_left"] == 0
 

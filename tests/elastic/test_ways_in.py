@@ -109,8 +109,8 @@ def ended(jobs: JobSubmissionClient, name: str) -> tuple[str, int | None, str]:
 
 
 @pytest.mark.full
-def test_ray_job_stop_saves_and_the_next_job_trains_no_step_again(tiny: Config, ray_cluster: str) -> None:
-    jobs, steps = JobSubmissionClient(ray_cluster), 2 * STEPS
+def test_ray_job_stop_saves_and_the_next_job_trains_no_step_again(tiny: Config, one_node: str) -> None:
+    jobs, steps = JobSubmissionClient(one_node), 2 * STEPS
     exact = ["--parallel.threads", "1", "--parallel.reduction", "fp64", "--stream.max-epochs", "1000"]
     exact += ["--train.total", str(12 * 64 * steps)]
     given = [*options(tiny, "stopped"), *exact]
@@ -150,10 +150,10 @@ def losses(run: st.Run) -> list[tuple[int, float]]:
 
 @pytest.mark.full
 def test_all_ways_in_reach_the_same_losses(
-    ray_cluster: str, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray_cluster: str, one_node: str, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python, command line, notebook, Ray job and torchrun: the same recipe, the same bits at each step."""
-    jobs, steps = JobSubmissionClient(ray_cluster), 20
+    jobs, steps = JobSubmissionClient(one_node), 20
     changes = {"train.total": steps * tiny.tokens_per_step, "train.sample_tokens": 0, "elastic.min_workers": 2}
     changes |= {"elastic.max_workers": 2, "parallel.reduction": "fp64", "parallel.threads": 1}
     config = tiny.override(changes)

@@ -79,13 +79,13 @@ def exists() -> bool:
 
 @pytest.mark.cluster
 def test_a_higher_priority_gets_what_a_lower_one_gives_up_and_not_before(ray_cluster: str) -> None:
-    low, high = Run("low", 1, 3), Run("high", 2, 2, priority=5, team="y")
+    low, high = Run("low", 1, 4), Run("high", 2, 2, priority=5, team="y")
     try:
-        assert low.look() == 3
+        assert low.look() == 4
         low.obey()
         assert high.look() == 0, "the lower one still has all"
         assert high.others == "'low' gives up 2 workers after its step"
-        assert low.look() == 1
+        assert low.look() == 2
         assert low.others == "'high' (priority 5) gets 2 workers"
         assert high.look() == 0
         low.obey()
@@ -93,22 +93,22 @@ def test_a_higher_priority_gets_what_a_lower_one_gives_up_and_not_before(ray_clu
         assert high.look() == 2
         high.obey()
         rows = {one.run: (one.holds, one.share) for one in queue().rows}
-        assert rows == {"high": (2, 2), "low": (1, 1)}
+        assert rows == {"high": (2, 2), "low": (2, 2)}
         high.most = 0  # it is paused
         high.look()
         high.obey()
         high.look()
-        assert low.look() == 3
+        assert low.look() == 4
         high.most = 2
         assert high.look() == 0
     finally:
         high.client.release()
     try:
-        assert low.look() == 3
+        assert low.look() == 4
         # Ray restarts the queue: until all have reported, each keeps what it has
         ray.kill(ray.get_actor(ACTOR, namespace=NAMESPACE), no_restart=False)
-        assert until(low, lambda may: may != 3) == sum(low.holds.values()) == 1
-        assert until(low, lambda may: may != 1) == 3, "now it knows that there are no others"
+        assert until(low, lambda may: may != 4) == sum(low.holds.values()) == 2
+        assert until(low, lambda may: may != 2) == 4, "now it knows that there are no others"
     finally:
         low.client.release()
     deadline = time.monotonic() + 120
@@ -119,16 +119,16 @@ def test_a_higher_priority_gets_what_a_lower_one_gives_up_and_not_before(ray_clu
 @pytest.mark.cluster
 def test_a_quota_is_kept_by_all_runs_of_a_queue_and_one_that_excludes_a_run_refuses_it(ray_cluster: str) -> None:
     write_quotas({})  # whatever tests before have set
-    assert queue({"x": 2}).describe() == "no run is in the queue\nqueue x: at most 2 workers"
-    one, two, other = Run("one", 1, 3), Run("two", 1, 3), Run("other", 1, 3, team="y")
+    assert queue({"x": 3}).describe() == "no run is in the queue\nqueue x: at most 3 workers"
+    one, two, other = Run("one", 1, 4), Run("two", 2, 4), Run("other", 1, 4, team="y")
     try:
-        with pytest.raises(ConfigError, match=r"run.queue.*may have 2 workers, and this run needs 3"):
-            check_quota(one.config.override({"elastic.min_workers": 3}))
+        with pytest.raises(ConfigError, match=r"run.queue.*may have 3 workers, and this run needs 4"):
+            check_quota(one.config.override({"elastic.min_workers": 4}))
         settle(one, two, other)
-        assert [run.may for run in (one, two, other)] == [1, 1, 1]
+        assert [run.may for run in (one, two, other)] == [1, 2, 1]
         assert queue({"x": 1}).quotas == {"x": 1}
         settle(one, two, other)
-        assert [run.may for run in (one, two, other)] == [1, 0, 2]
+        assert [run.may for run in (one, two, other)] == [1, 0, 3]
         assert two.others.endswith("queue 'x' may have 1 worker")
         with pytest.raises(ConfigError, match="is not a number of workers"):
             queue({"x": -1})

@@ -36,12 +36,14 @@ a new one."""
 
 
 class LocalCluster:
-    """A head without CPUs, with this process as the driver, and nodes with one CPU each. A context manager; one per
+    """A head, by default without CPUs, with this process as the driver, and nodes with one CPU each. A context manager; one per
     process. ``dashboard_url`` has no scheme, and is empty without a dashboard."""
 
     dashboard_url = ""
 
-    def __init__(self, nodes: int, patience: int = 2, dashboard: bool = False, gpus: int = 0) -> None:
+    def __init__(
+        self, nodes: int, patience: int = 2, dashboard: bool = False, gpus: int = 0, head_cpus: int = 0
+    ) -> None:
         """Take the size of the cluster.
 
         Args:
@@ -51,8 +53,10 @@ class LocalCluster:
             dashboard: start Ray's dashboard: bare Ray Train uses its state API to find what a stopped run has left.
             gpus: GPUs of this machine; each node has one that no other has, so no more nodes can be there at a time. 0 gives
                 the nodes none.
+            head_cpus: CPUs of the head, on which workers then run, too.
         """
         self._first, self._patience, self._dashboard, self._gpus = nodes, patience, dashboard, gpus
+        self._head_cpus = head_cpus
         self._gpu_of: dict[str, int] = {}
         self._nodes: dict[str, Any] = {}
         self._stack = contextlib.ExitStack()
@@ -67,7 +71,7 @@ class LocalCluster:
         self._stack.enter_context(own_address_file(folder))
         self._stack.enter_context(private_network(folder))
         head = {
-            "num_cpus": 0,
+            "num_cpus": self._head_cpus,
             "object_store_memory": _STORE_BYTES,
             "include_dashboard": self._dashboard,
             "dashboard_port": None,  # any free port: another cluster's dashboard may run here
