@@ -24,6 +24,8 @@ _IN_RESTART = 0.8
 """Share of the faults after a kill or a hang that come in the restart."""
 _OVERDUE = 40
 """An act at a fault point that no process reaches is carried out this many steps later [steps]."""
+_APART = 120
+"""Steps between two pairs of ``stops_of``: enough for the group to grow to all nodes again [steps]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +65,11 @@ def stops_of(seed: int, faults: int) -> Scenario:
     acts, step = list[ActAt](), 20
     for number in range(faults // 2):
         first = chance.choice(("kill", "hang"))
-        acts.append(ActAt(step, first))
+        acts.append(ActAt(step, first, workers=3))  # when the last pair is over
         if first == "kill":
             acts.append(ActAt(step, "add"))
         acts.append(ActAt(step, "hang", at=points[number % len(points)]))
-        step += chance.randrange(5, 20)
+        step += _APART
     return Scenario(
         3, tuple(acts), step + 40, f"{faults} faults, half of them stopped workers of restarts, seed {seed}"
     )
