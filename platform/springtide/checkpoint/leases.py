@@ -222,12 +222,17 @@ def why_over(run: Folder) -> str | None:
 
 
 def check(run: Folder, mine: int, owner: str = "") -> None:
-    """Raise RunExists if a newer lease has claimed the run, or, with ``owner``, if another owner has the same term: a store
-    without conditional puts lets two claim it. Raise LeaseOvertaken if ``owner`` has the newer lease."""
+    """Check that lease ``mine`` may still write.
+
+    Raises:
+        LeaseOvertaken: ``owner`` itself has claimed a newer lease.
+        RunExists: somebody else has claimed a newer lease, or, with ``owner``, the same term: a store without conditional puts
+            lets two claim it.
+    """
     last = max(_numbers((run / "leases").names()), default=0)
-    is_of_another = not owner or _is_of_another(run, last, owner)
-    if last > mine or (owner and last == mine and is_of_another):
-        kind = RunExists if is_of_another else LeaseOvertaken
+    holder = _owner(run, last) if owner else None
+    if last > mine or (last == mine and holder not in (None, owner)):
+        kind = LeaseOvertaken if owner and holder == owner else RunExists
         raise kind(f"lease {mine} of {run.url} may not write any more: it is held by {_holder(run, last)}")
 
 
@@ -348,12 +353,12 @@ def _holder(run: Folder, number: int) -> str:
         return f"lease {number} ({error})"
 
 
-def _is_of_another(run: Folder, number: int, owner: str) -> bool:
-    """Return whether a lease is of another owner; False if it cannot be read: no run ends for that."""
+def _owner(run: Folder, number: int) -> str | None:
+    """Return the owner of a lease; None if it cannot be read: no run ends for that."""
     try:
-        return _read(run, number).owner != owner
+        return _read(run, number).owner
     except (DamagedFile, FileNotFoundError, IsADirectoryError):
-        return False
+        return None
 
 
 def _held_by(run: Folder, lease: Lease) -> RunExists:

@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from springtide.checkpoint import leases
-from springtide.errors import RunExists
+from springtide.errors import LeaseOvertaken, RunExists
 from springtide.store import Folder
 from springtide.training.group_lease import GroupLease
 
@@ -138,3 +138,21 @@ def test_refusal_names_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for refused in (leases.check_free, lambda run: leases.claim(run, "another")):
         with pytest.raises(RunExists, match=rf"is held by lease {driver.term}, begun"):
             refused(run)
+
+
+def test_a_newer_lease_of_the_same_owner_is_told_apart(tmp_path: Path) -> None:
+    """One that cannot be read may be anybody's."""
+    run = Folder(tmp_path)
+    mine = leases.claim(run, "us", trains=False).term
+    leases.check(run, mine, "us")
+    newer = leases.claim(run, "us", trains=False, again=True).term
+    with pytest.raises(LeaseOvertaken):
+        leases.check(run, mine, "us")
+    for owner in ("they", ""):
+        with pytest.raises(RunExists) as caught:
+            leases.check(run, mine, owner)
+        assert type(caught.value) is RunExists
+    (tmp_path / "leases" / f"{newer:04d}.json").write_text("{")
+    with pytest.raises(RunExists) as caught:
+        leases.check(run, mine, "us")
+    assert type(caught.value) is RunExists
