@@ -115,8 +115,8 @@ class RunExists(SpringtideError):
 
 
 class LeaseOvertaken(RunExists):
-    """This group's lease is no longer the newest, and its own driver holds the newest: the run's servers saved the state while
-    the group gave no sign. Another group goes on."""
+    """A group that hung trains on, but the run's own servers have saved its state under a newer lease: the group may not save.
+    Another group resumes from that state."""
 
 
 class TrainingFailed(SpringtideError):

@@ -52,9 +52,8 @@ def one_node() -> Iterator[str]:
     gcs, dashboard, agent = reserve(3)
     ray = [str(Path(sys.executable).parent / "ray"), "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
     ports = [f"--port={gcs}", f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}", "--num-cpus=4"]
-    with tempfile.TemporaryDirectory(
-        prefix="one-node-", ignore_cleanup_errors=True
-    ) as folder:  # sockets have short paths
+    # not below tmp_path: sockets have short paths
+    with tempfile.TemporaryDirectory(prefix="one-node-", ignore_cleanup_errors=True) as folder:
         command = [*ray, *ports, f"--temp-dir={folder}", "--include-dashboard=true"]
         environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)

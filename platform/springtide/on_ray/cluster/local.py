@@ -24,22 +24,25 @@ from springtide.on_ray.cluster.session import (
     private_folder,
     private_network,
     set_environment,
-    variables,
+    temporary_environment,
 )
 
 _STORE_BYTES = 100 * 2**20
-_HEALTH = ("initial_delay_ms", "period_ms", "timeout_ms")
-"""Settings of Ray's health checks that are one second here."""
+_HEALTH = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+}
 _IDLE_PROCESSES = "4"
 """Idle worker processes kept on each node: without CPUs Ray would keep none, and each actor on the head would wait for
 a new one."""
 
 
 class LocalCluster:
-    """A head, by default without CPUs, with this process as the driver, and nodes with one CPU each. A context manager; one per
-    process. ``dashboard_url`` has no scheme, and is empty without a dashboard."""
+    """A Ray head with this process as the driver, and nodes with one CPU each. A context manager; one per process."""
 
     dashboard_url = ""
+    """Host and port of Ray's dashboard; empty without one."""
 
     def __init__(
         self, nodes: int, patience: int = 2, dashboard: bool = False, gpus: int = 0, head_cpus: int = 0
@@ -53,7 +56,7 @@ class LocalCluster:
             dashboard: start Ray's dashboard: bare Ray Train uses its state API to find what a stopped run has left.
             gpus: GPUs of this machine; each node has one that no other has, so no more nodes can be there at a time. 0 gives
                 the nodes none.
-            head_cpus: CPUs of the head, on which workers then run, too.
+            head_cpus: CPUs of the head. With 0, workers run on the other nodes only.
         """
         self._first, self._patience, self._dashboard, self._gpus = nodes, patience, dashboard, gpus
         self._head_cpus = head_cpus
@@ -64,9 +67,9 @@ class LocalCluster:
     def __enter__(self) -> Self:
         """Start the cluster and connect to it."""
         set_environment()
-        more = {"failure_threshold": str(self._patience)} | dict.fromkeys(_HEALTH, "1000")
-        more = {f"RAY_health_check_{name}": value for name, value in more.items()}
-        self._stack.enter_context(variables(**more, RAY_num_workers_soft_limit=_IDLE_PROCESSES))
+        threshold = {"RAY_health_check_failure_threshold": str(self._patience)}
+        more = {**_HEALTH, **threshold, "RAY_num_workers_soft_limit": _IDLE_PROCESSES}
+        self._stack.enter_context(temporary_environment(more))
         folder = self._stack.enter_context(private_folder())
         self._stack.enter_context(own_address_file(folder))
         self._stack.enter_context(private_network(folder))

@@ -81,8 +81,9 @@ def set_environment(**more: str) -> None:
 
 
 @contextlib.contextmanager
-def variables(**values: str) -> Iterator[None]:
-    """Set variables for the processes that this one starts in the block; variables that are set already stay."""
+def temporary_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables until the block ends, for the processes that it starts. Those that are set already keep their
+    values."""
     missing = values.keys() - os.environ.keys()
     os.environ.update({name: values[name] for name in missing})
     try:

@@ -75,7 +75,7 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
             if isinstance(ours, StoreUnavailable):  # the survivors hold the state that was to be saved
                 return self._of_store(ours)
             cause, decision = "failed workers" if failures is not None else "given up", FailureDecision.RAISE
-            if isinstance(ours, LeaseOvertaken):  # it had hung, and trained on; nothing of what it did since is kept
+            if isinstance(ours, LeaseOvertaken):  # its later steps are lost: the next group resumes from the save
                 cause, decision = "hung", FailureDecision.RETRY
             elif isinstance(ours, UnfitNode) and ours.node in nodes:
                 self._processes.ban(ours.node, str(ours))

@@ -85,7 +85,7 @@ class Watch:
         self._liveness = Liveness()
 
     def lacks(self, workers: Sequence[Worker], progress: Progress) -> bool:
-        """Return whether the process of a rank of a silent group is gone, in whichever phase the group is."""
+        """Return True if the group sends no events and the process of one of its ranks is gone, in any phase."""
         if progress.silent_s < QUIET_S or progress.longest_s == math.inf:
             return False
         gone = self._liveness.gone({worker.actor: worker.metadata.node_id for worker in workers})
