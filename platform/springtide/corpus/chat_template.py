@@ -67,6 +67,11 @@ BUILT_IN = {
 TEMPLATE_BYTES = 2**20
 """Most bytes of a template."""
 _PROBE = (Turn("user", "Question"), Turn(ANSWERS, "Answer"))
+_TURNS = (*_PROBE, Turn("user", "Next question"), Turn(ANSWERS, "Next answer"))
+_THOUGHT_ENDS = "</think>"
+"""What ends the thoughts before an answer; templates cut a content there."""
+_OPENED_THOUGHT = re.compile(r"<think>\s*(</think>\s*)?\Z")
+"""How a prompt may end that makes the model think, or not think."""
 _SPECIAL = re.compile(r"<\|[^\s<>|]{1,64}\|>")
 """What only a special token looks like."""
 _MARK_REMEDY = "put {% generation %} and {% endgeneration %} around the answer in the template"
@@ -132,6 +137,10 @@ class ChatTemplate:
         }
         if missing := [token for token in CHAT_TOKENS.get(name, ()) if token not in self._special]:
             raise ConfigError(explain(_FIELD, name, *self._lacks(missing)))
+        self._turn_end = self._unwritten_end = ""
+        """What ends an answer that is not the last one, and what ends the last one if the template does not write it."""
+        if not self._template.has_marks:
+            self._learn_ends()
         try:
             next(self.lay_out([_PROBE]))
         except BadChat as error:
@@ -190,10 +199,24 @@ class ChatTemplate:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The special token that ends an answer, if the template writes one."""
-        [probe] = self.lay_out([_PROBE])
-        last = int(probe.ids[probe.is_predicted][-1])
-        return (last,) if last in self._special.values() else ()
+        """The special tokens that end an answer, in order. Most templates have one; Phi 3 ends the turn and then the text."""
+        answer = next(text for text, is_answer in self.pieces(_PROBE) if is_answer)
+        found = [*self._cut.findall(answer.rpartition(_PROBE[-1].content)[2]), *filter(None, [self._unwritten_end])]
+        return tuple(dict.fromkeys(self._special[token] for token in found))
+
+    def _learn_ends(self) -> None:
+        """Find the special token that ends an answer in the middle of a chat, if there is one, and that of the last answer, if
+        the template leaves it to the next turn. A template that refuses the chat has none."""
+        messages = self._messages(_TURNS)
+        try:
+            whole, last = self._template.render([Rendering(messages), Rendering(messages[:2])], self._variables)
+        except BadChat:
+            return
+        _, _, after = whole.partition(_TURNS[1].content)
+        if found := self._cut.search(after.partition(_TURNS[2].content)[0]):
+            self._turn_end = found[0]
+            if not self._cut.search(last.partition(_TURNS[1].content)[2]):
+                self._unwritten_end = found[0]
 
     def pieces(self, turns: Sequence[Turn]) -> list[tuple[str, bool]]:
         """Return the rendered chat in pieces, each with whether it is an answer; together they are the whole rendering. What is
@@ -224,7 +247,10 @@ class ChatTemplate:
                     "the template lays out another chat when answers are marked", "do not let it look at the answer"
                 )
             asked.popleft()
-            yield [piece for piece in found if piece[0]]
+            found = [piece for piece in found if piece[0]]
+            if self._unwritten_end and found[-1][1]:
+                found.append((self._unwritten_end, True))
+            yield found
 
     def _messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
         def apart(found: re.Match[str]) -> str:
@@ -253,26 +279,49 @@ class ChatTemplate:
             yield after[0], False
 
     def _grown(self, messages: list[dict[str, str]], whole: str, texts: Iterator[str]) -> Iterator[tuple[str, bool]]:
-        """Yield the pieces of a template without marks: an answer is what follows when its message does. ``texts``: as
-        ``_of_answers`` asked for them."""
+        """Yield the pieces of a template without marks: an answer is what the template adds after the prompt of its turn, up to
+        the special token that ends the turn. ``texts``: as ``_of_answers`` asked for them.
+
+        The whole chat may show an earlier answer otherwise than a chat that ends with it: Qwen 3 leaves the thoughts out, Phi 3
+        ends only the last answer with the end of text. Then the answer ends at ``_turn_end`` after its content.
+        """
         done = 0
         for number in _answers(messages):
             prompt, upto = next(texts), next(texts)
-            if not (whole.startswith(upto) and upto.startswith(prompt) and len(prompt) >= done):
-                raise BadChat(
-                    f"the template changes what stands before or in message {number} by what follows", _MARK_REMEDY
-                )
-            content = messages[number]["content"]
-            if not upto.startswith((content, content.strip()), len(prompt)):
-                raise BadChat(f"the prompt of message {number} does not end where the answer begins", _MARK_REMEDY)
-            end = len(upto)
-            trimmed = upto.rstrip()
-            if len(trimmed) > len(prompt) and any(trimmed.endswith(token) for token in self._special):
-                end = len(trimmed)
-            yield whole[done : len(prompt)], False
-            yield whole[len(prompt) : end], True
+            begin = self._begin(whole, prompt)
+            if begin is None or begin < done:
+                raise BadChat(f"the template changes what stands before message {number} by what follows", _MARK_REMEDY)
+            said = messages[number]["content"].rpartition(_THOUGHT_ENDS)[2].strip()
+            place = whole.find(said, begin)
+            if place < 0 or (whole.startswith(upto) and place + len(said) > len(upto)):
+                raise BadChat(f"the answer of message {number} does not follow its prompt", _MARK_REMEDY)
+            if whole.startswith(upto):
+                end = self._end(whole, len(upto), begin)
+            else:
+                end = whole.find(self._turn_end, place + len(said)) + len(self._turn_end) if self._turn_end else 0
+                if end <= place:
+                    raise BadChat(f"no special token ends the answer of message {number}", _MARK_REMEDY)
+            yield whole[done:begin], False
+            yield whole[begin:end], True
             done = end
         yield whole[done:], False
+
+    def _begin(self, whole: str, prompt: str) -> int | None:
+        """Return where the answer to ``prompt`` begins in ``whole``, None if the prompt is no part of it. A prompt may end with
+        ``<think>``, where the whole chat has the answer without its thoughts."""
+        for known in (prompt, _OPENED_THOUGHT.sub("", prompt)):
+            if whole.startswith(known):
+                return len(known)
+        return None
+
+    def _end(self, whole: str, end: int, begin: int) -> int:
+        """Return where an answer ends whose turn ends at ``end``: after its last special token; if it has none, after the one
+        that begins the next turn, as in the templates of GLM."""
+        trimmed = whole[:end].rstrip()
+        if len(trimmed) > begin and any(trimmed.endswith(token) for token in self._special):
+            return len(trimmed)
+        following = self._cut.match(whole, end)
+        return following.end() if following else end
 
     def _parts(self, text: str, is_answer: bool) -> Iterator[tuple[int | str, bool]]:
         """Yield the special tokens of a piece, as ids, and the texts between them."""

@@ -20,6 +20,7 @@ It is started by path and imports no springtide: 60 ms instead of a second.
 
 from __future__ import annotations
 
+import datetime
 import functools
 import json
 import os
@@ -47,6 +48,8 @@ _HEADER, _LENGTH_BYTES = struct.Struct("!QdQQ"), 8
 ``chat_sandbox``."""
 _ORPHAN_CHECK_S = 5.0
 """How often an idle process checks that its parent lives. Stdin ends with the parent, unless a fork of it holds the pipe."""
+TODAY = datetime.date(2024, 7, 26)
+"""What a template has for the date of today: the one that Llama 3.2's writes where it cannot ask."""
 _NAMES = ("__answer_begins__", "__answer_ends__")
 """Variables of the marks."""
 _FILE = "<template>"
@@ -103,10 +106,15 @@ def _raise(message: str) -> None:
     raise TemplateError(str(message))
 
 
+def _strftime_now(form: str) -> str:
+    """Return the date that every chat has, in the form that a template asks for: a dataset is the same tomorrow."""
+    return TODAY.strftime(form)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     """Return Jinja's sandbox as transformers configures it, without ``lipsum`` and ``random``: a chat has one rendering."""
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
-    made.globals |= {"raise_exception": _raise, "namespace": _Namespace, "dict": _dict}
+    made.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now, "namespace": _Namespace, "dict": _dict}
     made.filters["tojson"] = _json
     del made.globals["lipsum"], made.filters["random"]
     return made

@@ -180,8 +180,8 @@ def test_a_begin_of_text_in_the_template_is_left_to_the_dataset() -> None:
             "changes what stands before",
         ),
         (
-            PLAIN.replace("{% if", "{% set add_generation_prompt = false %}{% if"),
-            "does not end where the answer begins",
+            PLAIN.replace("{{ m.content }}", "{% if m.role == 'user' %}{{ m.content }}{% endif %}"),
+            "does not follow its prompt",
         ),
         ("{% generation %}{% generation %}x{% endgeneration %}{% endgeneration %}", "stands inside another"),
         ("{% generation %}{{ '\ufdd1' }}{% endgeneration %}", "U\\+FDD0"),

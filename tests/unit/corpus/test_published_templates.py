@@ -1,0 +1,138 @@
+"""Templates of published models, unchanged: texts as transformers renders them, answers as TRL marks them."""
+
+# ruff: noqa: RUF001 - tokens of DeepSeek have wide bars
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from springtide.corpus import ChatTemplate, open_tokenizer
+from springtide.corpus.chats import Turn
+
+pytestmark = pytest.mark.processes
+
+SPECIAL = (
+    *("<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    *("<bos>", "<start_of_turn>", "<end_of_turn>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"),
+    *("<|observation|>", "[gMASK]", "<sop>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
+    *("<|start|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "<|constrain|>"),
+)
+VOCABULARY = open_tokenizer("bytes", (), 0, special_tokens=SPECIAL)
+ENDS = {
+    **dict.fromkeys(("qwen2_5", "qwen3", "qwen3_instruct_2507"), ("<|im_end|>",)),
+    **dict.fromkeys(("qwen3_5_think", "qwen3_5_nothink", "qwen3_6", "qwen3_8", "lfm2"), ("<|im_end|>",)),
+    **dict.fromkeys(("nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"), ("<|im_end|>",)),
+    **dict.fromkeys(("phi3", "phi3_5"), ("<|end|>", "<|endoftext|>")),
+    **dict.fromkeys(("gemma", "gemma3"), ("<end_of_turn>",)),
+    **dict.fromkeys(("llama3", "llama3_1", "llama3_2"), ("<|eot_id|>",)),
+    **dict.fromkeys(("deepseekv3", "deepseek_r1_distill"), ("<｜end▁of▁sentence｜>",)),
+    "glm4moe": ("<|user|>",),
+    "gptoss": ("<|return|>",),
+}
+"""Family -> the tokens that end an answer."""
+DAY = datetime.date(2024, 7, 26)
+NO_SYSTEM = ("gemma",)
+UNMARKED = ("llama3_1", "llama3_2")
+"""Templates that TRL has without marks."""
+KEEPS_THOUGHTS = ("deepseek_r1_distill", "qwen3", "qwen3_5_think", "qwen3_5_nothink", "qwen3_6")
+CHATS = {
+    "one answer": (Turn("user", "2 + 2?"), Turn("assistant", "It is 4.")),
+    "two answers": (
+        Turn("user", "Hi"),
+        Turn("assistant", "Hello"),
+        Turn("user", "Why?"),
+        Turn("assistant", "So.\n\nIt is"),
+    ),
+    "system": (Turn("system", "Be brief."), Turn("user", "Hi"), Turn("assistant", "Yes")),
+    "thoughts": (
+        *(Turn("user", "Hi"), Turn("assistant", "<think>\nHm.\n</think>\n\nHello")),
+        *(Turn("user", "Why?"), Turn("assistant", "<think>\nOh.\n</think>\n\nSo it is")),
+    ),
+}
+CASES = [(family, chat) for family in ENDS for chat in CHATS if not (chat == "system" and family in NO_SYSTEM)]
+
+
+def trl_template(name: str) -> str:
+    """Return a template of TRL's wheel; skip if TRL is not installed."""
+    spec = importlib.util.find_spec("trl")
+    if spec is None or spec.origin is None:
+        pytest.skip("trl is not installed")
+    return (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
+
+
+def rendered(text: str, turns: tuple[Turn, ...], prompt: bool = False) -> tuple[str, list[str]]:
+    """Return a chat as transformers renders it, and the parts that are marked as answers."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    text = re.sub(r"strftime_now\(.(%[^)]*).\)", lambda found: repr(DAY.strftime(found[1])), text)  # C9: here it stays
+    [whole], spans = render_jinja_template(
+        [[{"role": turn.role, "content": turn.content} for turn in turns]],
+        chat_template=text,
+        add_generation_prompt=prompt,
+        return_assistant_tokens_mask="endgeneration" in text and not prompt,
+        bos_token="",
+        eos_token="<|endoftext|>",
+    )
+    return whole, [whole[begin:end] for begin, end in (spans[0] if spans else ())]
+
+
+@pytest.mark.parametrize(("family", "chat"), CASES)
+def test_a_published_template_gives_the_text_of_transformers(family: str, chat: str) -> None:
+    """The pieces join to what transformers renders; a template that leaves the end of the last answer to the next turn gets it.
+    An answer begins where the prompt of its turn ends, or before the thoughts that a prompt opens."""
+    text, turns = trl_template(family), CHATS[chat]
+    pieces = ChatTemplate(family, text, VOCABULARY, None).pieces(turns)
+    whole, _ = rendered(text, turns)
+    joined = "".join(piece for piece, _ in pieces)
+    assert joined == whole + ("<|user|>" if family == "glm4moe" else "")
+    numbers = [number for number, turn in enumerate(turns) if turn.role == "assistant"]
+    begins = [sum(len(piece) for piece, _ in pieces[:at]) for at, (_, is_answer) in enumerate(pieces) if is_answer]
+    for number, begin in zip(numbers, begins, strict=False):
+        prompt, _ = rendered(text, turns[:number], prompt=True)
+        assert whole[:begin] in (
+            prompt,
+            prompt.removesuffix("<think>\n"),
+            prompt.removesuffix("<think>\n\n</think>\n\n"),
+        )
+        assert turns[number].content.rpartition("\n")[2] in whole[begin:]
+
+
+@pytest.mark.parametrize(("family", "chat"), [case for case in CASES if case[0] not in UNMARKED])
+def test_answers_of_a_published_template_are_those_that_trl_marks(family: str, chat: str) -> None:
+    """TRL marks what is predicted here; besides, line breaks after it, and what the prompt of the turn gives anyhow."""
+    turns = CHATS[chat]
+    pieces = ChatTemplate(family, trl_template(family), VOCABULARY, None).pieces(turns)
+    whole, marked = rendered(trl_template(f"{family}_training"), turns)
+    if whole != "".join(piece for piece, _ in pieces):
+        # its template for training gives another text than the model's: with the thoughts of earlier turns
+        assert family in KEEPS_THOUGHTS
+        assert chat in ("two answers", "thoughts")
+        return
+    predicted = "".join("\0" + piece if is_answer else "\1" for piece, is_answer in pieces)
+    answers = [part.replace("\0", "") for part in predicted.split("\1") if part]
+    theirs = "".join(marked)
+    assert len(theirs) >= sum(map(len, answers))
+    at = 0
+    for answer in answers:
+        found = theirs.find(answer, at)
+        header = theirs[at:found].lstrip("\n")
+        assert found >= 0
+        assert header in ("", "<think>\n", "<｜Assistant｜>", "<|start|>assistant", "<think>\n\n</think>\n\n")
+        at = found + len(answer)
+    assert theirs[at:].strip("\n") == ""
+
+
+@pytest.mark.parametrize("family", ENDS)
+def test_a_published_template_says_what_ends_an_answer(family: str) -> None:
+    template = ChatTemplate(family, trl_template(family), VOCABULARY, None)
+    assert tuple(VOCABULARY.tokenizer.id_to_token(index) for index in template.ends) == ENDS[family]
+
+
+def test_the_date_in_a_template_is_always_the_same() -> None:
+    [laid] = ChatTemplate("llama3_2", trl_template("llama3_2"), VOCABULARY, None).lay_out([CHATS["one answer"]])
+    assert "Today Date: 26 Jul 2024" in VOCABULARY.decode(laid.ids.tolist())
