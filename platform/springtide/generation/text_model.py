@@ -26,6 +26,7 @@ from springtide.generation.sampling import Sampling
 from springtide.generation.writer import write
 from springtide.interop import open_model, read_weights, their_template
 from springtide.interop.export_files import MARKER
+from springtide.interop.hf_generation import ids_of
 from springtide.interop.hf_tokenizer import tokenizer_files
 from springtide.model import make, num_parameters, skeleton, whole
 from springtide.shards import CHAT_TEMPLATE, TOKENIZER
@@ -63,6 +64,8 @@ class TextModel:
     """Most ids that the model reads at once: the length of a row."""
     template: tuple[str, str] | None = None
     """Name and text of the chat template of its data."""
+    ends: tuple[int, ...] = ()
+    """Ids that end a text besides ``end``: those of its ``generation_config.json``."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without those before it."""
@@ -120,7 +123,7 @@ class TextModel:
         _check_positive("tokens", tokens)
         _check_positive("batch_size", batch_size)
         encoded = [self.prompt_ids(prompt, chat) for prompt in prompts]
-        ends = {self.end, *(self._chat.ends if chat else ())}
+        ends = {self.end, *self.ends, *(self._chat.ends if chat else ())}
         found: list[Answer] = []
         for first in range(0, len(prompts), batch_size):
             batch = encoded[first : first + batch_size]
@@ -136,7 +139,7 @@ class TextModel:
         self, prompts: Sequence[Sequence[int]], tokens: int, sampling: Sampling, stop: Sequence[str] = ()
     ) -> list[str]:
         """Return the text after each prompt, given as ids; the other arguments are as in ``generate``."""
-        return [one.text for one in self._texts(prompts, tokens, sampling, {self.end}, stop, None)]
+        return [one.text for one in self._texts(prompts, tokens, sampling, {self.end, *self.ends}, stop, None)]
 
     def logprobs(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch_size: int = BATCH_SIZE
@@ -283,6 +286,7 @@ def open_export(folder: Folder) -> TextModel:
         folder,
         found.eos_id,
         (ours,) if folder.exists(MARKER) and ours is not None else None,
+        ids_of(found.generation.get("eos_token_id"), found.model.vocab_size),
     )
 
 
@@ -310,7 +314,7 @@ def _imported(run: Folder, name: str, config: ModelConfig) -> TextModel:
     model = whole(config, config.vocab_size)
     with note_reader(run, name):
         load(run, name, model)
-    return _of_others(model, config, found.files[TOKENIZER], run, found.eos_id, None)
+    return _of_others(model, config, found.files[TOKENIZER], run, found.eos_id, None, found.end_ids)
 
 
 def _of_others(
@@ -320,8 +324,9 @@ def _of_others(
     folder: Folder,
     eos_id: int | None,
     begin: tuple[int, ...] | None,
+    ends: tuple[int, ...],
 ) -> TextModel:
-    """``begin``: None for what the tokenizer puts before a text."""
+    """``begin``: None for what the tokenizer puts before a text; ``ends``: the ids that end one."""
     end: int | str = "" if eos_id is None else eos_id
     vocabulary = Tokenizer.from_json(tokenizer, folder.where(TOKENIZER), end)
     if begin is None:
@@ -335,6 +340,7 @@ def _of_others(
         vocab_size=min(vocabulary.size, config.vocab_size),
         max_length=config.max_sequence_length,
         template=_template(folder),
+        ends=ends,
     )
 
 

@@ -8,11 +8,13 @@ from springtide.interop.adapters import export_adapter
 from springtide.interop.export_files import Exported
 from springtide.interop.hf_config import FILE as HF_CONFIG
 from springtide.interop.hf_export import export_checkpoint
+from springtide.interop.hf_generation import GENERATION
 from springtide.interop.hf_import import ImportedModel, model_folder, open_model, read_weights, write_checkpoint
 from springtide.interop.hf_template import their_template
 from springtide.interop.peft_import import with_adapter
 
 __all__ = [
+    "GENERATION",
     "HF_CONFIG",
     "Exported",
     "ImportedModel",

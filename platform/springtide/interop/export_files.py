@@ -42,7 +42,7 @@ _LAST = ("config.json", "adapter_config.json")
 """Without them nothing loads a folder."""
 _OURS = re.compile(
     r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|config\.json|README\.md|tokenizer(_config)?\.json"
-    r"|chat_template\.jinja|adapter_model\.safetensors|adapter_config\.json)"
+    r"|chat_template\.jinja|generation_config\.json|adapter_model\.safetensors|adapter_config\.json)"
 )
 
 

@@ -6,7 +6,7 @@ What a config.json says and the decoder does not do is refused by key, value and
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -261,10 +261,10 @@ def misfits(family: Family, model: ModelConfig) -> list[str]:
 
 
 def written_config(
-    family: Family, model: ModelConfig, vocab_size: int, dtype: str, eos_id: int | None, bos_id: int | None
+    family: Family, model: ModelConfig, vocab_size: int, dtype: str, end_ids: Sequence[int], bos_id: int | None
 ) -> dict[str, Any]:
     """Return the config.json of ``model`` in ``family``. ``vocab_size``: rows of the embedding; ``dtype``: torch's name of the
-    weights' type; ``eos_id``, ``bos_id``: None if unknown."""
+    weights' type; ``end_ids``: those that end a text or a turn, none if unknown; ``bos_id``: None if unknown."""
     found: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
     for key, field in family.keys.items():
         found[key] = getattr(model, field)
@@ -285,5 +285,6 @@ def written_config(
         found |= {"use_sliding_window": any(local), "max_window_layers": 0 if any(local) else model.num_layers}
     found |= written_rope(family, model)
     found |= {"attention_bias": False, "attention_dropout": 0.0, "use_cache": True, "initializer_range": 0.02}
-    found |= {"bos_token_id": bos_id, "eos_token_id": eos_id, "pad_token_id": None}
+    ends = list(end_ids) if len(end_ids) > 1 else next(iter(end_ids), None)
+    found |= {"bos_token_id": bos_id, "eos_token_id": ends, "pad_token_id": None}
     return found | {"dtype": dtype, "torch_dtype": dtype}  # the second for transformers before 5

@@ -71,9 +71,9 @@ def export_checkpoint(
         stored = {one.dtype for one in entries}
         told, remarks = tokenizer_files(manifest.meta, tokenizer, vocab, model.max_sequence_length)
         names = str(type_of(sorted(stored)[0])).removeprefix("torch.")
-        config = written_config(family, model, vocab, names, told.eos_id, told.bos_id)
+        config = written_config(family, model, vocab, names, told.end_ids, told.bos_id)
         facts = {**facts, **facts_of(manifest, name, family, names, ema), **base_facts(model)}
-        small = {**told.files, "README.md": card(facts, told.eos_id is not None)}
+        small = {**told.files, "README.md": card(facts, bool(told.end_ids))}
         total = sum(one.size_bytes for one in entries)
         if len(files) > 1:
             places = {one.name: file for file, group in files.items() for one in group}

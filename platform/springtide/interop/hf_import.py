@@ -27,9 +27,11 @@ from springtide.corpus.hub import pinned
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.corpus.tokenizer_probe import probe
 from springtide.errors import ConfigError, explain, redacted
+from springtide.interop.export_files import MARKER
 from springtide.interop.families import Family
 from springtide.interop.hf_config import FILE, read_config
 from springtide.interop.hf_files import read_settings, read_tokenizer
+from springtide.interop.hf_generation import ids_of, read_generation
 from springtide.interop.hf_template import their_template
 from springtide.interop.hf_tokenizer import BOS_LABEL, EOS_LABEL, token_of
 from springtide.interop.safetensors_header import Stored, read_tensors
@@ -70,15 +72,23 @@ class ImportedModel:
     """Contents of the ``tokenizer.json``, as datasets store it; empty if there is none."""
     eos_id: int | None
     bos_id: int | None
+    """Of a token that the tokenizer or the chat template writes: a config.json names one also where nothing does."""
     adapter: str = ""
     """URL of the adapter that came with it."""
     template: str = ""
     """Text of its chat template; empty if there is none, or no tokenizer."""
+    generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What is kept of its ``generation_config.json``: the ids that end a text or a turn, and how tokens are drawn."""
 
     @property
     def end_of_text(self) -> str:
         """The token that ends a text; empty if it is not known."""
         return token_of(self.tokenizer, self.eos_id) or "" if self.tokenizer else ""
+
+    @property
+    def begin_of_text(self) -> str:
+        """The token that begins a text; empty if there is none."""
+        return token_of(self.tokenizer, self.bos_id) or "" if self.tokenizer else ""
 
 
 def model_folder(url: str) -> Folder:
@@ -104,7 +114,10 @@ def open_model(folder: Folder) -> ImportedModel:
     family, model = read_config(config, folder.where(FILE))
     stored = read_tensors(folder)
     places = _matched(folder, family, model, stored)
-    eos_id, bos_id = (_id(config.get(key), model.vocab_size) for key in ("eos_token_id", "bos_token_id"))
+    eos_id, bos_id = (
+        next(iter(ids_of(config.get(key), model.vocab_size)), None) for key in ("eos_token_id", "bos_token_id")
+    )
+    generation = read_generation(folder, config, model.vocab_size)
     text = template = ""
     if folder.exists(TOKENIZER):
         data = read_tokenizer(folder)
@@ -116,7 +129,10 @@ def open_model(folder: Folder) -> ImportedModel:
             remedy = "resize the embedding by transformers' resize_token_embeddings, and save the model again"
             raise ConfigError(explain(folder.where(TOKENIZER), vocabulary.size, problem, remedy))
         text, template = vocabulary.to_json(), their_template(folder)
-    return ImportedModel(folder, family, model, places, text, eos_id, bos_id, template=template)
+        # an export of ours was trained with its begin-of-text before each text, whatever its tokenizer writes
+        if not (folder.exists(MARKER) or _is_written(bos_id, vocabulary, template)):
+            bos_id = None
+    return ImportedModel(folder, family, model, places, text, eos_id, bos_id, template=template, generation=generation)
 
 
 def write_checkpoint(
@@ -231,7 +247,6 @@ def _check_same(folder: Folder, head: Stored, embedding: Stored) -> None:
         raise ConfigError(explain(_HEAD, list(head.shape), problem, "set tie_word_embeddings to false in config.json"))
 
 
-def _id(value: Any, vocab_size: int) -> int | None:
-    """Return a token's id, or the first of several; None if it is none."""
-    first = value[0] if isinstance(value, list) and value else value
-    return first if type(first) is int and 0 <= first < vocab_size else None
+def _is_written(bos_id: int | None, vocabulary: Tokenizer, template: str) -> bool:
+    """Return whether texts of this tokenizer begin with ``bos_id``, or chats of this template."""
+    return "bos_token" in template or vocabulary.tokenizer.encode("a", add_special_tokens=True).ids[:1] == [bos_id]

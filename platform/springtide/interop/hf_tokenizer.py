@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from springtide.checkpoint.format import Meta
-from springtide.corpus import TEMPLATE_BYTES
-from springtide.errors import SpringtideError
+from springtide.corpus import TEMPLATE_BYTES, ChatTemplate, Tokenizer
+from springtide.errors import SpringtideError, in_one_line
 from springtide.interop.hf_files import read_file, read_tokenizer
-from springtide.shards import CHAT_TEMPLATE, MANIFEST, TOKENIZER, load_manifest
+from springtide.interop.hf_generation import GENERATION, ids_of, read_generation, written_generation
+from springtide.shards import CHAT_TEMPLATE, MANIFEST, TOKENIZER, Manifest, load_manifest
 from springtide.store import Folder, digest, to_json
 
 SETTINGS = "tokenizer_config.json"
@@ -22,43 +23,87 @@ class TokenizerFiles(NamedTuple):
     """Files of a tokenizer, and the ids that end and begin a text; empty and None if unknown."""
 
     files: dict[str, str]
-    eos_id: int | None
+    end_ids: tuple[int, ...]
+    """Those that end a text or a turn; the first ends a document."""
     bos_id: int | None
+
+    @property
+    def eos_id(self) -> int | None:
+        """The id that ends a document."""
+        return next(iter(self.end_ids), None)
 
 
 def tokenizer_files(
     meta: Meta, folders: Sequence[Folder], vocab_size: int, max_length: int
 ) -> tuple[TokenizerFiles, list[str]]:
-    """Return the tokenizer of a checkpoint, and remarks for the user. ``folders``: datasets, or folders with a
-    ``tokenizer.json``; the first counts whose digest the checkpoint has, and the first of them that has a chat template.
-    Raises ConfigError for a file of one that is too large, or that leads out of its folder."""
+    """Return the tokenizer of a checkpoint with its chat template and ``generation_config.json``, and remarks for the user.
+
+    A text ends with the id that ends documents of the dataset, with those that ended texts of the model that was imported, or
+    with what ends an answer of the chat template. Its first token is ``eos_token`` for templates that write that variable;
+    else ``eos_token`` is what ends an answer, for programs that stop at it alone.
+
+    Args:
+        meta: of the checkpoint.
+        folders: datasets, runs, or other folders with a ``tokenizer.json``. The first counts whose digest the checkpoint has,
+            the first of them with a chat template, and the first with a ``generation_config.json``.
+        vocab_size: rows of the embedding.
+        max_length: most tokens that the model reads.
+
+    Raises:
+        ConfigError: a file of one of the folders is too large, or leads out of its folder.
+    """
     eos_id, bos_id = _label(meta, EOS_LABEL, vocab_size), _label(meta, BOS_LABEL, vocab_size)
     if not meta.tokenizer_digest:
-        return TokenizerFiles({}, eos_id, bos_id), ["no tokenizer is known for this checkpoint: none is written"]
-    folders = [folder.confined() for folder in folders]
-    for folder in folders:
-        text = _text(folder, meta.tokenizer_digest)
-        if text is None:
-            continue
-        try:
-            manifest = load_manifest(folder) if folder.exists(MANIFEST) else None
-        except (SpringtideError, OSError):
-            manifest = None
-        if manifest is not None:
-            eos_id, bos_id = manifest.end_of_text, manifest.begin_of_text
-        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}
-        settings |= {"clean_up_tokenization_spaces": False}
-        for key, index in (("eos_token", eos_id), ("bos_token", bos_id)):
-            if (token := token_of(text, index)) is not None:
-                settings[key] = token
-        files = {TOKENIZER: text, SETTINGS: to_json(settings, indent=1)}
-        with_it = (one for one in folders if _text(one, meta.tokenizer_digest) and one.exists(CHAT_TEMPLATE))
-        if (named := next(with_it, None)) is not None:
-            files[CHAT_TEMPLATE] = read_file(named, CHAT_TEMPLATE, TEMPLATE_BYTES).decode("utf-8", "replace")
-        return TokenizerFiles(files, eos_id, bos_id), []
-    looked = ", ".join(folder.url for folder in folders) or "nowhere"
-    remark = f"the tokenizer {meta.tokenizer_digest} was not found, and is not written; looked in {looked}"
-    return TokenizerFiles({}, eos_id, bos_id), [remark]
+        remark = "no tokenizer is known for this checkpoint: none is written"
+        return TokenizerFiles({}, () if eos_id is None else (eos_id,), bos_id), [remark]
+    confined = [folder.confined() for folder in folders]
+    known = [folder for folder in confined if _text(folder, meta.tokenizer_digest) is not None]
+    if not known:
+        looked = ", ".join(folder.url for folder in folders) or "nowhere"
+        remark = f"the tokenizer {meta.tokenizer_digest} was not found, and is not written; looked in {looked}"
+        return TokenizerFiles({}, () if eos_id is None else (eos_id,), bos_id), [remark]
+    text = _text(known[0], meta.tokenizer_digest) or ""
+    if (manifest := _manifest(known[0])) is not None:
+        eos_id = manifest.end_of_text
+        # documents need a token in front of them: without one of the model's own it is the one that ends them
+        bos_id = manifest.begin_of_text if manifest.begin_of_text != eos_id else None
+    files, remarks = {TOKENIZER: text}, list[str]()
+    template, ends = "", tuple[int, ...]()
+    if (folder := next((one for one in known if one.exists(CHAT_TEMPLATE)), None)) is not None:
+        template = read_file(folder, CHAT_TEMPLATE, TEMPLATE_BYTES).decode("utf-8", "replace")
+        files[CHAT_TEMPLATE] = template
+        ends, problems = _ends_of(template, text, eos_id, bos_id)
+        remarks += problems
+    folder = next((one for one in known if one.exists(GENERATION)), None)
+    kept = read_generation(folder, {}, vocab_size) if folder is not None else {}
+    imported = ids_of(kept.get("eos_token_id"), vocab_size)
+    end_ids = tuple(dict.fromkeys([*([] if eos_id is None else [eos_id]), *imported, *ends]))
+    if end_ids:
+        files[GENERATION] = to_json(written_generation(kept, end_ids, bos_id), indent=1)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}
+    settings |= {"clean_up_tokenization_spaces": False}
+    of_turns = ends[0] if ends and "eos_token" not in template else eos_id
+    for key, index in (("eos_token", of_turns), ("bos_token", bos_id)):
+        if (token := token_of(text, index)) is not None:
+            settings[key] = token
+    files[SETTINGS] = to_json(settings, indent=1)
+    return TokenizerFiles(files, end_ids, bos_id), remarks
+
+
+def _manifest(folder: Folder) -> Manifest | None:
+    try:
+        return load_manifest(folder) if folder.exists(MANIFEST) else None
+    except (SpringtideError, OSError):
+        return None
+
+
+def _ends_of(template: str, text: str, eos_id: int | None, bos_id: int | None) -> tuple[tuple[int, ...], list[str]]:
+    """Return the ids that end an answer of a chat template, and a remark if it cannot be used."""
+    try:
+        vocabulary = Tokenizer.from_json(text, TOKENIZER, "" if eos_id is None else eos_id)
+        return ChatTemplate(CHAT_TEMPLATE, template, vocabulary, bos_id).ends, []
+    except SpringtideError as error:
+        return (), [f"what ends an answer is not known: {in_one_line(error)}"]
 
 
 def token_of(tokenizer_json: str, index: int | None) -> str | None:

@@ -13,6 +13,7 @@ from springtide.checkpoint.format import IMPORTED, read_manifest
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError, SpringtideError, explain, redacted
 from springtide.interop import (
+    GENERATION,
     Exported,
     export_adapter,
     export_checkpoint,
@@ -29,7 +30,7 @@ from springtide.store import Folder
 _FORMATS = ("hf", "peft")
 _UNFINISHED = "importing.json"
 """In the folder of an import until all is there."""
-_WRITTEN = frozenset({"checkpoints", "leases", TOKENIZER, CHAT_TEMPLATE, configs.RUN_CONFIG, _UNFINISHED})
+_WRITTEN = frozenset({"checkpoints", "leases", TOKENIZER, CHAT_TEMPLATE, GENERATION, configs.RUN_CONFIG, _UNFINISHED})
 """All that an import writes."""
 
 
@@ -121,6 +122,7 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
         changes["shards.token_type"] = "uint32"
     if found.tokenizer:
         changes |= {"corpus.tokenizer": target.where(TOKENIZER), "corpus.end_of_text": found.end_of_text}
+        changes["corpus.begin_of_text"] = found.begin_of_text
     config = usual.override(changes)
     target.write_json(_UNFINISHED, {"of": redacted(found.folder.url)})
     lease = leases.claim(target, secrets.token_hex(8))  # what lies there may be of an import under way
@@ -132,6 +134,8 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
             target.write(TOKENIZER, found.tokenizer)
         if found.template:
             target.write(CHAT_TEMPLATE, found.template)
+        if found.generation:
+            target.write_json(GENERATION, found.generation)
         run = Run(target)
         run.write_config(config)
     except BaseException:

@@ -5,36 +5,16 @@
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
+from published import ENDS, VOCABULARY, trl_template
 
-from springtide.corpus import ChatTemplate, open_tokenizer
+from springtide.corpus import ChatTemplate
 from springtide.corpus.chats import Turn
 
 pytestmark = pytest.mark.processes
 
-SPECIAL = (
-    *("<|im_start|>", "<|im_end|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-    *("<bos>", "<start_of_turn>", "<end_of_turn>", "<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>", "<|end|>"),
-    *("<|observation|>", "[gMASK]", "<sop>", "<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"),
-    *("<|start|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>", "<|constrain|>"),
-)
-VOCABULARY = open_tokenizer("bytes", (), 0, special_tokens=SPECIAL)
-ENDS = {
-    **dict.fromkeys(("qwen2_5", "qwen3", "qwen3_instruct_2507"), ("<|im_end|>",)),
-    **dict.fromkeys(("qwen3_5_think", "qwen3_5_nothink", "qwen3_6", "qwen3_8", "lfm2"), ("<|im_end|>",)),
-    **dict.fromkeys(("nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra"), ("<|im_end|>",)),
-    **dict.fromkeys(("phi3", "phi3_5"), ("<|end|>", "<|endoftext|>")),
-    **dict.fromkeys(("gemma", "gemma3"), ("<end_of_turn>",)),
-    **dict.fromkeys(("llama3", "llama3_1", "llama3_2"), ("<|eot_id|>",)),
-    **dict.fromkeys(("deepseekv3", "deepseek_r1_distill"), ("<｜end▁of▁sentence｜>",)),
-    "glm4moe": ("<|user|>",),
-    "gptoss": ("<|return|>",),
-}
-"""Family -> the tokens that end an answer."""
 DAY = datetime.date(2024, 7, 26)
 NO_SYSTEM = ("gemma",)
 UNMARKED = ("llama3_1", "llama3_2")
@@ -55,14 +35,6 @@ CHATS = {
     ),
 }
 CASES = [(family, chat) for family in ENDS for chat in CHATS if not (chat == "system" and family in NO_SYSTEM)]
-
-
-def trl_template(name: str) -> str:
-    """Return a template of TRL's wheel; skip if TRL is not installed."""
-    spec = importlib.util.find_spec("trl")
-    if spec is None or spec.origin is None:
-        pytest.skip("trl is not installed")
-    return (Path(spec.origin).parent / "chat_templates" / f"{name}.jinja").read_text()
 
 
 def rendered(text: str, turns: tuple[Turn, ...], prompt: bool = False) -> tuple[str, list[str]]:

@@ -54,6 +54,9 @@ def test_a_failed_import_leaves_nothing(tmp_path: Path, s3: str) -> None:
     assert (tmp_path / "empty").is_dir()
 
 
+WRITTEN = {"checkpoints", "config.yaml", "generation_config.json", "leases"}
+
+
 @pytest.mark.parametrize("place", ["write_checkpoint", "Run.write_config"])
 def test_a_killed_import_is_replaced_by_the_next(
     place: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -74,7 +77,7 @@ def test_a_killed_import_is_replaced_by_the_next(
     assert found.checkpoints == ["step-0000000000"]
     again = import_model(model, str(tmp_path / "again")).folder
     assert _without_leases(found.folder) == _without_leases(again)
-    assert [set(one.folder.names()) for one in (found, Run(again))] == [{"checkpoints", "config.yaml", "leases"}] * 2
+    assert [set(one.folder.names()) for one in (found, Run(again))] == [WRITTEN] * 2
     with pytest.raises(ConfigError, match="not empty"):
         import_model(model, str(to))
 
