@@ -98,6 +98,8 @@ class Family:
     """Values of their keys where a config.json has none; None stands for the usual one."""
     more_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """As KEYS, beside them."""
+    only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    """Their key -> the values with which transformers computes the same as the decoder."""
     activation_key: str = "hidden_act"
     activations: tuple[str, ...] = ("silu",)
     """Names of its activation; exports use the first."""
@@ -142,7 +144,7 @@ _GEMMA_FIXED = {"activation": "gelu", "norm_unit_offset": True, "scaled_embeddin
 _GEMMA_DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}
 _QWEN_DEFAULTS = {"rms_norm_eps": 1e-6}
 _GEMMA2_DEFAULTS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 256}
-_GEMMA3_DEFAULTS = {"attn_logit_softcapping": None, "final_logit_softcapping": None, "query_pre_attn_scalar": 256}
+_GEMMA3_DEFAULTS = {"final_logit_softcapping": None, "query_pre_attn_scalar": 256}
 _OLMO_FIXED = {"norms": "post", "qk_norm": "all_heads"}
 
 FAMILIES: dict[str, Family] = {
@@ -201,7 +203,8 @@ FAMILIES: dict[str, Family] = {
             {**_BOTH_NORMS, **_ATTENTION, **_QK_NORMS, **_FFN},
             fixed={**_GEMMA_FIXED, "norms": "both", "qk_norm": "head"},
             defaults={**_GEMMA_DEFAULTS, **_GEMMA3_DEFAULTS, "rms_norm_eps": 1e-6},
-            more_keys=GEMMA_KEYS,
+            more_keys={key: field for key, field in GEMMA_KEYS.items() if key != "attn_logit_softcapping"},
+            only={"attn_logit_softcapping": (None,)},  # its model stores the key and never uses it
             activation_key="hidden_activation",
             activations=_TANH,
             windows="mixed",

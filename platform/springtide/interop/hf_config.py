@@ -27,9 +27,17 @@ _HARMLESS = frozenset(
         *("_attn_implementation_autoset", "attn_implementation", "output_attentions", "output_hidden_states"),
         *("return_dict", "torchscript", "task_specific_params", "id2label", "label2id", "pretraining_tp"),
         *("unsloth_version", "unsloth_fixed", "original_max_position_embeddings"),
+        *("is_llama_config", "transformers.js_config", "use_bfloat16", "tf_legacy_loss", "tokenizer_class"),
+        *("finetuning_task", "problem_type", "prefix", "sep_token_id", "decoder_start_token_id", "output_scores"),
+        *("return_dict_in_generate", "max_length", "min_length", "do_sample", "early_stopping", "num_beams"),
+        *("num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty"),
+        *("length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids"),
+        *("num_return_sequences", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values"),
+        *("exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"),
     }
 )
-"""Keys that change nothing in what the model computes; code that ``auto_map`` names is never run."""
+"""Keys that change nothing in what the model computes; code that ``auto_map`` names is never run. transformers 4 wrote defaults
+of generation into this file, too."""
 _READ_ELSEWHERE = frozenset(
     {
         *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
@@ -50,6 +58,14 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "chunk_size_feed_forward": (0, None),
     "clip_qkv": (None,),
     "quantization_config": (None,),
+    "rope_interleaved": (False, None),
+    "use_mrope": (False, None),
+    "pruned_heads": ({}, None),
+    "tie_encoder_decoder": (False, None),
+    "cross_attention_hidden_size": (None,),
+    "lm_head_bias": (False, None),
+    "full_attn_mod": (1, None),
+    "interpolate_factor": (1, None),
 }
 """Key -> the values that the decoder computes."""
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -75,7 +91,11 @@ def family_of(config: Any, where: str = FILE) -> Family:
         close = difflib.get_close_matches(names[0], FAMILIES, n=1, cutoff=0.4)
         remedy = f"known are {known}" + (f"; the nearest is {close[0]}" if close else "")
         raise ConfigError(explain(f"{where}: architectures", names[0], "is not known here", remedy))
-    return FAMILIES[names[0]]
+    family = FAMILIES[names[0]]
+    if (kind := config.get("model_type")) not in (None, family.model_type):
+        problem = f"is not {family.model_type}, the type of {names[0]}, and transformers goes by it"
+        raise ConfigError(explain(f"{where}: model_type", kind, problem, "correct the one that is wrong"))
+    return family
 
 
 def read_config(config: Any, where: str = FILE) -> tuple[Family, ModelConfig]:
@@ -137,8 +157,8 @@ def _check_key(family: Family, key: str, value: Any, where: str) -> None:
     if key in ("hidden_act", "hidden_activation"):
         if value not in (None, *family.activations):
             raise ConfigError(explain(named, value, f"{family.architecture} has {family.activations[0]} here", _OTHER))
-    elif key in _ONLY:
-        if not any(value == one and isinstance(value, bool) <= isinstance(one, bool) for one in _ONLY[key]):
+    elif (only := family.only.get(key, _ONLY.get(key))) is not None:
+        if not any(value == one and isinstance(value, bool) <= isinstance(one, bool) for one in only):
             raise ConfigError(explain(named, value, "is not computed here", _REMEDIES.get(key, _OTHER)))
     elif key not in _HARMLESS | _READ_ELSEWHERE and key not in family.keys and value is not None:
         remedy = "remove the key from the file if it changes nothing in what the model computes"

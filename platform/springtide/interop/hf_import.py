@@ -8,6 +8,8 @@ All names, types, shapes and offsets are checked before anything is written, and
 from __future__ import annotations
 
 import dataclasses
+import json
+import logging
 import math
 import re
 import time
@@ -26,7 +28,7 @@ from springtide.config.engine import ModelConfig
 from springtide.corpus.hub import pinned
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.corpus.tokenizer_probe import probe
-from springtide.errors import ConfigError, explain, redacted
+from springtide.errors import ConfigError, SpringtideError, explain, printable, redacted
 from springtide.interop.export_files import MARKER
 from springtide.interop.families import Family
 from springtide.interop.hf_config import FILE, read_config
@@ -37,7 +39,7 @@ from springtide.interop.hf_tokenizer import BOS_LABEL, EOS_LABEL, token_of
 from springtide.interop.safetensors_header import Stored, read_tensors
 from springtide.model import skeleton
 from springtide.shards import TOKENIZER
-from springtide.store import Folder, digest
+from springtide.store import Folder, digest, to_json
 
 TYPES = ("F32", "BF16", "F16", "F64")
 """Types of weights that come in."""
@@ -46,6 +48,8 @@ _BUFFERS = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 """Rotary tables that old releases stored; they follow from the config."""
 _SHOWN = 5
 _COMPARE_BYTES = 16 * 2**20
+
+_log = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
@@ -124,6 +128,8 @@ def open_model(folder: Folder) -> ImportedModel:
         probe(data, folder.where(TOKENIZER))
         # any id will do: it is not asked for here
         vocabulary = Tokenizer.from_json(data, folder.where(TOKENIZER), eos_id or 0)
+        if vocabulary.size > model.vocab_size:
+            vocabulary = _without_ids_beyond(data, folder.where(TOKENIZER), model.vocab_size, eos_id or 0) or vocabulary
         if vocabulary.size > model.vocab_size:
             problem = f"has more ids than the {model.vocab_size} rows of the embedding"
             remedy = "resize the embedding by transformers' resize_token_embeddings, and save the model again"
@@ -245,6 +251,26 @@ def _check_same(folder: Folder, head: Stored, embedding: Stored) -> None:
     if not same:
         problem = f"differs from {_EMBEDDING}, with which config.json ties it"
         raise ConfigError(explain(_HEAD, list(head.shape), problem, "set tie_word_embeddings to false in config.json"))
+
+
+def _without_ids_beyond(data: str, where: str, rows: int, end: int) -> Tokenizer | None:
+    """Return the tokenizer without added tokens that have no row in the embedding, such as the one for images of Gemma 3: what
+    spells one becomes text. None if it cannot be used without them."""
+    spec = json.loads(data)
+    added = spec.get("added_tokens")
+    if not isinstance(added, list) or not all(isinstance(one, dict) for one in added):
+        return None
+    left = [one for one in added if type(one.get("id")) is int and one["id"] >= rows]
+    spec["added_tokens"] = [one for one in added if one not in left]
+    try:
+        found = Tokenizer.from_json(to_json(spec), where, end)
+    except SpringtideError:
+        return None
+    if found.size > rows:
+        return None
+    names = printable(", ".join(str(one.get("content")) for one in left[:_SHOWN]))
+    _log.warning("%s: %d added tokens have no row in the embedding and are left out: %s", where, len(left), names)
+    return found
 
 
 def _is_written(bos_id: int | None, vocabulary: Tokenizer, template: str) -> bool:

@@ -35,7 +35,8 @@ def read_rope(family: Family, config: Mapping[str, Any], fields: Mapping[str, An
     does not compute."""
     theta = _positive(config.get("rope_theta"), f"{where}: rope_theta", family.theta)
     given, named = config.get("rope_parameters"), f"{where}: rope_parameters"
-    if config.get("rope_scaling") is not None:
+    if config.get("rope_scaling") not in (None, {}):
+        _check_same(given, config["rope_scaling"], where)
         given, named = config["rope_scaling"], f"{where}: rope_scaling"
     given = {} if given is None else given
     if not isinstance(given, dict):
@@ -65,6 +66,18 @@ def read_rope(family: Family, config: Mapping[str, Any], fields: Mapping[str, An
     return {**found, "local_rope_theta": 0.0 if same else local_found["rope_theta"]}
 
 
+def _check_same(parameters: Any, scaling: Any, where: str) -> None:
+    """Raise ConfigError if the forms of transformers 5 and 4 say different things about the global layers."""
+    if not isinstance(parameters, dict) or not isinstance(scaling, dict) or not parameters:
+        return  # refused elsewhere, or said once
+    full = parameters.get(FULL)
+    forms = full if isinstance(full, dict) else parameters, scaling
+    new, old = ({"rope_type": one.get("type", "default"), **one} for one in forms)
+    if differ := sorted(key for key in new.keys() & old.keys() if new[key] != old[key] and key != "type"):
+        problem = f"has another {', '.join(differ)} than rope_parameters"
+        raise ConfigError(explain(f"{where}: rope_scaling", scaling, problem, "remove the one that is wrong"))
+
+
 def _read_one(family: Family, given: Any, theta: float, config: Mapping[str, Any], named: str) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise ConfigError(explain(named, given, "is not a JSON object", "correct the file"))
@@ -82,8 +95,13 @@ def _read_one(family: Family, given: Any, theta: float, config: Mapping[str, Any
     found["rotary_fraction"] = fraction
     for key, field in _OF_TYPE[scaling].items():
         value = given.get(key)
-        if value is None and key == "original_max_position_embeddings":
-            value = config.get(key, config.get("max_position_embeddings"))
+        if key == "original_max_position_embeddings":
+            outer = config.get(key)
+            if None not in (value, outer) and value != outer:
+                problem = f"differs from the {outer} beside rope_parameters, which transformers takes"
+                raise ConfigError(explain(f"{named}: {key}", value, problem, "correct the one that is wrong"))
+            if value is None:
+                value = config.get("max_position_embeddings") if outer is None else outer
         if value is None:
             raise ConfigError(
                 explain(f"{named}: {key}", None, f"is missing, and {scaling} needs it", "correct the file")

@@ -98,6 +98,9 @@ def _by_index(folder: Folder, names: Iterable[str]) -> dict[str, Stored]:
     if missing:
         problem = f"names {missing[0]} and the folder has no such file"
         raise ConfigError(explain(where, missing[:_SHOWN], problem, "download the missing files"))
+    if SINGLE in names and files != [SINGLE]:
+        problem = f"names {files[0]}, and transformers would read {SINGLE}, which is there, too"
+        raise ConfigError(explain(where, files[:_SHOWN], problem, f"remove {SINGLE}, or this index"))
     found: dict[str, Stored] = {}
     for file in files:
         for tensor, stored in read_header(folder, file).items():

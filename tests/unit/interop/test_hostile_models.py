@@ -31,6 +31,7 @@ SHAPE = {
 }
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **SHAPE}
 GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], **SHAPE, "sliding_window": 8}
+GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], **SHAPE, "sliding_window": 8}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 
 
@@ -88,7 +89,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
             r"partial_rotary_factor = 0\.5: is not computed",
         ),
         (
-            {**LLAMA, "architectures": ["Phi3ForCausalLM"], "rope_scaling": {"type": "longrope"}},
+            {**LLAMA, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_scaling": {"type": "longrope"}},
             "'longrope': .*has default",
         ),
         ({**GEMMA2, "layer_types": ["full_attention"]}, "is not a list of 2 times sliding_attention or full_attention"),
@@ -107,6 +108,18 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
         ),
         ({**GEMMA2, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}, "here in local ones too"),
         ({**GEMMA2, "use_bidirectional_attention": True}, "use_bidirectional_attention = True: is not computed here"),
+        ({**GEMMA3, "attn_logit_softcapping": 50.0}, r"attn_logit_softcapping = 50\.0: is not computed here"),
+        ({**LLAMA, "model_type": "mistral"}, "model_type = 'mistral': is not llama"),
+        (
+            {**LLAMA, "original_max_position_embeddings": 32, "rope_scaling": YARN},
+            "original_max_position_embeddings = 16: differs from the 32 beside",
+        ),
+        (
+            {**LLAMA, "rope_scaling": YARN, "rope_parameters": {**YARN, "factor": 2.0}},
+            "has another factor than rope_par",
+        ),
+        ({**LLAMA, "rope_interleaved": True}, "rope_interleaved = True: is not computed"),
+        ({**LLAMA, "pruned_heads": {"0": [1]}}, "pruned_heads = .*: is not computed"),
     ],
 )
 def test_a_config_beyond_the_decoder_is_refused_by_name(config: Any, problem: str) -> None:
@@ -173,6 +186,12 @@ def with_bytes(change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
         path.write_bytes(change(path.read_bytes()))
 
     return spoil
+
+
+def with_a_second_model(folder: Path) -> None:
+    """A model in one file, and an index of another one."""
+    with_index(lambda right: dict.fromkeys(right, "other.safetensors"))(folder)
+    (folder / "other.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
 
 
 def pickled(folder: Path) -> None:
@@ -255,6 +274,7 @@ def past_the_end(header: dict[str, Any]) -> None:
             r"\['ghost'\]: is not in model\.safetensors",
         ),
         (with_index(lambda right: {HEAD: right[HEAD]}), "the index has it in no file"),
+        (with_a_second_model, r"other\.safetensors.*transformers would read model\.safetensors"),
     ],
 )
 def test_a_damaged_or_hostile_folder_is_refused(
@@ -288,3 +308,32 @@ def test_a_tokenizer_with_more_ids_than_rows_is_refused(model: Path, tmp_path: P
     (folder / "tokenizer.json").write_text(byte_tokenizer().to_json())
     with pytest.raises(ConfigError, match=r"tokenizer\.json = 257: .*128 rows"):
         import_model(str(folder), str(tmp_path / "run"))
+
+
+def test_added_tokens_without_a_row_become_text(model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Gemma 3 of a billion parameters has a token for images, and no row for it."""
+    from springtide.corpus.tokenizer import Tokenizer, byte_tokenizer
+
+    folder = copied(model, tmp_path / "in")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 264}))
+    tensors = load_file(folder / "model.safetensors")
+    grown = {name: torch.cat([tensors[name], torch.zeros(136, 64)]) for name in (HEAD, "model.embed_tokens.weight")}
+    save_file({**tensors, **grown}, folder / "model.safetensors")
+    whole = byte_tokenizer(("<|endoftext|>", *(f"<{number}>" for number in range(7)), "<image>"))
+    assert whole.size == 265
+    (folder / "tokenizer.json").write_text(whole.to_json())
+    run = import_model(str(folder), str(tmp_path / "run"))
+    assert "1 added tokens have no row in the embedding and are left out: <image>" in caplog.text
+    found = Tokenizer.from_json(run.folder.read("tokenizer.json").decode())
+    assert found.size == 264
+    [ids] = found.encode(["<image>"])
+    assert found.decode(ids) == "<image>"
+    assert len(ids) == len("<image>") + 1
+
+
+def test_keys_that_change_nothing_come_in() -> None:
+    """Keys of SmolLM2 and of DeepSeek's distilled models, and defaults that transformers 4 wrote."""
+    harmless = {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {"dtype": "q4"}}
+    harmless |= {"use_mrope": False, "use_bfloat16": False, "pruned_heads": {}, "num_beams": 1, "rope_scaling": {}}
+    assert read_config({**LLAMA, **harmless}) == read_config(LLAMA)
