@@ -115,12 +115,22 @@ class ChatTokens(NamedTuple):
 class ChatTemplate:
     """A template, and the tokenizer of the dataset."""
 
-    def __init__(self, name: str, text: str, vocabulary: Tokenizer, begin_of_text: int | None) -> None:
-        """``name``: as ``corpus.chat_template``, for errors; ``begin_of_text``: the id that stands before each document of the
-        dataset: one that the template writes itself is skipped.
+    def __init__(
+        self, name: str, text: str, vocabulary: Tokenizer, begin_of_text: int | None, may_hold_ends: bool = True
+    ) -> None:
+        """Compile a template, and try it.
 
-        ConfigError if the template does not fit the tokenizer, or cannot lay out a question and an answer.
+        Args:
+            name: as ``corpus.chat_template``, for errors.
+            text: Jinja.
+            vocabulary: the tokenizer of the dataset.
+            begin_of_text: the id that stands before each document of the dataset; one that the template writes is skipped.
+            may_hold_ends: chats may hold the id that ends a document, because the dataset has whole documents only.
+
+        Raises:
+            ConfigError: the template does not fit the tokenizer, or cannot lay out a question and an answer.
         """
+        self._may_hold_ends = may_hold_ends
         self._name, self._vocabulary, self.begin_of_text = name, vocabulary, begin_of_text
         self._template = _compiled(text, name)
         added = vocabulary.tokenizer.get_added_tokens_decoder().items()
@@ -177,12 +187,21 @@ class ChatTemplate:
                 ids, flags = ids[1:], flags[1:]
             if not len(ids) or ids[-1] != end:
                 ids, flags = np.append(ids, np.uint32(end)), np.append(flags, False)
-            if (ids[:-1] == end).any():
-                problem = f"holds {self._variables['eos_token']}, which ends a document, before the end of the chat"
-                raise BadChat(problem, "name another special token as corpus.end_of_text")
+            self._check_ends(ids)
             if not flags.any():
                 raise BadChat("the template lays out no token of an answer", _MARK_REMEDY)
             yield ChatTokens(ids, flags)
+
+    def _check_ends(self, ids: np.ndarray) -> None:
+        """Raise BadChat if a chat could be taken for two documents."""
+        inside = np.flatnonzero(ids[:-1] == self._vocabulary.end_of_text)
+        written = self._variables["eos_token"]
+        if len(inside) and not self._may_hold_ends:
+            problem = f"holds {written}, which ends a document, before the end of the chat"
+            raise BadChat(problem, "name another special token as corpus.end_of_text, or prepare texts and chats apart")
+        if ids[0] == self.begin_of_text or (ids[inside + 1] == self.begin_of_text).any():
+            problem = f"holds {written} and then the token that begins a document, as between two documents"
+            raise BadChat(problem, "name another special token as corpus.end_of_text")
 
     def prompt(self, turns: Sequence[Turn]) -> list[int]:
         """Return the ids after which the assistant answers; a begin-of-text that the template writes is skipped.

@@ -148,6 +148,7 @@ def fingerprint(
     hashed = as_hashed(sections)
     code = [code_digest({"corpus.filter": corpus.filter})] if corpus.filter else []
     code += [digest.of_bytes(text.encode()) for text in texts.values() if text]
+    code += ["whole documents"] if all(texts.values()) else []  # older datasets of chats are laid out otherwise
     if file := tokenizer_file(corpus.tokenizer):
         code.append(f"tokenizer {digest.of_bytes(Folder(file.parent).read(file.name))}")
     text = json.dumps(
@@ -181,7 +182,7 @@ def _part_jobs(
         for unit in source.units()
     ]
     return [
-        PartJob(number, *unit, shards, work, apart.datasets, texts[unit[1].chat_template])
+        PartJob(number, *unit, shards, work, apart.datasets, texts[unit[1].chat_template], all(texts.values()))
         for number, unit in enumerate(units)
     ]
 
@@ -205,7 +206,7 @@ def _make(
     for each in corpus.each().values():
         infilling_of(vocabulary, each, shards)
         if each.chat_template:
-            chat_template(vocabulary, each, shards, texts[each.chat_template])
+            chat_template(vocabulary, each, shards, texts[each.chat_template], all(texts.values()))
     apart.prepare(work)
     if corpus.deduplicate != "documents":
         _run_all(run, find_pieces, jobs, f"finding {corpus.deduplicate}", progress)
@@ -234,6 +235,7 @@ def _make(
         end_of_text=vocabulary.end_of_text,
         begin_of_text=vocabulary.end_of_text if bos_id is None else bos_id,
         mask_across_documents=shards.mask_across_documents,
+        whole_documents=shards.mask_across_documents and all(texts.values()),
         has_loss_mask=bos_id is not None,
         tokenizer_digest=tokenizer_digest,
         fingerprint=dataset.name,

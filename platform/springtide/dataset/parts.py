@@ -86,6 +86,8 @@ class PartJob:
     """Datasets whose held-out text it must not contain."""
     template: str = ""
     """Text of the chat template."""
+    whole: bool = False
+    """Whether all documents of the dataset are chats, so that none is cut."""
     buckets: int = 0
     """Number of buckets of repeated lines or paragraphs, which are removed."""
 
@@ -119,7 +121,7 @@ def make_part(job: PartJob) -> None:
     samples: list[dict[str, str]] = []
     dropped = _Examples()
     groups: collections.Counter[str] = collections.Counter()
-    kept = characters = pairs = 0
+    kept = characters = pairs = ends_inside = 0
     parts: list[Sizes] = []
     found = _cleaned(job, vocabulary, counts, edits, samples, dropped)
     for documents in _batches(_unrepeated(job, found, edits, dropped) if job.buckets else found):
@@ -128,6 +130,8 @@ def make_part(job: PartJob) -> None:
             rows = [row for row in rows if not dropped.add(too_long(row["tokens"], job.shards), row["document"])]
         if job.corpus.apart_from:
             rows = [row for row in rows if not dropped.add(_excluded(job, row), row["document"])]
+        if job.template:
+            ends_inside += sum(bool((row["tokens"][:-1] == vocabulary.end_of_text).any()) for row in rows)
         edits.update(_infill(job, rows, vocabulary))
         _begin_texts(job, rows, vocabulary)
         columns = _encode(rows, job.shards.token_type)
@@ -148,6 +152,7 @@ def make_part(job: PartJob) -> None:
         "examples": dropped.examples,
         "parts": parts,
         "pairs": pairs,
+        "ends_inside": ends_inside,
     }
     job.work.write_json(_counts(job.number), record)
 
@@ -248,7 +253,7 @@ def _tokenised(
     rows: list[dict[str, Any]] = []
     encoded: Iterator[tuple[np.ndarray | None, np.ndarray | None]]
     if job.template:
-        template = chat_template(vocabulary, job.corpus, job.shards, job.template)
+        template = chat_template(vocabulary, job.corpus, job.shards, job.template, job.whole)
         encoded = laid_out(documents, template, job.source)
     else:
         encoded = _encoded(documents, vocabulary, job)
@@ -266,9 +271,12 @@ def _tokenised(
     return rows
 
 
-def chat_template(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConfig, text: str) -> ChatTemplate:
-    """Return the chat template of a source, of this text. ConfigError if the tokenizer does not fit it."""
-    return ChatTemplate(corpus.chat_template, text, vocabulary, begin_of_text(vocabulary, corpus, shards))
+def chat_template(
+    vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConfig, text: str, whole: bool
+) -> ChatTemplate:
+    """Return the chat template of a source, of this text; ``whole``: as in ``PartJob``. ConfigError if the tokenizer does not
+    fit it."""
+    return ChatTemplate(corpus.chat_template, text, vocabulary, begin_of_text(vocabulary, corpus, shards), whole)
 
 
 def _encoded(

@@ -31,12 +31,14 @@ def statistics(
     documents, edits, groups = (_total(records, name) for name in ("documents", "edits", "tokens_by_group"))
     largest = dict(groups.most_common(_GROUPS_NAMED))
     kept = documents.pop("kept", 0)
+    ends_inside = sum(record.get("ends_inside", 0) for record in records)
     return {
         "documents": kept + sum(documents.values()),
         "dropped": {**documents, **plan.dropped},
         "edits": dict(edits),
         "characters": sum(record["characters"] for record in records),
         "pairs": sum(record["pairs"] for record in records),
+        **({"ends_inside": ends_inside} if ends_inside else {}),
         "tokens_before_deduplication": groups.total(),
         "tokens_by_group": [*largest.items(), ("others", groups.total() - sum(largest.values()))],
         "documents_by_tokens": [list(one) for one in plan.documents_by_tokens],

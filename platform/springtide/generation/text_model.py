@@ -247,7 +247,7 @@ def open_checkpoint(run: Folder, name: str, config: ModelConfig, datasets: Seque
             f"{manifest.tokenizer_digest}: name the run's own dataset, shards.dataset"
         )
     check_memory(config, manifest.vocab_size)
-    model = whole(config, manifest.vocab_size, manifest.eos_id, manifest.bos_id)
+    model = whole(config, manifest.vocab_size, *manifest.document_ids)
     with note_reader(run, name):
         load(run, name, model)
     return TextModel(
@@ -277,15 +277,14 @@ def open_export(folder: Folder) -> TextModel:
     with torch.no_grad():
         for name, tensor in read_weights(found):
             parameters[name].copy_(tensor)
-    # an export of ours was trained with a begin-of-text before each text, whatever its tokenizer.json adds
-    ours = found.eos_id if found.bos_id is None else found.bos_id
     return _of_others(
         model,
         found.model,
         found.tokenizer,
         folder,
         found.eos_id,
-        (ours,) if folder.exists(MARKER) and ours is not None else None,
+        # an export of ours was trained with its begin-of-text before each text, whatever its tokenizer.json adds
+        (found.bos_id,) if folder.exists(MARKER) and found.bos_id is not None else None,
         ids_of(found.generation.get("eos_token_id"), found.model.vocab_size),
     )
 

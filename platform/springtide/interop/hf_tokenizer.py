@@ -65,8 +65,8 @@ def tokenizer_files(
     text = _text(known[0], meta.tokenizer_digest) or ""
     if (manifest := _manifest(known[0])) is not None:
         eos_id = manifest.end_of_text
-        # documents need a token in front of them: without one of the model's own it is the one that ends them
-        bos_id = manifest.begin_of_text if manifest.begin_of_text != eos_id else None
+        is_separator = manifest.whole_documents and manifest.begin_of_text == eos_id
+        bos_id = None if is_separator else manifest.begin_of_text
     files, remarks = {TOKENIZER: text}, list[str]()
     template, ends = "", tuple[int, ...]()
     if (folder := next((one for one in known if one.exists(CHAT_TEMPLATE)), None)) is not None:

@@ -94,16 +94,23 @@ class Decoder(nn.Module):
     """Given targets, it computes the loss itself and never holds all logits at once."""
 
     def __init__(
-        self, config: ModelConfig, vocab_size: int, eos_id: int | None = None, bos_id: int | None = None
+        self,
+        config: ModelConfig,
+        vocab_size: int,
+        eos_id: int | None = None,
+        bos_id: int | None = None,
+        whole_documents: bool = False,
     ) -> None:
         """``eos_id``: end-of-document id, if documents of one row must not attend to each other; ``bos_id``: the id that
-        begins one, None if it is the same. Raises ConfigError if the config has fewer rows than ``vocab_size``."""
+        begins one, None if it is the same; ``whole_documents``: none of them is cut (``positions.documents``). Raises
+        ConfigError if the config has fewer rows than ``vocab_size``."""
         super().__init__()
         if config.vocab_size and config.vocab_size < vocab_size:
             limit = f"has no row for each of the {vocab_size} ids of the dataset"
             remedy = "prepare it with the tokenizer of the weights, or use 0 for a model that begins at random"
             raise ConfigError(explain("model.vocab_size", config.vocab_size, limit, remedy))
         self.config, self.vocab_size, self.eos_id = config, vocab_size, eos_id
+        self.whole_documents = whole_documents
         self.bos_id = eos_id if bos_id is None else bos_id
         self.padded_vocab_size = config.vocab_size or -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.computes_in: torch.dtype | None = None
@@ -184,11 +191,12 @@ class Decoder(nn.Module):
         ends, begins = (no_id if index is None else index for index in (self.eos_id, self.bos_id))
         masks: tuple[Tensor | BlockMask, Tensor | BlockMask]
         if past is None and self.flex is not None:
-            first_BL, position_BL = document_firsts(ids_BL, ends, begins)
+            first_BL, position_BL = document_firsts(ids_BL, ends, begins, self.whole_documents)
             whole = block_mask(first_BL)
             masks = whole, block_mask(lowest_keys(first_BL, self.config.window)) if self.config.window else whole
         else:
-            position_BL, mask_B1LL = documents(ids_BL, ends, begins, length, past.padding_B if past else None)
+            padding_B = past.padding_B if past else None
+            position_BL, mask_B1LL = documents(ids_BL, ends, begins, length, padding_B, self.whole_documents)
             masks = mask_B1LL, mask_B1LL
         rows = [(cos[position_BL].unsqueeze(1), sin[position_BL].unsqueeze(1)) for cos, sin in tables]
         return (*rows[0], masks[0]), (*rows[-1], masks[1])
@@ -220,15 +228,27 @@ class Decoder(nn.Module):
             self.local_cos, self.local_sin = rotary_table(self.config, length, device, local=True)
 
 
-def skeleton(config: ModelConfig, vocab_size: int, eos_id: int | None = None, bos_id: int | None = None) -> Decoder:
+def skeleton(
+    config: ModelConfig,
+    vocab_size: int,
+    eos_id: int | None = None,
+    bos_id: int | None = None,
+    whole_documents: bool = False,
+) -> Decoder:
     """Return the decoder on the meta device, without memory for its weights."""
     with torch.device("meta"):
-        return Decoder(config, vocab_size, eos_id, bos_id)
+        return Decoder(config, vocab_size, eos_id, bos_id, whole_documents)
 
 
-def build(config: ModelConfig, vocab_size: int, eos_id: int | None = None, bos_id: int | None = None) -> Decoder:
+def build(
+    config: ModelConfig,
+    vocab_size: int,
+    eos_id: int | None = None,
+    bos_id: int | None = None,
+    whole_documents: bool = False,
+) -> Decoder:
     """Return the decoder with its initial weights, on the CPU."""
-    model = skeleton(config, vocab_size, eos_id, bos_id)
+    model = skeleton(config, vocab_size, eos_id, bos_id, whole_documents)
     model.place(torch.device("cpu"))
     packed = packed_shapes(model)
     for name, parameter in model.named_parameters():

@@ -66,33 +66,43 @@ def rotate(x_BHLE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, *others], dim=-1)
 
 
-def document_begins(tokens_BL: Tensor, eos_id: int, bos_id: int, padding_B: Tensor | None = None) -> Tensor:
+def document_begins(
+    tokens_BL: Tensor, eos_id: int, bos_id: int, are_whole: bool = False, padding_B: Tensor | None = None
+) -> Tensor:
     """Return which tokens begin a document, bool (B, L). Arguments as for ``documents``; the first token after the padding
     begins one."""
     is_eos_BL = tokens_BL == eos_id
-    follows_eos_BL = F.pad(is_eos_BL[:, :-1], (1, 0), value=True)
-    if padding_B is None:
-        opens_BL = (tokens_BL == bos_id) & follows_eos_BL
-        return opens_BL | F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
-    is_first_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device) == padding_B[:, None]
-    # the first id after the padding opens its document as if nothing were before it, also if it ends documents, too
-    opens_BL = (tokens_BL == bos_id) & (follows_eos_BL | is_first_BL)
-    return opens_BL | is_first_BL | F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
+    opens_BL = (tokens_BL == bos_id) & F.pad(is_eos_BL[:, :-1], (1, 0), value=True)
+    if padding_B is not None:
+        is_first_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device) == padding_B[:, None]
+        # the first id after the padding opens its document as if nothing were before it, also if it ends documents, too
+        opens_BL = opens_BL | is_first_BL & (tokens_BL == bos_id)
+    follows_BL = F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
+    begins_BL = opens_BL if are_whole else opens_BL | follows_BL
+    return begins_BL if padding_B is None else begins_BL | is_first_BL
 
 
 def document_firsts(
-    tokens_BL: Tensor, eos_id: int, bos_id: int, padding_B: Tensor | None = None
+    tokens_BL: Tensor, eos_id: int, bos_id: int, are_whole: bool = False, padding_B: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return where the document of each token begins, int64 (B, L), and the token's position in it, int64 (B, L). Arguments as
     for ``documents``."""
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
-    begins_BL = document_begins(tokens_BL, eos_id, bos_id, padding_B)
+    begins_BL = document_begins(tokens_BL, eos_id, bos_id, are_whole, padding_B)
+    if are_whole and bos_id == eos_id:  # it only separates, and what follows it does not attend to it
+        is_separator_BL = begins_BL & (tokens_BL == eos_id)
+        begins_BL = begins_BL | F.pad(is_separator_BL[:, :-1], (1, 0), value=False)
     first_BL = torch.where(begins_BL, index_L, 0).cummax(dim=1).values
     return first_BL, index_L - first_BL
 
 
 def documents(
-    tokens_BL: Tensor, eos_id: int, bos_id: int, newest: int = 0, padding_B: Tensor | None = None
+    tokens_BL: Tensor,
+    eos_id: int,
+    bos_id: int,
+    newest: int = 0,
+    padding_B: Tensor | None = None,
+    are_whole: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the position of each token in its own document, int64 (B, L), and the attention mask, bool (B, 1, L, L).
 
@@ -102,9 +112,12 @@ def documents(
     Args:
         newest: number of tokens, the last ones, that positions and mask are for, (B, newest), (B, 1, newest, L); 0: all.
         padding_B: tokens of padding at the start of each row, to which no other token attends; None: there are none.
+        are_whole: no document is cut, as chats are not. Then one begins at a ``bos_id`` at the start of the row or after an
+            ``eos_id`` only, and may hold other ``eos_id``. A ``bos_id`` that is the ``eos_id`` separates documents and is part
+            of none: positions begin after it.
     """
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
-    first_BL, position_BL = document_firsts(tokens_BL, eos_id, bos_id, padding_B)
+    first_BL, position_BL = document_firsts(tokens_BL, eos_id, bos_id, are_whole, padding_B)
     asks = slice(-newest if newest else None, None)
     together_BLL = first_BL[:, asks, None] == first_BL[:, None, :]
     return position_BL[:, asks], (together_BLL & (index_L[asks, None] >= index_L)).unsqueeze(1)

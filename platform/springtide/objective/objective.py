@@ -60,14 +60,15 @@ class Objective:
         settings: ObjectiveConfig | None = None,
         eos_id: int | None = None,
         bos_id: int | None = None,
+        whole_documents: bool = False,
         teacher: Callable[[Tensor], Columns] | None = None,
     ) -> None:
-        """``layout``: of the labels, if there are any; ``settings``: for what is built in; ``eos_id``, ``bos_id``: as for the
-        model; ``teacher``: computes columns of ``layout`` from ids (B, L), in place of labels. Raises ConfigError if ``source``
-        cannot be found, does not return what it should, or does not go with the labels."""
+        """``layout``: of the labels, if there are any; ``settings``: for what is built in; ``eos_id``, ``bos_id``,
+        ``whole_documents``: as for the model; ``teacher``: computes columns of ``layout`` from ids (B, L), in place of labels.
+        Raises ConfigError if ``source`` cannot be found, does not return what it should, or does not go with the labels."""
         self.source, self._is_built_in = source, source in OBJECTIVES
         self._function: Callable[..., Any] = (
-            _built_in(settings or ObjectiveConfig(), source, eos_id, bos_id)
+            _built_in(settings or ObjectiveConfig(), source, eos_id, bos_id, whole_documents)
             if self._is_built_in
             else find_code(_FIELD, source)
         )
@@ -166,14 +167,16 @@ def zeros(layout: LabelLayout | None, rows: int, device: torch.device, length: i
     }
 
 
-def _built_in(settings: ObjectiveConfig, source: str, eos_id: int | None, bos_id: int | None) -> Callable[..., Any]:
+def _built_in(
+    settings: ObjectiveConfig, source: str, eos_id: int | None, bos_id: int | None, whole_documents: bool
+) -> Callable[..., Any]:
     make = look_up(_BUILT_IN, _FIELD, source)
     if make is distillation:
         return make(settings.cross_entropy)
     if eos_id is None:
         problem = "learns from pairs of answers, and documents of a row are not masked from each other here"
         raise ConfigError(explain(_FIELD, source, problem, "prepare a dataset of pairs"))
-    return make(settings.beta, eos_id, eos_id if bos_id is None else bos_id)
+    return make(settings.beta, eos_id, eos_id if bos_id is None else bos_id, whole_documents)
 
 
 def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayout | None) -> bool:

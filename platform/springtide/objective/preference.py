@@ -45,7 +45,7 @@ class Pairs(NamedTuple):
         return (self.chosen_tokens > 0) & (self.rejected_tokens > 0)
 
 
-def dpo(beta: float, eos_id: int, bos_id: int) -> Callable[[Tensor, Tensor, Tensor, Columns], Found]:
+def dpo(beta: float, eos_id: int, bos_id: int, are_whole: bool) -> Callable[[Tensor, Tensor, Tensor, Columns], Found]:
     """Return the objective of direct preference optimization (Rafailov et al., 2023, equation 7), summed over pairs.
 
     ``beta``: how much a departure from the reference costs. The log-probabilities of the reference are labels.
@@ -53,7 +53,7 @@ def dpo(beta: float, eos_id: int, bos_id: int) -> Callable[[Tensor, Tensor, Tens
 
     def of_pairs(outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor, columns: Columns) -> Found:
         gain_BL = token_log_probabilities(outputs_BLV, labels_BL) - columns["logprobs"]
-        pairs = by_pair(gain_BL, rows_BL, labels_BL, eos_id, bos_id)
+        pairs = by_pair(gain_BL, rows_BL, labels_BL, eos_id, bos_id, are_whole)
         chosen_BP, rejected_BP = beta * pairs.chosen, beta * pairs.rejected
         margin_BP = chosen_BP - rejected_BP
         parts = {"accuracy": (margin_BP > 0).float(), "margin": margin_BP}
@@ -63,13 +63,13 @@ def dpo(beta: float, eos_id: int, bos_id: int) -> Callable[[Tensor, Tensor, Tens
     return of_pairs
 
 
-def orpo(beta: float, eos_id: int, bos_id: int) -> Callable[[Tensor, Tensor, Tensor], Found]:
+def orpo(beta: float, eos_id: int, bos_id: int, are_whole: bool) -> Callable[[Tensor, Tensor, Tensor], Found]:
     """Return the objective of odds ratio preference optimization (Hong et al., 2024, equations 3 to 7), summed over pairs: the
     mean cross-entropy of the chosen answer's tokens, plus ``beta``, the paper's lambda, times that of the odds of both
     answers. The probability of an answer is the geometric mean of those of its tokens; there is no reference."""
 
     def of_pairs(outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor) -> Found:
-        pairs = by_pair(token_log_probabilities(outputs_BLV, labels_BL), rows_BL, labels_BL, eos_id, bos_id)
+        pairs = by_pair(token_log_probabilities(outputs_BLV, labels_BL), rows_BL, labels_BL, eos_id, bos_id, are_whole)
         chosen_BP = pairs.chosen / pairs.chosen_tokens.clamp_min(1.0)
         rejected_BP = pairs.rejected / pairs.rejected_tokens.clamp_min(1.0)
         ratio_BP = log_odds(chosen_BP) - log_odds(rejected_BP)
@@ -108,7 +108,9 @@ def token_log_probabilities(outputs_BLV: Tensor, labels_BL: Tensor) -> Tensor:
     return log_BLV.gather(-1, labels_BL.clamp_min(0)[..., None])[..., 0]
 
 
-def by_pair(values_BL: Tensor, rows_BL: Tensor, labels_BL: Tensor, eos_id: int, bos_id: int) -> Pairs:
+def by_pair(
+    values_BL: Tensor, rows_BL: Tensor, labels_BL: Tensor, eos_id: int, bos_id: int, are_whole: bool = False
+) -> Pairs:
     """Return the sums of ``values_BL`` over the predicted tokens of the answers of each pair.
 
     Examples:
@@ -121,7 +123,8 @@ def by_pair(values_BL: Tensor, rows_BL: Tensor, labels_BL: Tensor, eos_id: int, 
         (3.0, 5.0, 1)
     """
     B, L = rows_BL.shape
-    document_BL = document_begins(rows_BL, eos_id, bos_id).cumsum(1) - 1  # of a target too: no first token is predicted
+    # of a target too: no first token is predicted
+    document_BL = document_begins(rows_BL, eos_id, bos_id, are_whole).cumsum(1) - 1
     document_BL = document_BL.clamp_min(0)
     counts_BL = labels_BL != IGNORE_INDEX
     sums_BD = values_BL.new_zeros(B, L + L % 2).scatter_add(1, document_BL, values_BL.masked_fill(~counts_BL, 0.0))

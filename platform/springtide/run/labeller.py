@@ -45,7 +45,7 @@ class Labeller:
                 to.remove()  # an import that was killed
                 import_model(self.folder.url, to.url)
             name = committed(to)[-1]
-        ids = manifest.vocab_size, manifest.eos_id, manifest.bos_id
+        ids = manifest.vocab_size, *manifest.document_ids
         return LabelModel(folder.url, name, self.model, self.parallel, *ids)
 
 

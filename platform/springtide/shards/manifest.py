@@ -20,10 +20,11 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 """The chat template in a dataset's folder, under the name that model repositories give it."""
-FORMAT = 9
-"""Increase it when a reader of the previous format would misread or refuse the new one."""
-_READ = (8, FORMAT)
-"""Formats that are read. In format 8 the manifest itself holds every row group."""
+FORMAT = 10
+"""Increase it when a reader of the previous format would misread or refuse the new one. What format 9 can say is written so."""
+_OF_CUT_DOCUMENTS = 9
+_READ = (8, _OF_CUT_DOCUMENTS, FORMAT)
+"""Formats that are read. In format 8 the manifest itself holds every row group; before 10 documents may be cut."""
 TRAIN, HELDOUT = "train", "heldout"
 
 
@@ -71,6 +72,10 @@ class Manifest(Record):
     """The id that predicts the first token of a text; the end-of-document id if documents only have that between them."""
     mask_across_documents: bool = False
     """Whether attention, positions and loss restart at each document of a row."""
+    whole_documents: bool = False
+    """Whether no document is cut, as chats are not. Then one begins at a ``begin_of_text`` at the start of a row or after an
+    ``end_of_text``, and nowhere else. A ``begin_of_text`` that is the ``end_of_text`` separates documents: no token attends to
+    it, and positions begin after it."""
     has_loss_mask: bool = False
     """Whether some tokens are not predicted; the top bit of a stored id says which (``shards/loss_mask.py``)."""
     tokenizer_digest: Digest
@@ -102,7 +107,9 @@ class Manifest(Record):
             )
         if not self.sources:
             raise ValueError("has no source")
-        if self.row_groups and self.format != FORMAT:
+        if self.whole_documents and (self.format != FORMAT or not self.mask_across_documents):
+            raise ValueError(f"has whole_documents in format {self.format}, or documents that attend to each other")
+        if self.row_groups and self.format not in (_OF_CUT_DOCUMENTS, FORMAT):
             raise ValueError(f"has row_groups in format {self.format}")
         row_bytes = np.dtype(self.token_type).itemsize * (self.sequence_length + 1)
         for source, splits in self.sources.items():
@@ -141,6 +148,16 @@ class Manifest(Record):
         return self.begin_of_text if self.mask_across_documents else None
 
     @property
+    def document_ids(self) -> tuple[int | None, int | None, bool]:
+        """What tells the documents of a row apart: ``eos_id``, ``bos_id`` and ``whole_documents``, as models take them."""
+        return self.eos_id, self.bos_id, self.whole_documents
+
+    @property
+    def holds_ends_inside(self) -> bool:
+        """Whether documents hold the id that ends them, as multi-turn chats of models whose turns end so."""
+        return bool(self.source.get("ends_inside"))
+
+    @property
     def holds_pairs(self) -> bool:
         """Whether its documents are pairs of answers, a chosen and a rejected one side by side."""
         return bool(self.source.get("pairs"))
@@ -153,12 +170,15 @@ class Manifest(Record):
     @property
     def digest(self) -> str:
         """32 hex digits over all fields; identifies the data in the order's identity."""
-        text = to_json(self.model_dump(mode="json") if self.row_groups else self.in_full(), sort_keys=True)
+        record = self.model_dump(mode="json") if self.row_groups else self.in_full()
+        if self.format != FORMAT:
+            record.pop("whole_documents", None)  # which those formats do not have
+        text = to_json(record, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def in_full(self) -> dict[str, Any]:
         """Return all fields as plain data, with every row group: what format 8 stores."""
-        record = self.model_dump(mode="json", exclude={"row_groups"})
+        record = self.model_dump(mode="json", exclude={"row_groups", "whole_documents"})
         for source, splits in self.sources.items():
             for name, split in splits.items():
                 shards = [shard.model_dump(mode="json") for shard in split.shards]
@@ -190,8 +210,10 @@ def write_manifest(dataset: Folder, manifest: Manifest) -> None:
     """Write the index of a dataset's row groups, then its manifest with the digests of both: a number with a flipped bit may
     still fit, and misplace a column."""
     record = write_index(dataset, {key: split.shards for key, split in _by_key(manifest.sources).items()})
-    sealed = manifest.model_copy(update={"format": FORMAT, "row_groups": record})
-    dataset.write_json(MANIFEST, {**sealed.model_dump(mode="json"), "digest": sealed.digest})
+    version = FORMAT if manifest.whole_documents else _OF_CUT_DOCUMENTS
+    sealed = manifest.model_copy(update={"format": version, "row_groups": record})
+    left_out = set() if manifest.whole_documents else {"whole_documents"}
+    dataset.write_json(MANIFEST, {**sealed.model_dump(mode="json", exclude=left_out), "digest": sealed.digest})
 
 
 def load_manifest(dataset: Folder, cache: Cache | None = None) -> Manifest:
@@ -203,12 +225,12 @@ def load_manifest(dataset: Folder, cache: Cache | None = None) -> Manifest:
         record = dataset.read_json(MANIFEST)
         if isinstance(record, dict) and record.get("format") not in _READ:
             limit = (
-                f"is in format {record.get('format')!r:.40}, this version of springtide reads {_READ[0]} and {_READ[1]}"
+                f"is in format {record.get('format')!r:.40}, this version of springtide reads {_READ[0]} to {FORMAT}"
             )
             remedy = "prepare it again, or use the version that wrote it"
             raise CorpusError(explain("shards.dataset", dataset.url, limit, remedy))
         sealed = record.pop("digest", None) if isinstance(record, dict) else None
-        if isinstance(record, dict) and record["format"] == FORMAT:
+        if isinstance(record, dict) and record["format"] != _READ[0]:
             _open_index(dataset, record, cache)
         manifest = Manifest.model_validate(record)
         if manifest.digest != sealed:

@@ -147,6 +147,10 @@ def _check(config: DataConfig, field: str, url: str, manifest: Manifest, first: 
                 "prepare it with corpus.tokenizer = <the first dataset>/tokenizer.json and the same shards.token_type",
             )
         )
+    if manifest.whole_documents != first.whole_documents and (manifest.holds_ends_inside or first.holds_ends_inside):
+        problem = "holds chats with the end of a text inside, or is mixed with such chats, and the others are texts"
+        remedy = "name another special token as corpus.end_of_text and prepare both again, or mix chats only"
+        raise ConfigError(explain(field, url, problem, remedy))
     if (manifest.begin_of_text, manifest.end_of_text) != (first.begin_of_text, first.end_of_text):
         raise ConfigError(
             explain(

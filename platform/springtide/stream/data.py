@@ -110,6 +110,12 @@ class Data:
         return self.corpora[0].whole.bos_id
 
     @property
+    def document_ids(self) -> tuple[int | None, int | None, bool]:
+        """What tells the documents of a row apart, as models take it. In a mixture of chats with texts, which may be cut, an
+        end-of-document id ends a document also inside a chat."""
+        return self.eos_id, self.bos_id, all(corpus.whole.whole_documents for corpus in self.corpora)
+
+    @property
     def has_loss_mask(self) -> bool:
         """Whether some tokens of some rows are not predicted."""
         return any(corpus.whole.has_loss_mask for corpus in self.corpora)

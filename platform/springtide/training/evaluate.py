@@ -129,7 +129,7 @@ def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str
     train, world = config.train, alone(torch.device(device_type))
 
     def evaluated(averaged: bool = False) -> Evaluated:
-        model = whole(config.model, data.vocab_size, data.eos_id, data.bos_id)
+        model = whole(config.model, data.vocab_size, *data.document_ids)
         with note_reader(run, name):
             load(run, name, model, averaged=averaged)
         model, step = in_precision(model, config.parallel).to(world.device), step_of(name) or StepsDone(0)

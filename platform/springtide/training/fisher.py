@@ -42,7 +42,7 @@ def fisher_of_checkpoint(
         problem = f"has another tokenizer than {name}, {data.tokenizer_digest}"
         remedy = "prepare it with corpus.tokenizer = that of the run's dataset"
         raise ConfigError(explain(field, data.corpora[0].url, problem, remedy))
-    model = whole(config.model, data.vocab_size, data.eos_id, data.bos_id)
+    model = whole(config.model, data.vocab_size, *data.document_ids)
     with note_reader(run, name):
         load(run, name, model, manifest=manifest)
     return fisher_information(model, training_rows(data, manifest.meta.step, num_tokens))

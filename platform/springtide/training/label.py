@@ -39,6 +39,7 @@ class LabelModel:
     vocab_size: int
     eos_id: int | None
     bos_id: int | None
+    whole_documents: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +167,7 @@ def _reader(dataset: str, split: str) -> SplitReader:
 @functools.lru_cache(maxsize=1)
 def _loaded(by: LabelModel) -> nn.Module:
     """Return the model, loaded once in each process, on its GPU if it has one."""
-    model = whole(by.model, by.vocab_size, by.eos_id, by.bos_id)
+    model = whole(by.model, by.vocab_size, by.eos_id, by.bos_id, by.whole_documents)
     load(Folder(by.run), by.checkpoint, model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return in_precision(model, by.parallel).to(device).eval()

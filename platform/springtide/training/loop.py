@@ -91,7 +91,7 @@ class TrainLoop:
             saved = configs.parse(self.folder.read(configs.RUN_CONFIG), self.folder.where(configs.RUN_CONFIG))
             self.data = self.data.skipping(map(OrderStep, saved.stream.skip))
         choose_kernels(config.parallel)
-        model = make(config.model, self.data.vocab_size, self.data.eos_id, self.data.bos_id)
+        model = make(config.model, self.data.vocab_size, *self.data.document_ids)
         check_adapter(config)
         if config.train.only_when:
             on_first(lambda: check_can_tell(config.train.only_when, sensors()))

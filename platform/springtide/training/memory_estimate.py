@@ -119,9 +119,11 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
                 live.leave_out(model, optimizer)
             anchor = Anchor(model, config.objective) if config.objective.anchor else None
             if settings.source:
-                teacher = Teacher(config, vocab_size, eos_id, None, torch.device("cpu")) if settings.teacher else None
+                teacher = (
+                    Teacher(config, vocab_size, eos_id, None, False, torch.device("cpu")) if settings.teacher else None
+                )
                 columns_of = teacher.layout if teacher else labels
-                given = vocab_size, torch.device("cpu"), columns_of, settings, eos_id, None, teacher
+                given = vocab_size, torch.device("cpu"), columns_of, settings, eos_id, None, False, teacher
                 objective = Objective(settings.source, *given)
             rows_NL = torch.zeros(min(rows, 2 * size), config.shards.sequence_length + 1, dtype=torch.int64)
             parts = [slice(begin, begin + size) for begin in range(0, len(rows_NL), size)]

@@ -105,7 +105,7 @@ def check_objective(config: Config, data: Data) -> None:
         remedy = "prepare records of prompt, chosen and rejected, with corpus.chat_template"
         raise ConfigError(explain("objective.source", one.source, problem, remedy))
     if (data.labels is not None or one.source in OBJECTIVES) and not one.teacher:
-        given = data.labels.layout if data.labels else None, one, data.eos_id, data.bos_id
+        given = data.labels.layout if data.labels else None, one, *data.document_ids
         Objective(one.source, data.vocab_size, torch.device("cpu"), *given)
 
 
@@ -125,7 +125,7 @@ def check_tensors(config: Config, data: Data) -> None:
         raise ConfigError(explain(FIELD, url, "has no state of an optimizer", f"name another checkpoint, {remedy}"))
     if config.model.source:
         return
-    model = make(config.model, data.vocab_size, data.eos_id, data.bos_id)
+    model = make(config.model, data.vocab_size, *data.document_ids)
     freeze(model, config.optim)
     check_fisher(config, model)
     optimizer = None

@@ -38,15 +38,21 @@ class Teacher:
     """The model that a config names as teacher. Its weights are not read before ``load``."""
 
     def __init__(
-        self, config: Config, vocab_size: int, eos_id: int | None, bos_id: int | None, device: torch.device
+        self,
+        config: Config,
+        vocab_size: int,
+        eos_id: int | None,
+        bos_id: int | None,
+        whole_documents: bool,
+        device: torch.device,
     ) -> None:
-        """``vocab_size``, ``eos_id``, ``bos_id``: of the data. Raises ConfigError if there is no such checkpoint."""
+        """``vocab_size`` and what follows: of the data, as for the model. Raises ConfigError if there is no such checkpoint."""
         self._url, self._manifest, saved = _read(config.objective.teacher)
         self._vocab_size, self._digest = vocab_size, ""
         k = min(config.objective.teacher_k, vocab_size) or vocab_size
         self.layout = LabelLayout("topk", k, id_type(vocab_size), config.shards.sequence_length)
         """The columns that it computes."""
-        model = make(saved.model, vocab_size, eos_id, bos_id)
+        model = make(saved.model, vocab_size, eos_id, bos_id, whole_documents)
         if isinstance(model, Decoder):
             model.place(device)
         else:
@@ -100,7 +106,7 @@ class Teacher:
 
 def objective_of(config: Config, data: Data, device: torch.device) -> tuple[Objective | None, Teacher | None]:
     """Return what a run of ``config`` minimises, None for the cross-entropy of next tokens, and the teacher in it, if any."""
-    one, ids = config.objective, (data.eos_id, data.bos_id)
+    one, ids = config.objective, data.document_ids
     if not one.source:
         return None, None
     teacher = Teacher(config, data.vocab_size, *ids, device) if one.teacher else None
