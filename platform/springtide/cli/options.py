@@ -163,12 +163,7 @@ def _value(name: str, text: str) -> Any:
     """Parse lists and tables as YAML; leave everything else to the field's type. ``name``: of the field."""
     if not text.startswith(("[", "(", "{")):
         return text
-    import yaml
+    from springtide.config.fields import fields
+    from springtide.config.yaml_text import read_value
 
-    from springtide.config.files import read_yaml
-
-    try:
-        return read_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        problem = f"is not YAML ({str(error)[:500]})"
-        raise ConfigError(explain(name, text, problem, "quote it, and close each bracket")) from None
+    return read_value(text, name, fields()[name].annotation)

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from springtide.config.devices import figures_of, known_devices
-from springtide.config.files import nearest, read_yaml
+from springtide.config.files import nearest
 from springtide.config.problems import in_words
 from springtide.config.quantities import Bytes, Flops, Seconds
 from springtide.config.section import Section
+from springtide.config.yaml_text import Parsed, Path, read_given
 from springtide.errors import ConfigError, explain
 
 _MOST_BYTES = 2**18
@@ -137,7 +137,6 @@ class ClusterFile(Section):
         return self
 
 
-_Path = tuple[int | str, ...]
 _REMEDIES = {
     "prices": "give prices: {on_demand: DOLLARS_PER_HOUR, spot: DOLLARS_PER_HOUR}, or one of them",
     "node_types": "list at least one node type, each with a name of its own",
@@ -163,14 +162,8 @@ def parse_cluster(text: bytes, name: str) -> ClusterFile:
     """
     if len(text) > _MOST_BYTES:
         raise ConfigError(explain("cluster", name, f"is larger than {_MOST_BYTES:,} bytes", "is it a cluster file?"))
-    lines: dict[_Path, int] = {}
-    try:
-        data = read_yaml(text)
-        _mark(yaml.compose(text, yaml.SafeLoader), (), lines, name, set())
-    except ConfigError:
-        raise
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(explain("cluster", name, f"is not YAML ({str(error)[:500]})", "fix the file")) from None
+    given = read_given(text, name, "cluster", ClusterFile)
+    data = given.data
     if not isinstance(data, dict):
         problem = f"is {type(data).__name__}, not a table with node_types"
         raise ConfigError(explain("cluster", name, problem, "see docs/how-to/plan.md"))
@@ -179,40 +172,15 @@ def parse_cluster(text: bytes, name: str) -> ClusterFile:
     except ValidationError as error:
         # a list without those that are wrong may be too short; it is not what is wrong
         wrong = [item for item in error.errors() if not (item["type"] == "too_short" and item["input"])]
-        found = [_described(item, lines, name) for item in wrong]
+        found = [_described(item, given, name) for item in wrong]
         more = [f"and {len(found) - _PROBLEMS_SHOWN} more"] if len(found) > _PROBLEMS_SHOWN else []
         raise ConfigError("\n".join([*dict.fromkeys(found[:_PROBLEMS_SHOWN]), *more])) from None
 
 
-def _mark(node: yaml.Node | None, path: _Path, lines: dict[_Path, int], name: str, seen: set[int]) -> None:
-    """Fill ``lines`` with the line of each value; what an alias repeats is not marked again. Raises ConfigError for a name
-    that is given twice, of which YAML takes the last."""
-    if node is None or path in lines:
-        return
-    lines[path] = node.start_mark.line + 1
-    if id(node) in seen:  # aliases of aliases stand for exponentially many values
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            _mark(value, (*path, index), lines, name, seen)
-    elif isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            here = (*path, str(key.value))
-            if here in lines:
-                field, line = ".".join(map(str, here)), key.start_mark.line + 1
-                raise ConfigError(f"{name}:{line}: {field}: is given twice, first in line {lines[here]}; keep one")
-            _mark(value, here, lines, name, seen)
-            lines[here] = key.start_mark.line + 1
-
-
-def _described(item: Any, lines: dict[_Path, int], name: str) -> str:
+def _described(item: Any, given: Parsed, name: str) -> str:
     """Return one of pydantic's findings as ``file:line: field = value: problem; remedy``."""
     path = tuple(item["loc"])
-    near = path
-    while near not in lines and near:
-        near = near[:-1]
-    field, where = ".".join(map(str, path)), f"{name}:{lines.get(near, 1)}: "
+    field, where = ".".join(map(str, path)), f"{name}:{given.line(path)}: "
     last, said = str(path[-1]) if path else "", in_words(item)
     known = next((fields for fields in (_fields(path[:-1]),) if fields), {})
     remedy = _REMEDIES.get(last) or next((_REMEDIES[one] for one in _REMEDIES if said.startswith(one)), "")
@@ -226,9 +194,9 @@ def _described(item: Any, lines: dict[_Path, int], name: str) -> str:
     return where + explain(field, item["input"], said, remedy)
 
 
-def _fields(path: _Path) -> dict[str, Any]:
+def _fields(path: Path) -> dict[str, Any]:
     """Return the fields of the table at ``path``."""
-    tables: dict[_Path, type[Section]] = {
+    tables: dict[Path, type[Section]] = {
         (): ClusterFile,
         ("node_types",): NodeType,
         ("node_types", "device"): Device,

@@ -21,6 +21,7 @@ from springtide.config.problems import in_words
 from springtide.config.recipes import FINE_TUNING, RECIPES
 from springtide.config.renames import as_hashed, current, limit_and_remedy, lost, refused
 from springtide.config.schema import Config
+from springtide.config.yaml_text import Parsed, read_given, read_stored
 from springtide.errors import ConfigError, RunExists, explain, redacted
 
 RUN_CONFIG = "config.yaml"
@@ -29,15 +30,9 @@ _BESIDE = {RUN_CONFIG: ("journal", "checkpoints", "leases"), "best.yaml": ("swee
 """Name of a config that springtide stores -> names one of which is beside it in the folder of a run or a sweep."""
 _MOST_BYTES = 2**20
 """Most bytes of a config's file; YAML is parsed at about a megabyte in ten seconds."""
-_MOST_DEPTH = 200
-"""Brackets inside each other; a config has three."""
-_MOST_PAIRS = 10_000
-"""Values in one mapping that ``<<`` was replaced in."""
-_BRACKETS = re.compile(r"[\[\]{}]")
-_LISTS = re.compile(rf"^[ \t]*(?:-[ \t]+){{{_MOST_DEPTH + 1}}}", re.MULTILINE)
 _PROBLEMS_SHOWN = 30
-_SHOWN = 500
-"""Characters of YAML's errors that are shown."""
+_FIELD = re.compile(r"([\w-]+(?:\.[\w-]+)*)(?= = |: )")
+"""The dotted name that a problem begins with."""
 
 
 def build(data: Any) -> Config:
@@ -127,11 +122,18 @@ def parse(text: bytes, name: str = RUN_CONFIG, is_stored: bool = True) -> Config
     Raises:
         ConfigError: it is not YAML, or not a valid config.
     """
-    data = _plain(text, name)
+    _check_size(text, name)
+    if is_stored:
+        data = read_stored(text, name)
+        try:
+            return build_stored(data)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from None
+    given = read_given(text, name, "config", Config)
     try:
-        return build_stored(data) if is_stored else build(data)
+        return build(given.data)
     except ConfigError as error:
-        raise ConfigError(f"{name}: {error}") from None
+        raise ConfigError(_located(str(error), name, given)) from None
 
 
 def check_nothing_lost(text: bytes, name: str, unless: str = "") -> None:
@@ -143,54 +145,25 @@ def check_nothing_lost(text: bytes, name: str, unless: str = "") -> None:
         unless: the option that trains without them, if there is one.
     """
     remedy = f"; or pass {unless} to train on without it" if unless else ""
-    if problems := lost(_plain(text, name)):
+    _check_size(text, name)
+    if problems := lost(read_stored(text, name)):
         raise ConfigError("\n".join(f"{name}: {one}{remedy}" for one in problems))
 
 
-def _plain(text: bytes, name: str) -> Any:
-    """Return the plain data of a file. Raises ConfigError, which names the file, if it is too large or not YAML."""
+def _check_size(text: bytes, name: str) -> None:
+    """Raise ConfigError, which names the file, if it is too large."""
     if len(text) > _MOST_BYTES:
         raise ConfigError(explain("config", name, f"is larger than {_MOST_BYTES:,} bytes", "is it a config?"))
-    try:
-        return read_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that cannot be
-        raise ConfigError(explain("config", name, f"is not YAML ({_short(error)})", "fix the file")) from None
 
 
-def read_yaml(text: str | bytes) -> Any:
-    """Parse YAML of plain data. Raises yaml.YAMLError, ValueError or RecursionError, as ``check_depth``."""
-    check_depth(text)
-    return yaml.load(text, _Loader)
-
-
-class _Loader(yaml.SafeLoader):
-    """PyYAML's, with a limit of what ``<<`` brings: merges of merges multiply."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Replace ``<<`` by the pairs of the mappings that it names. Raises ConstructorError if they are too many."""
-        before = len(node.value)
-        super().flatten_mapping(node)
-        if len(node.value) > max(before, _MOST_PAIRS):
-            problem = f"<< brings {len(node.value)} values, and {_MOST_PAIRS} is the limit"
-            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-
-
-def check_depth(text: str | bytes) -> None:
-    """Raise RecursionError where brackets of YAML nest so deeply that PyYAML, whose time grows with the square of their depth,
-    would take minutes to say so; or where the lists that begin in one line do, whatever depth this process may call to."""
-    depth, characters = 0, text if isinstance(text, str) else text.decode("latin-1")
-    if _LISTS.search(characters):
-        raise RecursionError(f"lists nest deeper than {_MOST_DEPTH}")
-    for bracket in _BRACKETS.findall(characters):
-        depth += 1 if bracket in "[{" else -1
-        if depth > _MOST_DEPTH:
-            raise RecursionError(f"brackets nest deeper than {_MOST_DEPTH}")
-
-
-def _short(error: Exception) -> str:
-    """Return an error's text, of which YAML's may quote a line that is as long as the file."""
-    text = str(error)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
+def _located(problems: str, name: str, given: Parsed) -> str:
+    """Return problems of a config, one a line, with file and line before each field that the file has."""
+    found = []
+    for problem in problems.splitlines():
+        path = tuple(match[0].split(".")) if (match := _FIELD.match(problem)) else ()
+        is_there = path[:1] in given.lines
+        found.append(f"{name}:{given.line(path)}: {problem}" if is_there else f"{name}: {problem}")
+    return "\n".join(found)
 
 
 def dump(config: Config) -> str:

@@ -81,11 +81,11 @@ def test_a_config_given_now_is_refused_with_what_to_use(tmp_path: Path) -> None:
         configs.load_config(tmp_path / "mine.yaml")
     said = str(caught.value).splitlines()
     assert said[:3] == [
-        f"{tmp_path}/mine.yaml: optim.rate = 1: is renamed; use optim.peak_lr",
-        "corpus.sources.web.column = 'body': is renamed; use corpus.sources.*.field",
-        "page.port = 8080: is retired; open report.html",
+        f"{tmp_path}/mine.yaml:8: optim.rate = 1: is renamed; use optim.peak_lr",
+        f"{tmp_path}/mine.yaml:4: corpus.sources.web.column = 'body': is renamed; use corpus.sources.*.field",
+        f"{tmp_path}/mine.yaml:10: page.port = 8080: is retired; open report.html",
     ]
-    assert said[3].startswith("optim.eps = 'x': ")
+    assert said[3].startswith(f"{tmp_path}/mine.yaml:7: optim.eps = 'x': ")
     assert len(said) == 4
 
 
