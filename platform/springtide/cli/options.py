@@ -1,4 +1,4 @@
-"""Options that commands share: a config by --recipe or --config, and one option per field.
+"""Options that commands share: a config by its file or by --recipe, and one option per field.
 
 ``--help`` shows the common fields, ``--help-all`` every field. The config is imported where it is used: it takes half of the
 time of ``springtide --help``.
@@ -43,18 +43,20 @@ _OF_CHATS = ("sft", "lora")
 
 
 def add_config(parser: argparse.ArgumentParser, show_all: bool) -> None:
-    """Add --recipe, --config and ``--section.field`` for every field; ``show_all`` shows all of them in the help text."""
+    """Add CONFIG, --recipe, --config and ``--section.field`` for every field; ``show_all``: the help text has all of them."""
     from springtide import config as configs
     from springtide.config import Config
     from springtide.config.fields import fields, mark
 
-    chosen = parser.add_mutually_exclusive_group(required=True)
+    parser.add_argument("config_file", metavar="CONFIG", nargs="?", default="", help="as --config CONFIG")
     begun = ", ".join(configs.recipes.FINE_TUNING)
     about = (
         f"one of {', '.join(configs.recipes.RECIPES)}; or, with the settings of the run in --train.start-from, {begun}"
     )
-    chosen.add_argument("--recipe", metavar="NAME", help=about)
-    chosen.add_argument("--config", metavar="FILE", help="a saved config, YAML or JSON")
+    parser.add_argument("--recipe", metavar="NAME", help=about)
+    parser.add_argument(
+        "--config", metavar="FILE", default="", help="a config file, YAML or JSON: docs/how-to/config-files.md"
+    )
     parser.add_argument(
         "--help-all",
         action="help",
@@ -79,7 +81,14 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def add_resume(parser: argparse.ArgumentParser, help: str) -> None:
     """Add ``--resume``: True, or ``auto``; False without it."""
-    parser.add_argument("--resume", nargs="?", const=True, default=False, choices=["auto"], metavar="auto", help=help)
+    parser.add_argument("--resume", nargs="?", const=True, default=False, type=_auto, metavar="auto", help=help)
+
+
+def _auto(word: str) -> str:
+    """Return ``auto``, the one value of --resume. Raises ArgumentTypeError for another word, which may be a config file."""
+    if word != "auto":
+        raise argparse.ArgumentTypeError(f"{word!r} is not auto; a config file goes before --resume")
+    return word
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
@@ -123,8 +132,8 @@ def _base(options: argparse.Namespace) -> tuple[Config, str]:
     """Return the config that options override, and the file that it comes from, if any."""
     from springtide import config as configs
 
-    if options.config:
-        return configs.load_config(options.config, True), options.config
+    if file := _file_of(options):
+        return configs.load_config(file, True), file
     start_from = getattr(options, _START_FROM, "")
     if options.recipe not in configs.recipes.FINE_TUNING or not start_from:
         return configs.recipe(options.recipe), ""
@@ -150,6 +159,28 @@ def _base(options: argparse.Namespace) -> tuple[Config, str]:
     if options.recipe in _OF_CHATS and not config.corpus.chat_template and folder.exists(CHAT_TEMPLATE):
         config = config.override({"corpus.chat_template": MODEL_TEMPLATE})
     return config, folder.where(configs.RUN_CONFIG)
+
+
+def _file_of(options: argparse.Namespace) -> str:
+    """Return the config file that a command names, empty for a recipe. Raises ConfigError unless it names one config."""
+    from springtide.config import recipes
+
+    named, file, known = (
+        options.config_file,
+        options.config or options.config_file,
+        [*recipes.RECIPES, *recipes.FINE_TUNING],
+    )
+    if named in known and not os.path.exists(named):
+        raise ConfigError(explain("config", named, "is a recipe, not a file", f"write --recipe {named}"))
+    if options.config and named and options.config != named:
+        raise ConfigError(explain("--config", options.config, f"and {named} are two config files", "name one of them"))
+    if options.recipe and file:
+        remedy = f"name one of them, or write 'recipe: {options.recipe}' into the file"
+        raise ConfigError(explain("--recipe", options.recipe, f"and {file} are two configs", remedy))
+    if not options.recipe and not file:
+        remedy = f"name a file, or --recipe and one of {', '.join(known)}"
+        raise ConfigError(explain("config", "", "is missing", remedy))
+    return file
 
 
 def program() -> str:

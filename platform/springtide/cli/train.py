@@ -22,7 +22,8 @@ _EXAMPLES = """  springtide train --recipe demo
   springtide train --recipe demo --optim.peak-lr 1e-3 --train.total 2M
   springtide train --recipe demo --resume                        # continue the newest run of this config
   springtide train --recipe demo --run.id mine --resume auto     # start it or continue it: for requeues and retries
-  springtide train --config runs/RUN/config.yaml --run.id again  # repeat a saved run exactly
+  springtide train mine.yaml                                     # settings in a file: docs/how-to/config-files.md
+  springtide train runs/RUN/config.yaml --run.id again           # repeat a saved run exactly
   springtide train --recipe demo --dry-run                       # decide everything, train nothing"""
 
 
