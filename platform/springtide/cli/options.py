@@ -132,11 +132,24 @@ def _base(options: argparse.Namespace) -> tuple[Config, str]:
     """Return the config that options override, and the file that it comes from, if any."""
     from springtide import config as configs
 
-    if file := _file_of(options):
-        return configs.load_config(file, True), file
     start_from = getattr(options, _START_FROM, "")
-    if options.recipe not in configs.recipes.FINE_TUNING or not start_from:
-        return configs.recipe(options.recipe), ""
+    if file := _file_of(options):
+        return configs.load_config(file, True, lambda name, named: _recipe(name, start_from or named, options)[0]), file
+    return _recipe(options.recipe, start_from, options)
+
+
+def _recipe(name: str, start_from: str, options: argparse.Namespace) -> tuple[Config, str]:
+    """Return the config of a recipe, and the file that it comes from, if any.
+
+    Args:
+        name: name of the recipe.
+        start_from: the run, or the checkpoint, whose model it starts from; empty for none.
+        options: parsed arguments.
+    """
+    from springtide import config as configs
+
+    if name not in configs.recipes.FINE_TUNING or not start_from:
+        return configs.recipe(name), ""
     from springtide.checkpoint.branch import split
     from springtide.config.data import MODEL_TEMPLATE
     from springtide.config.inherit import left_behind
@@ -148,15 +161,15 @@ def _base(options: argparse.Namespace) -> tuple[Config, str]:
         remedy = "name the folder of a run, or of an imported model"
         raise ConfigError(explain(_START_FROM, start_from, f"has no {configs.RUN_CONFIG}", remedy))
     run, given = Run(folder).config, vars(options)
-    if options.recipe == "continue":
-        typed = [url for name, text in given.items() if "." in name for url in _URL.findall(text)]
+    if name == "continue":
+        typed = [url for field, text in given.items() if "." in field for url in _URL.findall(text)]
         config = configs.recipes.continued(run, start_from, typed)
     else:
-        config = configs.recipes.FINE_TUNING[options.recipe](run, start_from)
-    for name, line in left_behind(run, config).items():
-        if name not in given:
+        config = configs.recipes.FINE_TUNING[name](run, start_from)
+    for field, line in left_behind(run, config).items():
+        if field not in given:
             say(f"note: {line}", error=True)
-    if options.recipe in _OF_CHATS and not config.corpus.chat_template and folder.exists(CHAT_TEMPLATE):
+    if name in _OF_CHATS and not config.corpus.chat_template and folder.exists(CHAT_TEMPLATE):
         config = config.override({"corpus.chat_template": MODEL_TEMPLATE})
     return config, folder.where(configs.RUN_CONFIG)
 

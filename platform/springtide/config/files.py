@@ -8,7 +8,7 @@ import errno
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,13 @@ _BESIDE = {RUN_CONFIG: ("journal", "checkpoints", "leases"), "best.yaml": ("swee
 _MOST_BYTES = 2**20
 """Most bytes of a config's file; YAML is parsed at about a megabyte in ten seconds."""
 _PROBLEMS_SHOWN = 30
+_RECIPE = "recipe"
+"""Key of a config file that names the recipe of what the file leaves out."""
+Base = Callable[[str, str], Config]
 _FIELD = re.compile(r"([\w-]+(?:\.[\w-]+)*)(?= = |: )")
 """The dotted name that a problem begins with."""
+_MENTIONED = re.compile(r"[a-z_]+\.[a-z_]+(?= = )")
+"""The settings whose values a problem shows."""
 
 
 def build(data: Any) -> Config:
@@ -67,15 +72,18 @@ def recipe(name: str) -> Config:
     return RECIPES[name]()
 
 
-def load_config(path: str | Path, trust_code: bool = False) -> Config:
+def load_config(path: str | Path, trust_code: bool = False, base: Base | None = None) -> Config:
     """Load a config from a YAML or JSON file.
 
     The ``config.yaml`` in a run's folder and the ``best.yaml`` in a sweep's are what springtide stored: retired and renamed
-    settings are read as for ``--resume``. Any other file is given now, also a copy of those, and is refused if it has one.
+    settings are read as for ``--resume``. Any other file is given now, also a copy of those, and is refused if it has one. It
+    may name a recipe (``recipe: tiny``): what the file leaves out is then the recipe's.
 
     Args:
         path: the file, such as the ``config.yaml`` of a run.
         trust_code: accept a file that names code to run (``Config.needs_trust``, ``Config.prepare_sources``).
+        base: returns the settings of a recipe, from its name and the ``train.start_from`` of the file; by default ``recipe``,
+            which knows only recipes that start from new weights.
 
     Raises:
         ConfigError: the file cannot be read or is not a valid config, or it names code and ``trust_code`` is not set. A stored
@@ -89,7 +97,7 @@ def load_config(path: str | Path, trust_code: bool = False) -> Config:
         text = _bytes(Path(path))
         if is_stored := _is_stored(Path(path)):
             check_nothing_lost(text, str(path))
-        config = parse(text, str(path), is_stored)
+        config = parse(text, str(path), is_stored, base)
     except OSError as error:
         raise ConfigError(
             explain("config", str(path), f"cannot be read ({error.strerror})", "check the path")
@@ -111,13 +119,14 @@ def _is_stored(path: Path) -> bool:
     return any((path.parent / name).exists() for name in _BESIDE.get(path.name, ()))
 
 
-def parse(text: bytes, name: str = RUN_CONFIG, is_stored: bool = True) -> Config:
+def parse(text: bytes, name: str = RUN_CONFIG, is_stored: bool = True, base: Base | None = None) -> Config:
     """Parse YAML or JSON into a config, the inverse of ``dump``.
 
     Args:
         text: what a file holds.
         name: name of the file, for the error.
         is_stored: whether a run or a sweep has stored it, so that renamed and retired settings are read; else they are refused.
+        base: as for ``load_config``.
 
     Raises:
         ConfigError: it is not YAML, or not a valid config.
@@ -131,7 +140,7 @@ def parse(text: bytes, name: str = RUN_CONFIG, is_stored: bool = True) -> Config
             raise ConfigError(f"{name}: {error}") from None
     given = read_given(text, name, "config", Config)
     try:
-        return build(given.data)
+        return build(_on_recipe(given.data, base))
     except ConfigError as error:
         raise ConfigError(_located(str(error), name, given)) from None
 
@@ -156,13 +165,36 @@ def _check_size(text: bytes, name: str) -> None:
         raise ConfigError(explain("config", name, f"is larger than {_MOST_BYTES:,} bytes", "is it a config?"))
 
 
+def _on_recipe(data: Any, base: Base | None) -> Any:
+    """Return the data of a file with the settings of the recipe that it names for those that it leaves out."""
+    if not isinstance(data, dict):
+        return data
+    # a section of which all lines are comments is nothing
+    data = {section: {} if values is None else values for section, values in data.items()}
+    if _RECIPE not in data:
+        return data
+    name, train = data.pop(_RECIPE), data.get("train")
+    start_from = train.get("start_from") if isinstance(train, dict) else ""
+    found = base(str(name), str(start_from or "")) if base else recipe(str(name))
+    whole = found.model_dump(mode="json")
+    for section, values in data.items():
+        is_table = isinstance(values, dict) and section in whole
+        whole[section] = whole[section] | values if is_table else values
+    return whole
+
+
 def _located(problems: str, name: str, given: Parsed) -> str:
-    """Return problems of a config, one a line, with file and line before each field that the file has."""
+    """Return problems of a config, one a line: with file and line before each field that the file has, and with where the
+    values come from that it has not."""
     found = []
+    of = f"recipe {given.data[_RECIPE]!r}" if isinstance(given.data, dict) and _RECIPE in given.data else "the defaults"
     for problem in problems.splitlines():
-        path = tuple(match[0].split(".")) if (match := _FIELD.match(problem)) else ()
-        is_there = path[:1] in given.lines
-        found.append(f"{name}:{given.line(path)}: {problem}" if is_there else f"{name}: {problem}")
+        match = _FIELD.match(problem)
+        path = tuple(match[0].split(".")) if match else ()
+        line = f"{name}:{given.line(path)}: {problem}" if path[:1] in given.lines else f"{name}: {problem}"
+        mentioned = dict.fromkeys(one for one in _MENTIONED.findall(problem) if one in fields())
+        left_out = [one for one in mentioned if tuple(one.split(".")) not in given.lines]
+        found.append(f"{line} ({', '.join(left_out)}: not in this file, from {of})" if left_out else line)
     return "\n".join(found)
 
 

@@ -9,7 +9,10 @@ import pytest
 from springtide.cli.main import main, parser
 from springtide.cli.options import config_of
 from springtide.config import Config
+from springtide.config.files import recipe
 from springtide.errors import ConfigError
+from springtide.run.folder import Run
+from springtide.store import Folder
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +71,44 @@ def test_a_file_after_resume_is_told_its_place(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         main(["train", "--resume", "mine.yaml"])
     assert "'mine.yaml' is not auto; a config file goes before --resume" in capsys.readouterr().err
+
+
+def test_a_file_names_its_recipe() -> None:
+    Path("mine.yaml").write_text("recipe: tiny\nrun: {id: mine}\ntrain:\nmodel:\n  num_layers: 3\n")
+    assert config("train", "mine.yaml") == recipe("tiny").override({"run.id": "mine", "model.num_layers": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("run: {id: a}\nrecipe: tinny", "mine.yaml:2: recipe = 'tinny': known are tiny, demo"),
+        ("recipe: sft", "mine.yaml:1: recipe = 'sft': goes on from a model; name its run"),
+        ("recipe: sft\ntrain: {start_from: runs/none}", "train.start_from = 'runs/none': has no config.yaml; name the folder"),
+        ("recipe: 010", "mine.yaml:1: recipe = '8': known are"),
+        (
+            "model: {num_heads: 4}",
+            "mine.yaml:1: model.num_kv_heads = 3: must divide model.num_heads = 4; choose a divisor "
+            "(model.num_kv_heads: not in this file, from the defaults)",
+        ),
+        (
+            "recipe: tiny\nmodel:\n  num_kv_heads: 3",
+            "mine.yaml:3: model.num_kv_heads = 3: must divide model.num_heads = 4; choose a divisor "
+            "(model.num_heads: not in this file, from recipe 'tiny')",
+        ),
+        ("recipe: tiny\ntrain: 5", "mine.yaml:2: train = 5: is not a table of names and values"),
+    ],
+)  # fmt: skip
+def test_an_error_says_which_recipe_a_value_is_from(text: str, said: str) -> None:
+    Path("mine.yaml").write_text(text)
+    assert said in refused("train", "mine.yaml")
+
+
+def test_a_file_may_start_from_a_model(tiny: Config) -> None:
+    """Its recipe takes the model from the run that the file or the command line names."""
+    Run(Folder("runs/base")).write_config(tiny.override({"model.dim": 32, "train.micro_batch": 3}))
+    Path("mine.yaml").write_text("recipe: lora\ntrain: {start_from: runs/base, total: 99k}\n")
+    found = config("train", "mine.yaml", "--optim.peak-lr", "1e-5")
+    assert (found.model.dim, found.model.adapter, found.train.micro_batch) == (32, "lora", 3)
+    assert (found.train.total, found.optim.peak_lr, found.train.start_with) == (99_000, 1e-5, "weights")
+    Path("mine.yaml").write_text("recipe: lora\n")
+    assert config("train", "mine.yaml", "--train.start-from", "runs/base").model.dim == 32
