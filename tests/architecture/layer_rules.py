@@ -102,7 +102,7 @@ EDGES = (
 """Where the environment is read, once a process."""
 
 PURE: dict[str, tuple[str, ...]] = {
-    "config": ("config/files.py", "config/code.py"),
+    "config": ("config/files.py", "config/code.py", "config/input_paths.py"),
     "elastic": (),
     "tuning": ("tuning/folder.py", "tuning/space.py"),
     "stream": ("stream/data.py", "stream/batches.py", "stream/reader.py"),

@@ -21,6 +21,7 @@ from springtide.app.plan_spot import Market, saves_of, spot_of
 from springtide.config import Config, difference
 from springtide.config.cluster_file import ClusterFile, NodeType, parse_cluster
 from springtide.config.devices import figures_of, known_devices
+from springtide.config.input_paths import find_input
 from springtide.elastic.evenness import evenness
 from springtide.errors import ConfigError, explain
 
@@ -51,9 +52,13 @@ def load_cluster(path: str) -> ClusterFile:
         problem = f"cannot be read ({error.strerror})"
         raise ConfigError(explain("cluster", path, problem, "name a file in the form of docs/how-to/plan.md")) from None
     found = parse_cluster(text, path)
-    types = [
-        one.model_copy(update={"trace": str(file.parent / one.trace) if one.trace else ""}) for one in found.node_types
-    ]
+    try:
+        traces = [
+            find_input(f"node_types.{at}.trace", one.trace, str(file.parent)) for at, one in enumerate(found.node_types)
+        ]
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    types = [one.model_copy(update={"trace": trace}) for one, trace in zip(found.node_types, traces, strict=True)]
     return found.model_copy(update={"node_types": tuple(types)})
 
 

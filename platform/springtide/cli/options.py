@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from springtide.cli.output import say
@@ -112,7 +113,7 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
 
     given = {name: value for name, value in vars(options).items() if "." in name}
     base, file = _base(options)
-    config = base.override({name: _value(name, text) for name, text in given.items()})
+    config = base.override(_changes(given))
     if "track.mlflow_uri" in given:
         from springtide.app.tracking_server import name_server
 
@@ -201,6 +202,19 @@ def program() -> str:
     here = os.path.join(os.path.dirname(sys.executable), "springtide")
     found = shutil.which("springtide")
     return "springtide" if found and os.path.exists(here) and os.path.samefile(found, here) else os.path.relpath(here)
+
+
+def _changes(given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of options, by the dotted names of their fields."""
+    from springtide.config.input_paths import expand_home
+
+    changes = {name: _value(name, text) for name, text in given.items()}
+    for name in changes:
+        section, field = name.split(".")
+        one = {section: {field: changes[name]}}
+        expand_home(one)
+        changes[name] = one[section][field]
+    return changes
 
 
 def _value(name: str, text: str) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 
 from springtide.config.batch_schedule import Ramp
 from springtide.config.quantities import Bytes, Tokens
@@ -159,6 +160,21 @@ class CorpusConfig(Section):
     """Prepared datasets and texts of benchmarks: URLs, or tables like those of ``sources``. Documents close to held-out
     text of such a dataset, held-out documents that are close to its training text, and documents that share a run of 13 words
     with a benchmark are dropped [urls]."""
+
+    _beside: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def paths(self) -> Mapping[str, str]:
+        """Paths of this section, as typed, of files that are beside the config's file only -> their absolute paths."""
+        return self._beside
+
+    def path(self, typed: str) -> str:
+        """Return what to open for a path of this section: an absolute path if the file is beside the config's file only."""
+        return self._beside.get(typed, typed)
+
+    def with_paths(self, beside: Mapping[str, str]) -> None:
+        """Add to ``paths``."""
+        self._beside.update(beside)
 
     @model_validator(mode="after")
     def _check(self) -> CorpusConfig:

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from springtide.config.code import check_trusted
 from springtide.config.fields import fields, is_free
+from springtide.config.input_paths import expand_home, look_beside
 from springtide.config.problems import in_words
 from springtide.config.recipes import FINE_TUNING, RECIPES
 from springtide.config.renames import as_hashed, current, limit_and_remedy, lost, refused
@@ -97,7 +98,9 @@ def load_config(path: str | Path, trust_code: bool = False, base: Base | None = 
         text = _bytes(Path(path))
         if is_stored := _is_stored(Path(path)):
             check_nothing_lost(text, str(path))
-        config = parse(text, str(path), is_stored, base)
+        config = (
+            parse(text, str(path), True) if is_stored else _parse_given(text, str(path), base, str(Path(path).parent))
+        )
     except OSError as error:
         raise ConfigError(
             explain("config", str(path), f"cannot be read ({error.strerror})", "check the path")
@@ -119,30 +122,39 @@ def _is_stored(path: Path) -> bool:
     return any((path.parent / name).exists() for name in _BESIDE.get(path.name, ()))
 
 
-def parse(text: bytes, name: str = RUN_CONFIG, is_stored: bool = True, base: Base | None = None) -> Config:
+def parse(text: bytes, name: str = RUN_CONFIG, is_stored: bool = True) -> Config:
     """Parse YAML or JSON into a config, the inverse of ``dump``.
 
     Args:
         text: what a file holds.
         name: name of the file, for the error.
         is_stored: whether a run or a sweep has stored it, so that renamed and retired settings are read; else they are refused.
-        base: as for ``load_config``.
 
     Raises:
         ConfigError: it is not YAML, or not a valid config.
     """
+    if not is_stored:
+        return _parse_given(text, name)
     _check_size(text, name)
-    if is_stored:
-        data = read_stored(text, name)
-        try:
-            return build_stored(data)
-        except ConfigError as error:
-            raise ConfigError(f"{name}: {error}") from None
+    data = read_stored(text, name)
+    try:
+        return build_stored(data)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+
+
+def _parse_given(text: bytes, name: str, base: Base | None = None, folder: str = "") -> Config:
+    """Parse a config that a person wrote. ``base``: as for ``load_config``; ``folder``: of the file."""
+    _check_size(text, name)
     given = read_given(text, name, "config", Config)
     try:
-        return build(_on_recipe(given.data, base))
+        expand_home(given.data)
+        beside = look_beside(given.data, folder)
+        config = build(_on_recipe(given.data, base))
     except ConfigError as error:
         raise ConfigError(_located(str(error), name, given)) from None
+    config.corpus.with_paths(beside)
+    return config
 
 
 def check_nothing_lost(text: bytes, name: str, unless: str = "") -> None:
@@ -218,7 +230,9 @@ def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
             raise ConfigError(explain(name, value, limit, remedy))
         section, field = name.split(".")
         data[section][field] = value
-    return build(data)
+    changed = build(data)
+    changed.corpus.with_paths(config.corpus.paths)
+    return changed
 
 
 def difference(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:

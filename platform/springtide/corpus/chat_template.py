@@ -11,6 +11,7 @@ special token of the template is one id; a content that spells one is text, beca
 from __future__ import annotations
 
 import collections
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -82,7 +83,8 @@ def read_template(name: str, tokenizer: str = "") -> str:
     file ``tokenizer``, as ``corpus.tokenizer``. ConfigError if there is none, or none that can be compiled."""
     if name in BUILT_IN:
         return BUILT_IN[name]
-    path = Path(tokenizer).parent / _OF_MODEL if name == MODEL_TEMPLATE else Path(name)
+    tokenizer = os.path.expanduser(tokenizer)
+    path = Path(tokenizer).parent / _OF_MODEL if name == MODEL_TEMPLATE else Path(os.path.expanduser(name))
     if name == MODEL_TEMPLATE and not (Path(tokenizer).is_file() and path.is_file()):
         problem = f"is the {_OF_MODEL} beside the tokenizer, and corpus.tokenizer = {tokenizer!r} has none there"
         raise ConfigError(explain(_FIELD, name, problem, f"use {', '.join(BUILT_IN)} or a file of Jinja"))

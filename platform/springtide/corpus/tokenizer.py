@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -356,7 +357,8 @@ def tokenizer_file(kind: str) -> Path | None:
         >>> tokenizer_file("bpe")
     """
     is_named = kind in ("bpe", "bytes") or kind.startswith(_TIKTOKEN)
-    return None if is_named or not Path(kind).is_file() else Path(kind)
+    file = Path(os.path.expanduser(kind))
+    return None if is_named or not file.is_file() else file
 
 
 def _batches(texts: Iterable[str]) -> Iterator[list[str]]:

@@ -72,13 +72,14 @@ def open_apart(corpus: CorpusConfig) -> ApartFrom:
     """Open the datasets and texts that ``corpus`` stays apart from; CorpusError if one is missing."""
     datasets, manifests, texts = [], [], []
     for entry in corpus.apart_from:
-        folder = Folder(entry.source)
+        source = corpus.path(entry.source)
+        folder = Folder(source)
         if folder.exists(MANIFEST):
-            datasets.append(entry.source)
+            datasets.append(source)
             manifests.append(load_manifest(folder))
         else:
             field, is_chat = entry.field or corpus.field, bool(entry.chat_template)
-            texts.append(open_source(entry.source, entry.max_files or 0, field, is_chat=is_chat))
+            texts.append(open_source(source, entry.max_files or 0, field, is_chat=is_chat))
     return ApartFrom(tuple(datasets), tuple(manifests), tuple(texts))
 
 

@@ -16,7 +16,8 @@ def templates(corpus: CorpusConfig) -> dict[str, str]:
     """Return the text of each template by its name in ``corpus.chat_template``; empty for that of texts. ConfigError if one
     cannot be used."""
     names = dict.fromkeys(each.chat_template for each in corpus.each().values())
-    return {name: read_template(name, corpus.tokenizer) if name else "" for name in names}
+    path, tokenizer = corpus.path, corpus.path(corpus.tokenizer)
+    return {name: read_template(path(name), tokenizer) if name else "" for name in names}
 
 
 def check_chats(texts: Mapping[str, str], shards: ShardsConfig) -> None:

@@ -126,7 +126,7 @@ def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader
     texts = templates(corpus)
     check_chats(texts, shards)
     sources = [
-        open_source(one.source, one.max_files, one.field, one.separator, is_chat=bool(one.chat_template))
+        open_source(corpus.path(one.source), one.max_files, one.field, one.separator, is_chat=bool(one.chat_template))
         for one in each
     ]
     apart = open_apart(corpus)
@@ -149,7 +149,7 @@ def fingerprint(
     code = [code_digest({"corpus.filter": corpus.filter})] if corpus.filter else []
     code += [digest.of_bytes(text.encode()) for text in texts.values() if text]
     code += ["whole documents"] if all(texts.values()) else []  # older datasets of chats are laid out otherwise
-    if file := tokenizer_file(corpus.tokenizer):
+    if file := tokenizer_file(corpus.path(corpus.tokenizer)):
         code.append(f"tokenizer {digest.of_bytes(Folder(file.parent).read(file.name))}")
     text = json.dumps(
         [
@@ -264,7 +264,7 @@ def _check_unchanged(corpus: CorpusConfig, sources: Sequence[CorpusReader], data
     were added meanwhile were not read, and make another dataset."""
     for one, source in zip(corpus.each().values(), sources, strict=True):
         if changed := changed_files(
-            one.source, {name: source.seen.get(name) for name in (*source.names, *source.beside)}
+            corpus.path(one.source), {name: source.seen.get(name) for name in (*source.names, *source.beside)}
         ):
             dataset.remove()
             problem = f"changed while it was read ({len(changed)} such files), and nothing was sealed"
@@ -322,7 +322,7 @@ def _vocabulary(corpus: CorpusConfig, shards: ShardsConfig, jobs: list[PartJob],
     """Return the tokenizer, made once."""
     if not work.exists(TOKENIZER):
         made = open_tokenizer(
-            corpus.tokenizer,
+            corpus.path(corpus.tokenizer),
             sample(shards.seed, jobs, corpus.tokenizer_characters),
             corpus.vocab_size,
             pattern=corpus.pretokenizer,

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pickle
 from pathlib import Path
 
 import pytest
 
+from springtide import config as configs
+from springtide.app.prepare import prepare
 from springtide.cli.main import main, parser
 from springtide.cli.options import config_of
 from springtide.config import Config
 from springtide.config.files import recipe
 from springtide.errors import ConfigError
 from springtide.run.folder import Run
+from springtide.shards import load_manifest
 from springtide.store import Folder
+
+TEMPLATE = """\
+{% for message in messages %}<{{ message.role }}>
+{% if message.role == 'assistant' %}{% generation %}{{ message.content }}
+{% endgeneration %}{% else %}{{ message.content }}
+{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>
+{% endif %}"""
 
 
 @pytest.fixture(autouse=True)
@@ -112,3 +125,110 @@ def test_a_file_may_start_from_a_model(tiny: Config) -> None:
     assert (found.train.total, found.optim.peak_lr, found.train.start_with) == (99_000, 1e-5, "weights")
     Path("mine.yaml").write_text("recipe: lora\n")
     assert config("train", "mine.yaml", "--train.start-from", "runs/base").model.dim == 32
+
+
+def test_inputs_are_looked_up_beside_the_file() -> None:
+    """Those of the corpus stay as they are typed, and are opened where they are; roots are relative to the shell."""
+    Path("conf/runs/base").mkdir(parents=True)
+    for name in ("docs.jsonl", "more.txt", "chat.jinja", "tokenizer.json"):
+        Path("conf", name).write_text("{}")
+    Path("here.txt").write_text("x")
+    Path("conf/mine.yaml").write_text("""
+recipe: tiny
+corpus:
+  source: docs.jsonl
+  sources: {a: more.txt, b: {source: "*.jsonl", chat_template: chat.jinja}, c: here.txt, d: stdlib, e: none.txt}
+  tokenizer: tokenizer.json
+run: {root: runs}
+shards: {root: runs}
+train: {start_from: runs/base}
+""")
+    found = config("train", "conf/mine.yaml", "--run.id", "a")
+    corpus, folder = found.corpus, Path("conf").resolve()
+    assert (corpus.source, corpus.tokenizer, corpus.sources["a"].source) == ("docs.jsonl", "tokenizer.json", "more.txt")
+    for typed in ("docs.jsonl", "more.txt", "*.jsonl", "chat.jinja", "tokenizer.json"):
+        assert corpus.path(typed) == str(folder / typed)
+        assert corpus.each()["b"].path(typed) == pickle.loads(pickle.dumps(corpus)).path(typed) == str(folder / typed)
+    assert [corpus.path(typed) for typed in ("here.txt", "stdlib", "none.txt")] == ["here.txt", "stdlib", "none.txt"]
+    assert (found.train.start_from, found.run.root, found.shards.root) == (str(folder / "runs/base"), "runs", "runs")
+    assert configs.parse(configs.dump(found).encode()).corpus.path("docs.jsonl") == "docs.jsonl"
+
+
+def test_an_input_in_two_places_is_refused_with_both(tmp_path: Path) -> None:
+    Path("conf").mkdir()
+    for folder in (Path(), Path("conf")):
+        (folder / "docs.jsonl").write_text("{}")
+    Path("conf/mine.yaml").write_text("corpus:\n  source: docs.jsonl")
+    told = refused("train", "conf/mine.yaml")
+    assert told.startswith("conf/mine.yaml:2: corpus.source = 'docs.jsonl': is in the current folder, ")
+    assert f"{tmp_path}/docs.jsonl, and beside the file, {tmp_path}/conf/docs.jsonl; give the absolute path" in told
+    Path("docs.jsonl").unlink()
+    Path("docs.jsonl").symlink_to("conf/docs.jsonl")
+    assert config("train", "conf/mine.yaml").corpus.path("docs.jsonl") == "docs.jsonl"
+
+
+@pytest.mark.processes  # a template is rendered in its own
+def test_a_dataset_is_made_of_a_corpus_beside_its_config(tmp_path: Path) -> None:
+    """Also of its chats, template and the text it stays apart from; the dataset is that of the same config elsewhere."""
+    Path("conf").mkdir()
+    words = [f"w{number}" for number in range(50)]
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": words[n % 50]},
+                {"role": "assistant", "content": " ".join(words[n % 7 :])},
+            ]
+        }
+        for n in range(300)
+    ]
+    Path("conf/chats.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    Path("conf/apart.txt").write_text("something else")
+    Path("conf/chat.jinja").write_text(TEMPLATE)
+    Path("conf/mine.yaml").write_text("""
+recipe: tiny
+corpus: {source: chats.jsonl, chat_template: chat.jinja, apart_from: [apart.txt], near_duplicates: false}
+shards: {packing: best_fit, mask_across_documents: true, sequence_length: 256}
+""")
+    made = prepare(config("data", "prepare", "conf/mine.yaml")).shards.dataset
+    os.chdir("conf")
+    assert (
+        prepare(config("data", "prepare", "mine.yaml", "--shards.root", str(tmp_path / "datasets"))).shards.dataset
+        == made
+    )
+    assert load_manifest(Folder(made)).source["source"] == "chats.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "value"),
+    [
+        ("run: {root: $HOME/runs}", "run.root", "~/runs"),
+        ("shards: {root: '${HOME}/data'}", "shards.root", "~/data"),
+        ("corpus: {source: $HOME}", "corpus.source", "~"),
+        ("run: {root: '$odd/runs'}", "run.root", "$odd/runs"),
+    ],
+)
+def test_home_is_expanded(text: str, field: str, value: str) -> None:
+    Path("$odd/runs").mkdir(parents=True)
+    Path("mine.yaml").write_text(text)
+    assert configs.flatten(config("train", "mine.yaml"))[field] == value
+    assert config("train", "--recipe", "tiny", "--run.root", "$HOME/x").run.root == "~/x"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "run:\n  root: $USER/runs",
+            "mine.yaml:2: run.root = '$USER/runs': $USER is not replaced; only $HOME is, at the",
+        ),
+        (
+            "corpus: {source: 's3://b/${WHO}/x'}",
+            "${WHO} is not replaced; only $HOME is, at the beginning; write out what",
+        ),
+        ("stream: {mixture: {a: /data/$HOME}}", "stream.mixture.a = '/data/$HOME': $HOME is not replaced"),
+    ],
+)
+def test_other_variables_are_refused(text: str, said: str) -> None:
+    Path("mine.yaml").write_text(text)
+    assert said in refused("train", "mine.yaml")
+    assert "$USER is not replaced" in refused("train", "--recipe", "tiny", "--run.root", "$USER/runs")

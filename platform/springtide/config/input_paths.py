@@ -1,0 +1,139 @@
+"""The paths that a config names: inputs are looked up beside its file, and ``$HOME`` is the home folder.
+
+    an input of a config file    in the current folder, and beside the file; refused if both have it, and they are two files
+    an input of an option        in the current folder
+    an output, such as run.root  in the current folder
+    $HOME, ${HOME}               as ~; another $NAME is refused, because it would be the name of a folder
+
+Inputs of ``corpus`` are recorded as they are typed: they are part of a dataset's identity, which should not depend on where
+the config lies. ``CorpusConfig.path`` tells what to open for them.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from springtide.config.data import CHAT_TOKENS, MODEL_TEMPLATE
+from springtide.config.objective import L2SP
+from springtide.errors import ConfigError, explain
+
+_TEMPLATES = frozenset({*CHAT_TOKENS, "plain", MODEL_TEMPLATE})
+_INPUTS: dict[str, frozenset[str]] = {
+    "corpus.source": frozenset({"stdlib"}),
+    "corpus.sources.*": frozenset({"stdlib"}),
+    "corpus.sources.*.source": frozenset({"stdlib"}),
+    "corpus.sources.*.chat_template": _TEMPLATES,
+    "corpus.apart_from.*": frozenset({"stdlib"}),
+    "corpus.apart_from.*.source": frozenset({"stdlib"}),
+    "corpus.tokenizer": frozenset({"bpe", "bytes"}),
+    "corpus.chat_template": _TEMPLATES,
+    "shards.dataset": frozenset(),
+    "stream.mixture.*": frozenset(),
+    "stream.eval_datasets.*": frozenset(),
+    "objective.labels": frozenset(),
+    "objective.teacher": frozenset(),
+    "objective.anchor": frozenset({L2SP}),
+    "train.start_from": frozenset(),
+}
+"""Field that names an input -> values of it that are no paths. ``*`` stands for every entry of a table or a list."""
+_OUTPUTS = ("run.root", "shards.root", "track.mlflow_uri")
+_CORPUS = "corpus."
+_HOME = re.compile(r"\$(?:HOME\b|\{HOME\})")
+_VARIABLE = re.compile(r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*\})")
+_PATTERN = re.compile(r"[*?\[]")
+
+
+def expand_home(data: Any) -> None:
+    """Replace ``$HOME`` at the beginning of each path of a config by ``~``, in place. Raises ConfigError for another variable.
+
+    Args:
+        data: plain data of a config, or a part of it.
+
+    Examples:
+        >>> data = {"run": {"root": "$HOME/runs"}}
+        >>> expand_home(data)
+        >>> data
+        {'run': {'root': '~/runs'}}
+    """
+    for name in (*_INPUTS, *_OUTPUTS):
+        for where, holder, key, value in _texts(data, name):
+            path = _HOME.sub("~", value, count=1) if _HOME.match(value) else value
+            if (found := _VARIABLE.search(path)) and not os.path.exists(path):
+                limit = f"{found[0]} is not replaced; only $HOME is, at the beginning"
+                raise ConfigError(explain(where, value, limit, f"write out what {found[0]} stands for"))
+            holder[key] = path
+
+
+def look_beside(data: Any, folder: str) -> dict[str, str]:
+    """Look up the inputs of a config file beside it: make those absolute, in place, that are only there.
+
+    Args:
+        data: plain data of the config.
+        folder: the folder of its file.
+
+    Returns:
+        Inputs of ``corpus`` that are only there, which stay as they are typed -> their absolute paths.
+
+    Raises:
+        ConfigError: an input is both beside the file and in the current folder.
+    """
+    of_corpus: dict[str, str] = {}
+    for name, others in _INPUTS.items():
+        for where, holder, key, value in _texts(data, name):
+            if value in others or (path := find_input(where, value, folder)) == value:
+                continue
+            if name.startswith(_CORPUS):
+                of_corpus[value] = path
+            else:
+                holder[key] = path
+    return of_corpus
+
+
+def find_input(field: str, typed: str, folder: str) -> str:
+    """Return the path of an input that a file names: as typed, or the absolute path if it is only beside the file.
+
+    Args:
+        field: name of what names it, for the error.
+        typed: a path, a pattern of paths, or a URL, which is returned as it is.
+        folder: the folder of the file.
+
+    Raises:
+        ConfigError: it is both beside the file and in the current folder, and these are not one file.
+    """
+    beside = os.path.abspath(os.path.join(folder, typed))
+    if not typed or ":" in typed or typed.startswith(("~", "/")) or "\0" in typed or not _exists(beside):
+        return typed
+    if not _exists(typed):
+        return beside
+    is_same = os.path.realpath(beside) == os.path.realpath(typed)
+    if not is_same:
+        limit = f"is in the current folder, {os.path.abspath(typed)}, and beside the file, {beside}"
+        raise ConfigError(explain(field, typed, limit, "give the absolute path of the one that you mean"))
+    return typed
+
+
+def _exists(path: str) -> bool:
+    return os.path.exists(path) or (bool(_PATTERN.search(path)) and next(glob.iglob(path, recursive=True), "") != "")
+
+
+def _texts(data: Any, name: str) -> Iterator[tuple[str, Any, Any, str]]:
+    """Yield (dotted name, table or list, key, text) of each text of ``data`` that ``name`` names."""
+    found = [("", data)]
+    *above, last = name.split(".")
+    for part in above:
+        found = [(f"{where}{key}.", one[key]) for where, one in found for key in _keys(one, part)]
+    for where, one in found:
+        for key in _keys(one, last):
+            if isinstance(one[key], str):
+                yield f"{where}{key}", one, key, one[key]
+
+
+def _keys(data: Any, part: str) -> list[Any]:
+    """Return the keys or indexes of ``data`` that a part of a name stands for."""
+    if isinstance(data, dict):
+        return list(data) if part == "*" else [part] * (part in data)
+    return list(range(len(data))) if isinstance(data, list) and part == "*" else []
