@@ -1,6 +1,7 @@
 """``springtide COMMAND``: the commands, one file per group, and the error handling of all commands.
 
-springtide data prepare | inspect            text to a sealed dataset
+springtide init                              a config file to begin with
+           data prepare | inspect            text to a sealed dataset
            train, sweep                      a run; many runs
            run status                        how a run stands, what limits it and what to try
            run inspect | list | compare      what a run's folder holds; many runs; two
@@ -27,7 +28,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from springtide.cli import data, doctor, elastic, metrics, model, plan, queue, run, sweep, train
+from springtide.cli import data, doctor, elastic, init, metrics, model, plan, queue, run, sweep, train
 from springtide.cli.commands import Commands
 from springtide.cli.output import PrintableFormatter, say
 from springtide.cli.status import Status, status_of
@@ -108,7 +109,7 @@ def parser(show_all: bool) -> argparse.ArgumentParser:
     whole = argparse.ArgumentParser(prog="springtide", description="Elastic training of language models on Ray.")
     whole.add_argument("--version", action=_Version, help="print the version and exit")
     commands = Commands(whole, show_all)
-    for part in (data, train, sweep, run, model, metrics, plan, elastic, queue, doctor):
+    for part in (init, data, train, sweep, run, model, metrics, plan, elastic, queue, doctor):
         part.add(commands)
     return whole
 

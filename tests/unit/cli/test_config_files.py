@@ -232,3 +232,24 @@ def test_other_variables_are_refused(text: str, said: str) -> None:
     Path("mine.yaml").write_text(text)
     assert said in refused("train", "mine.yaml")
     assert "$USER is not replaced" in refused("train", "--recipe", "tiny", "--run.root", "$USER/runs")
+
+
+def test_init_writes_a_config_that_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its settings are those of the recipe tiny, each with its description; nothing is overwritten."""
+    Path("con f").mkdir()
+    for words, path in ((), "springtide.yaml"), (("con f/mine.yaml",), "con f/mine.yaml"):
+        assert main(["init", *words]) == 0
+        assert capsys.readouterr().out.startswith(f"wrote {path}; next: springtide train ")
+        assert config("train", path) == recipe("tiny")
+        text = Path(path).read_text()
+        assert 28 <= sum(line.startswith("  ") and not line.startswith("  #") for line in text.splitlines()) <= 40
+        assert "# Tokens to train on; the last step may go past it [tokens]." in text
+        assert main(["init", path]) == 2
+        assert "exists, and is not overwritten; name another file" in capsys.readouterr().err
+        assert Path(path).read_text() == text
+    for path, said in {
+        "con f": "is a folder; name a file",
+        "no/mine.yaml": "is in a folder that does not exist",
+    }.items():
+        assert main(["init", path]) == 2
+        assert said in capsys.readouterr().err

@@ -1,0 +1,58 @@
+"""The config file that ``springtide init`` writes: the settings that people change, with what each one is."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+from springtide.config.fields import fields
+from springtide.config.files import flatten
+from springtide.config.recipes import tiny
+from springtide.config.schema import Config
+
+_SETTINGS = (
+    *("run.id", "run.root"),
+    *(
+        "corpus.source",
+        "corpus.field",
+        "corpus.chat_template",
+        "corpus.tokenizer",
+        "corpus.vocab_size",
+        "corpus.max_files",
+    ),
+    *("shards.root", "shards.sequence_length"),
+    *("stream.global_batch", "stream.max_epochs", "stream.seed"),
+    *("model.num_layers", "model.dim", "model.num_heads", "model.num_kv_heads", "model.ffn_dim"),
+    *("parallel.precision", "parallel.compile"),
+    *("optim.optimizer", "optim.peak_lr", "optim.schedule", "optim.warmup", "optim.weight_decay"),
+    *("train.total", "train.micro_batch", "train.eval_every", "train.eval_tokens"),
+    *("checkpoint.every_steps", "checkpoint.keep_last"),
+    *("elastic.min_workers", "elastic.max_workers", "elastic.gpus_per_worker"),
+    *("track.mlflow_uri", "track.experiment"),
+)
+_HEAD = """\
+# A config of springtide. It trains as it is, in seconds:
+#   springtide train {name} --dry-run    # decides everything, trains nothing
+#   springtide train {name}
+# What it leaves out is the recipe's. All settings: springtide train --help-all
+recipe: tiny
+"""
+_WIDTH = 110
+
+
+def starter(name: str) -> str:
+    """Return the text of a config file that trains the recipe tiny, with a comment above each setting.
+
+    Args:
+        name: name of the file, for the commands in its comments.
+    """
+    values, lines, section = flatten(tiny()), [_HEAD.format(name=name)], ""
+    for setting in _SETTINGS:
+        above, _, field = setting.partition(".")
+        if above != section:
+            lines += [f"\n# {Config.model_fields[above].description}\n{above}:\n"]
+            section = above
+        about = " ".join(fields()[setting].description.split()).replace("``", "`")
+        lines += [f"  # {line}\n" for line in textwrap.wrap(about, _WIDTH, break_on_hyphens=False)]
+        lines.append(f"  {field}: {json.dumps(values[setting], allow_nan=False)}\n")
+    return "".join(lines)
