@@ -12,14 +12,17 @@ from springtide.cli.commands import Commands
 from springtide.cli.options import add_config, add_resume, add_trust, config_of, program
 from springtide.cli.output import say
 from springtide.cli.progress import progress_bars
-from springtide.errors import redacted
+from springtide.errors import ConfigError, explain, redacted
 
 if TYPE_CHECKING:
     from springtide.app.resolve import ResolvedRun
+    from springtide.config import Config
+    from springtide.dataset import Progress
     from springtide.run.folder import Run
 
 _EXAMPLES = """  springtide train --recipe demo
   springtide train --recipe demo --optim.peak-lr 1e-3 --train.total 2M
+  springtide train mine.yaml --epochs 3
   springtide train --recipe demo --resume                        # continue the newest run of this config
   springtide train --recipe demo --run.id mine --resume auto     # start it or continue it: for requeues and retries
   springtide train mine.yaml                                     # settings in a file: docs/how-to/config-files.md
@@ -52,6 +55,9 @@ def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="prepare the data, decide everything, print it, and train nothing"
     )
+    length = "length of the run, in place of --train.total: "
+    parser.add_argument("--epochs", metavar="N", type=float, help=f"{length}times that it reads its dataset")
+    parser.add_argument("--steps", metavar="N", type=int, help=f"{length}steps")
     parser.add_argument("--demo", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -63,6 +69,7 @@ def _train(options: argparse.Namespace) -> int:
     config = config_of(options)
     how = {name: getattr(options, name) for name in ("resume", "accept_changes", "from_scratch")}
     with progress_bars() as progress:
+        config = _of_length(config, options, progress)
         if options.dry_run:
             return _show(resolve(config, **how, progress=progress))
         run = demonstrate(config, progress) if options.demo else train(config, **how, progress=progress)
@@ -74,6 +81,26 @@ def _train(options: argparse.Namespace) -> int:
     else:
         say(f"\nrun {run.id}: {len(run.steps)} steps; report {run.report}")
     return 0
+
+
+def _of_length(config: Config, options: argparse.Namespace, progress: Progress) -> Config:
+    """Return ``config`` with the length that --epochs or --steps gives, and print it. ConfigError if several give one."""
+    from springtide.app.length import with_epochs, with_steps
+
+    lengths = {"--epochs": options.epochs, "--steps": options.steps, "--train.total": vars(options).get("train.total")}
+    given = {name: value for name, value in lengths.items() if value is not None}
+    if len(given) > 1:
+        (first, value), *others = given.items()
+        limit = f"is given, and {' and '.join(name for name, _ in others)} too"
+        raise ConfigError(explain(first, value, limit, "give the length of the run once"))
+    if options.epochs is not None:
+        config = with_epochs(config, options.epochs, options.resume and not options.from_scratch, progress)
+    elif options.steps is not None:
+        config = with_steps(config, options.steps)
+    else:
+        return config
+    say(f"# {config.num_steps:,} steps: train.total = {int(config.train.total)}")
+    return config
 
 
 def _show(found: ResolvedRun) -> int:

@@ -51,7 +51,7 @@ def tiny() -> Config:
             "corpus": {"tokenizer": "bytes", "max_files": 40},
             "model": {"num_layers": 2, "dim": 64, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 160},
             "shards": {"sequence_length": 64, "rows_per_group": 64, "groups_per_shard": 8, "heldout_fraction": 0.1},
-            "stream": {"global_batch": 12},
+            "stream": {"global_batch": 12, "max_epochs": 100},  # to play with: longer runs repeat its little text
             "optim": {"warmup": 12 * 64 * 10},
             "train": {"total": 12 * 64 * 60, "eval_tokens": 16 * 64, "sample_tokens": 32},
             "checkpoint": {"every_steps": 20, "when_busy": "queue"},

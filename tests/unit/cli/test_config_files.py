@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from springtide import config as configs
+from springtide.app.length import with_epochs
 from springtide.app.prepare import prepare
 from springtide.cli.main import main, parser
 from springtide.cli.options import config_of
@@ -17,8 +19,9 @@ from springtide.config import Config
 from springtide.config.files import recipe
 from springtide.errors import ConfigError
 from springtide.run.folder import Run
-from springtide.shards import load_manifest
+from springtide.shards import TRAIN, load_manifest
 from springtide.store import Folder
+from springtide.stream import open_data
 
 TEMPLATE = """\
 {% for message in messages %}<{{ message.role }}>
@@ -253,3 +256,44 @@ def test_init_writes_a_config_that_trains(capsys: pytest.CaptureFixture[str]) ->
     }.items():
         assert main(["init", path]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_a_run_may_be_as_long_as_some_epochs(tiny: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of the rows of its dataset; a resumed run counts those of the dataset that it began with."""
+    rows = load_manifest(Folder(tiny.shards.dataset)).splits[TRAIN].rows
+    found = with_epochs(tiny, 7.5)
+    assert found.num_steps == math.ceil(rows * 7.5 / 12)
+    open_data(found.data).check_epochs(found.num_steps)
+    few = with_epochs(tiny.override({"optim.warmup": 0, "stream.max_epochs": 0.1}), 0.5)
+    assert 0.5 <= few.stream.max_epochs < 0.6
+    open_data(few.data).check_epochs(few.num_steps)
+    Run(Folder(tiny.run.root) / "a").write_config(tiny.override({"run.id": "a"}))
+    other = tiny.override({"run.id": "a", "shards.dataset": "", "corpus.source": "stdlib"})
+    assert with_epochs(other, 2, resume=True).shards.dataset == Folder(tiny.shards.dataset).url
+    with pytest.raises(ConfigError, match=r"--epochs = 1: is not defined for a mixture of 2 datasets"):
+        with_epochs(
+            tiny.override({"shards.dataset": "", "stream.mixture": dict.fromkeys("ab", tiny.shards.dataset)}), 1
+        )
+
+
+def test_the_length_is_given_once_and_told(tiny: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--recipe", "tiny", "--shards.dataset", tiny.shards.dataset, "--run.root", tiny.run.root]
+    for words, said in {
+        "--epochs 2 --steps 3": "--epochs = 2.0: is given, and --steps too; give the length of the run once",
+        "--steps 3 --train.total 2M": "--steps = 3: is given, and --train.total too",
+        "--epochs 0": "--epochs = 0.0: is not a number above 0",
+        "--epochs nan": "--epochs = nan: is not a number above 0",
+        "--steps 0": "--steps = 0: trains on nothing; give at least one step",
+        "--steps 5": "optim.warmup = 7680: with optim.decay = 0 longer than train.total = 3840; shorten warmup or decay",
+    }.items():
+        assert main(["train", *options, *words.split()]) == 2
+        assert said in capsys.readouterr().err
+    changes = ["--run.id", "taken", "--steps", "20"]
+    Run(Folder(tiny.run.root) / "taken").write_config(tiny)
+    assert main(["train", *options, *changes]) == 3
+    assert capsys.readouterr().out == "# 20 steps: train.total = 15360\n"
+
+
+def test_the_recipe_tiny_may_train_longer(tiny: Config) -> None:
+    found = tiny.override({"train.total": "3M"})
+    open_data(found.data).check_epochs(found.num_steps)
