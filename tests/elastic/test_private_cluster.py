@@ -69,7 +69,7 @@ def test_workers_prefer_installed_modules_to_files_of_the_current_folder(option:
     """Ray would have workers look there first, although ``springtide`` itself does not; ``python -c`` does, and so do its
     workers. Code that the user names is found in both."""
     (tmp_path / "colorsys.py").write_text("")
-    (tmp_path / "mine_here.py").write_text("def build():\n    pass\n")
+    (tmp_path / "mine_here.py").write_text("def build(*_):\n    pass\n")
     program = [sys.executable, option, "-c", IN_A_FOLDER]
     done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-5000:]

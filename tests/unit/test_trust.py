@@ -105,7 +105,7 @@ def test_the_current_folder_comes_after_what_is_installed(tmp_path: Path, monkey
     assert file_of("mine_alone") == str(tmp_path / "mine_alone.py")
     assert file_of("colorsys") != str(tmp_path / "colorsys.py")
     assert file_of("nowhere.at.all") == "a file that does not exist now"
-    assert find_code("model.source", "colorsys:rgb_to_hsv")(0.0, 0.0, 0.0) == (0.0, 0.0, 0.0)
+    assert find_code("objective.source", "colorsys:rgb_to_hsv")(0.0, 0.0, 0.0) == (0.0, 0.0, 0.0)
     assert find_code("model.source", "mine_alone:build")() is None
 
 

@@ -111,7 +111,7 @@ class Controls:
                     self._step, self._workers_now, self._rests = event.step, event.world_size, False
                     # a save that was asked for before a loss is of a step that this group may not reach soon
                     self._pending = [(one, min(at, event.step)) for one, at in self._pending]
-                    self._settle("resize", f"{event.world_size} workers train", self._is_small_enough)
+                    self._settle("resize", _train(event.world_size), self._is_small_enough)
                     self._unheard = True  # the group before may not have heard of a save
                 case Saved():
                     self._settle("save", f"{event.name} is committed", lambda _, at: event.step >= at, event.step)
@@ -249,6 +249,9 @@ class Controls:
                 self._carry_out(one)
 
     def _refusal(self, one: Command) -> str:
+        if one.verb == "save" and self._rests:
+            lets = f"`springtide run continue {self._run.id}` lets it train"
+            return f"the run is paused, and what it has trained is saved; {lets}"
         return self._why_not(one.workers) if one.verb == "resize" and one.workers else ""
 
     def _why_not(self, workers: int) -> str:
@@ -277,7 +280,10 @@ class Controls:
         if limit != before or one.verb == "pause":
             self._set(limit)
         with self._changed:
-            now = f"{self._workers_now} workers train"
+            now = _train(self._workers_now)
+            now = (
+                now if one.workers else f"no limit but elastic.max_workers = {self._config.elastic.max_workers}; {now}"
+            )
             if one.verb == "continue":
                 self._rests = False
                 self._settle("continue", "training continues as soon as there are workers")
@@ -295,6 +301,10 @@ class Controls:
             self._workers.ask(Interrupt.STOP)
         elif unheard and "save" in verbs:
             self._workers.ask(Interrupt.SAVE)
+
+
+def _train(workers: int) -> str:
+    return f"{workers} worker{'s train' if workers > 1 else ' trains'}" if workers else "no workers train at the moment"
 
 
 def _is_pause(event: Decided) -> bool:

@@ -67,7 +67,7 @@ class Restored:
     def remark(self) -> str:
         """What the user should know of it; empty if nothing."""
         saved_by, here = self.meta.code_fingerprint, code_fingerprint()
-        return "" if saved_by == here else f"saved by springtide's code {saved_by}, this is {here}"
+        return "" if saved_by in ("", here) else f"saved by springtide's code {saved_by}, this is {here}"
 
 
 def restore(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from springtide.errors import ConfigError, explain
 
 Run = Callable[[argparse.Namespace], int]
 """The function of a command; returns the exit status."""
@@ -37,6 +40,7 @@ class Commands:
 
     def __init__(self, parser: argparse.ArgumentParser, show_all: bool) -> None:
         """``show_all``: show every setting in help texts, as for --help-all."""
+        self._groups: dict[str, Commands] = {}
         self._subparsers = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=CommandParser)
         self.show_all = show_all
 
@@ -62,4 +66,20 @@ class Commands:
 
     def group(self, name: str, help: str) -> Commands:
         """Add and return a group of commands."""
-        return Commands(self._subparsers.add_parser(name, help=help, description=help), self.show_all)
+        found = Commands(self._subparsers.add_parser(name, help=help, description=help), self.show_all)
+        self._groups[name] = found
+        return found
+
+    def check(self, words: Sequence[str], before: str = "") -> None:
+        """Raise ConfigError, with the nearest one, if the first of the ``words`` is not a command. ``before``: the group."""
+        if not words or words[0].startswith("-"):
+            return
+        word, known = words[0], list(self._subparsers.choices)
+        if word in self._groups:
+            self._groups[word].check(words[1:], f"{before}{word} ")
+        elif word not in known:
+            inside = [f"{name} {one}" for name, group in self._groups.items() for one in group._subparsers.choices]
+            same = [name for name in inside if name.split()[1] == word]
+            close = same or difflib.get_close_matches(word, [*known, *inside], n=1)
+            remedy = f"did you mean springtide {before}{close[0]}?" if close else f"see springtide {before}--help"
+            raise ConfigError(explain("command", f"{before}{word}", f"is not one of {', '.join(known)}", remedy))

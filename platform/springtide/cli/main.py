@@ -24,15 +24,20 @@ from __future__ import annotations
 import argparse
 import io
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from springtide.cli import data, doctor, elastic, init, metrics, model, plan, queue, run, sweep, train
 from springtide.cli.commands import Commands
+from springtide.cli.options import COMMON
 from springtide.cli.output import PrintableFormatter, say
 from springtide.cli.status import Status, status_of
 from springtide.errors import ConfigError, SpringtideError, explain
+
+_GUESSES = 3
+"""Options that are proposed in place of an unknown one."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if words and not words[0].startswith("-"):  # `springtide --help` needs no config, which takes half of its time
-            _check_retired(words)
+            _check_command(words)
         options, unknown = parser("--help-all" in words).parse_known_args(words)
         if unknown:
             raise _unknown(unknown[0])
@@ -62,16 +67,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (SpringtideError, ValueError, OSError) as error:
         return complain(error)
     except KeyboardInterrupt as error:
-        say("\nstopped at once; --resume continues from the last checkpoint", error=True)
+        goes_on = "; if it has saved a checkpoint, --resume continues from there" * (
+            words[:1] in (["train"], ["sweep"])
+        )
+        say(f"\nstopped at once{goes_on}", error=True)
         return status_of(error)
 
 
-def _check_retired(words: Sequence[str]) -> None:
-    """Raise ConfigError, which says what to use instead, if the words name a retired command or option."""
+def _check_command(words: Sequence[str]) -> None:
+    """Raise ConfigError, which says what to use instead, if the words name no command, or a retired option."""
     from springtide.config.renames import replaces_command
 
     if problem := replaces_command(words):
         raise ConfigError(problem)
+    _commands(argparse.ArgumentParser(), False).check(words)
 
 
 def _unknown(option: str) -> ConfigError:
@@ -79,9 +88,12 @@ def _unknown(option: str) -> ConfigError:
     from springtide.config.fields import fields
     from springtide.config.renames import limit_and_remedy
 
-    known = [f"--{name.replace('_', '-')}" for name in fields()]
+    known = {name: f"--{name.replace('_', '-')}" for name in sorted(fields(), key=lambda name: name not in COMMON)}
     setting = option.partition("=")[0].removeprefix("--").replace("-", "_")
-    limit, remedy = limit_and_remedy(setting) or ("is not known here", configs.nearest(option, known))
+    # `--lr` is a part of optim.peak_lr, and looks more like run.id
+    parts = [known[name] for name in known if {*setting.split("_")} <= {*re.split("[._]", name)}]
+    guess = f"did you mean {' or '.join(parts[:_GUESSES])}?" if parts else configs.nearest(option, known.values())
+    limit, remedy = limit_and_remedy(setting) or ("is not known here", guess)
     return ConfigError(explain("option", option, limit, remedy))
 
 
@@ -108,10 +120,15 @@ def parser(show_all: bool) -> argparse.ArgumentParser:
     """Return the parser of the command line; ``show_all``: --help shows every setting, not only the common ones."""
     whole = argparse.ArgumentParser(prog="springtide", description="Elastic training of language models on Ray.")
     whole.add_argument("--version", action=_Version, help="print the version and exit")
+    _commands(whole, show_all)
+    return whole
+
+
+def _commands(whole: argparse.ArgumentParser, show_all: bool) -> Commands:
     commands = Commands(whole, show_all)
     for part in (init, data, train, sweep, run, model, metrics, plan, elastic, queue, doctor):
         part.add(commands)
-    return whole
+    return commands
 
 
 if __name__ == "__main__":

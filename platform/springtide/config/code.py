@@ -11,6 +11,7 @@ import functools
 import hashlib
 import hmac
 import importlib
+import inspect
 import json
 import os
 import secrets
@@ -33,6 +34,13 @@ _RETURNS = {
     LISTENER: "a listener of events",
     "corpus.filter": "the text or None",
 }
+_ARGUMENTS = {
+    "model.source": ("config", "vocab_size", "eos_id", "bos_id"),
+    "optim.source": ("named_parameters", "config"),
+    LISTENER: ("run",),
+    "corpus.filter": ("text",),
+}
+"""Field -> what its function is called with. An objective has two forms, and is tried before a run starts."""
 _VARIABLE = "elastic.env."
 """Beginning of the field of an environment variable that needs trust (``Config.needs_trust``)."""
 _KEY = "~/.springtide/trust.key"
@@ -92,7 +100,7 @@ def find_code(field: str, source: str) -> Callable[..., object]:
     current folder too, after all installed ones. The caller has checked that this code may run (``check_trusted``).
 
     Raises:
-        ConfigError: there is no such function.
+        ConfigError: there is no such function, or it takes other arguments.
     """
     returns = _RETURNS[field]
     module, _, name = source.partition(":")
@@ -112,7 +120,25 @@ def find_code(field: str, source: str) -> Callable[..., object]:
     if not callable(function):
         raise ConfigError(explain(field, source, "is not a function", f"name one that returns {returns}"))
     found: Callable[..., object] = function
+    _check_arguments(field, source, found)
     return found
+
+
+def _check_arguments(field: str, source: str, function: Callable[..., object]) -> None:
+    """Raise ConfigError if a function cannot be called as that of ``field`` is. One that does not say what it takes passes."""
+    arguments = _ARGUMENTS.get(field)
+    if arguments is None:
+        return
+    try:
+        takes = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        takes.bind(*arguments)
+    except TypeError:
+        called = f"{source.partition(':')[2]}({', '.join(arguments)})"
+        problem, remedy = f"takes {takes}, and is called as {called}", "change what it takes: docs/how-to/models.md"
+        raise ConfigError(explain(field, source, problem, remedy)) from None
 
 
 def code_digest(sources: Mapping[str, str]) -> str:

@@ -134,7 +134,8 @@ class Objective:
         given = {name: one if one.is_floating_point() else one.long() for name, one in columns.items()}
         found = self._function(outputs_BLV, rows_BL, labels_BL, *[given] * self._takes_columns)
         if not isinstance(found, tuple) or len(found) != 3 or not isinstance(found[2], Mapping):
-            shown = type(found).__name__ if not isinstance(found, tuple) else f"{len(found)} values"
+            kind = "Tensor" if isinstance(found, Tensor) else type(found).__name__  # FakeTensor is torch's
+            shown = f"{len(found)} values" if isinstance(found, tuple) else kind
             raise TrainingFailed(f"returned {shown}; return (sum, weight, parts), parts a dictionary")
         total, weight, parts = found
         if (

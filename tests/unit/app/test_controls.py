@@ -141,6 +141,26 @@ def test_each_pause_is_acknowledged_when_the_run_holds_nothing(driver: Driver) -
     assert driver.result(later).step == 6
 
 
+def test_a_save_of_a_paused_run_is_answered_at_once(driver: Driver) -> None:
+    """Its workers are given back, so nobody would answer; what it has trained is saved."""
+    driver.give("pause")
+    driver.tell(PAUSED)
+    found = driver.result(driver.give("save"))
+    assert not found.done
+    assert found.text.startswith("the run is paused, and what it has trained is saved; `springtide run continue run`")
+    assert Interrupt.SAVE not in driver.workers.asked
+
+
+def test_a_resize_says_how_many_workers_train(driver: Driver) -> None:
+    assert driver.result(driver.give("resize", 0)).text == "no limit but elastic.max_workers = 4; 4 workers train"
+    one = driver.give("resize", 1)
+    driver.tell(Started(step=6, world_size=1))
+    assert driver.result(one).text == "1 worker trains"
+    driver.give("pause")
+    driver.tell(PAUSED)
+    assert driver.result(driver.give("resize", 2)).text == "no workers train at the moment"
+
+
 def test_what_is_withdrawn_before_it_took_effect_is_undone(driver: Driver) -> None:
     assert driver.result(driver.give("resize", 4)).done
     number = driver.give("pause")

@@ -82,6 +82,27 @@ def test_an_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str])
     assert "'--optim.peak-lr'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("train --recipe demo --lr 1", "did you mean --optim.peak-lr"),
+        ("train --recipe demo --seed 1", "did you mean --stream.seed or "),
+        ("train --recipe demo --qqq 1", "see --help for all of them"),
+        ("trian --recipe demo", "command = 'trian': is not one of init, data, train"),
+        ("trian --recipe demo", "did you mean springtide train?"),
+        ("runs", "did you mean springtide run?"),
+        ("evaluate runs/a", "did you mean springtide model evaluate?"),
+        ("run lst", "command = 'run lst': is not one of inspect, status"),
+        ("run lst", "did you mean springtide run list?"),
+        ("help", "see springtide --help"),
+    ],
+)
+def test_an_unknown_word_is_answered_by_a_known_one(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words.split()) == 2
+    assert said in (told := capsys.readouterr().err)
+    assert len(told.splitlines()) == 1
+
+
 def test_both_spellings_lists_and_flags_are_read(tiny: Config, tmp_path: Path) -> None:
     saved = tmp_path / "saved.yaml"
     options = ["--shards.root", tiny.shards.root, "--optim.betas", "[0.8, 0.99]", "--model.tied_head", "false"]

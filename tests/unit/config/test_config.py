@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from springtide import config as configs
 from springtide.config import Bytes, Seconds, Tokens
+from springtide.config.code import find_code
 from springtide.config.fields import fields
 from springtide.config.files import parse
 from springtide.errors import ConfigError
@@ -244,3 +245,31 @@ def test_many_unknown_settings_are_told_at_once() -> None:
     with pytest.raises(ConfigError, match="and 19970 more"):
         parse(f"stream: {{{names}}}\n".encode())
     assert time.process_time() - before_s < 20
+
+
+def test_a_function_that_takes_other_arguments_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended as a TypeError of a worker, after the whole start."""
+    lines = [
+        "def one(config): ...",
+        "def four(a, b, c, d): ...",
+        "def any(*given): ...",
+        "def named(config, *, text): ...",
+    ]
+    (tmp_path / "mine_of_a_test.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    for field, source, said in [
+        (
+            "model.source",
+            "one",
+            "takes (config), and is called as one(config, vocab_size, eos_id, bos_id); change what",
+        ),
+        ("optim.source", "four", "takes (a, b, c, d), and is called as four(named_parameters, config)"),
+        ("track.listener", "four", "is called as four(run)"),
+        ("corpus.filter", "named", "takes (config, *, text), and is called as named(text)"),
+    ]:
+        with pytest.raises(ConfigError) as told:
+            find_code(field, f"mine_of_a_test:{source}")
+        assert f"{field} = 'mine_of_a_test:{source}': " in str(told.value)
+        assert said in str(told.value)
+    for field in ("model.source", "optim.source", "objective.source", "track.listener", "corpus.filter"):
+        assert callable(find_code(field, "mine_of_a_test:any"))

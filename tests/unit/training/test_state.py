@@ -12,8 +12,8 @@ from torch import nn
 
 from springtide.checkpoint.format import Manifest, Meta
 from springtide.checkpoint.restore import Restored
-from springtide.config import Config
-from springtide.config.steps import OrderStep
+from springtide.config import Config, code_fingerprint
+from springtide.config.steps import OrderStep, StepsDone
 from springtide.dist import World
 from springtide.model import whole
 from springtide.stream import Data, digest, open_data
@@ -134,3 +134,14 @@ def test_a_trajectory_that_is_gone_back_from_takes_its_evaluations_with_it(tiny:
     assert "heldout_loss" not in group.saved().metrics
     group.go_to(None)
     assert group.state.heldout_losses == {}
+
+
+def test_a_model_from_elsewhere_was_saved_by_no_code_of_ours(tiny: Config) -> None:
+    """An import has no fingerprint; the line about other code named an empty one."""
+    meta = Meta(step=StepsDone(1), tokens=1, world_size=1, order_identity="o", config_fingerprint="c")
+
+    def remark(code: str) -> str:
+        return Restored(meta.model_copy(update={"code_fingerprint": code}), "a").remark
+
+    assert (remark(""), remark(code_fingerprint())) == ("", "")
+    assert remark("0" * 16).startswith("saved by springtide's code 0")
