@@ -98,6 +98,11 @@ class StoreUnavailable(CheckpointError):
     try again."""
 
 
+class DiskFull(StoreUnavailable):
+    """A save that training waits for has failed, because the disk is full. Nothing is tried again, because a disk does not
+    empty itself: the run ends. It resumes from its newest checkpoint when somebody has made room."""
+
+
 class UnfitNode(SpringtideError):
     """A node reads other bytes than its peers. Arguments: the message, and the node's name if it is known. The run continues
     without the node."""

@@ -8,9 +8,13 @@ import os
 import shutil
 
 
-def is_full(error: OSError) -> bool:
-    """Return whether a write failed because the disk is full or a quota is reached."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+def is_full(error: BaseException | None) -> bool:
+    """Return whether a write failed because the disk is full or a quota is reached.
+
+    >>> is_full(OSError(errno.ENOSPC, "No space left on device")), is_full(OSError("503 Slow Down"))
+    (True, False)
+    """
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def explain_full_disk(error: OSError, path: str, wanted_bytes: int) -> OSError:

@@ -28,6 +28,7 @@ from springtide.errors import DamagedFile, redacted
 from springtide.events import Event, Started, StepDone, event, record
 from springtide.events.record import FORMAT, UnknownKind
 from springtide.store import Folder, to_json
+from springtide.store.full_disk import is_full
 from springtide.track.segments import Segment, Segments, Spool, listed, name_of
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _AWAITED_PAUSE_S = 1.0
 _NEVER = float("inf")
 _CLOSE_S = 30.0
-"""How long the end of a run waits for a store that does not accept the journal."""
+"""How long the end of a run waits for a store that does not accept the journal [s]."""
+_FULL_S = 5.0
+"""How long it waits for a full disk, which does not empty itself [s]."""
 _LINES_NAMED = 20
 """Damaged lines of a segment that are named one by one: all of them are damaged if another version wrote them."""
 _SHOWN = 300
@@ -67,6 +70,8 @@ class Journal:
         self._thread: threading.Thread | None = None
         self._problem = ""
         """Why the last write to the store failed; empty if it succeeded."""
+        self._is_full = False
+        """Whether it failed because the disk is full."""
         self._failed_tries = 0
         self._puts_at_s = _NEVER
         """When the thread writes next, on the monotonic clock."""
@@ -112,7 +117,10 @@ class Journal:
                 self._start()
             self._is_awaited = True
             try:
-                return self._changed.wait_for(self._is_whole, patience_s)
+                is_whole = self._changed.wait_for(self._is_whole, min(patience_s, _FULL_S))
+                if is_whole or self._is_full:
+                    return is_whole
+                return self._changed.wait_for(self._is_whole, max(0.0, patience_s - _FULL_S))
             finally:
                 self._is_awaited = False
 
@@ -206,7 +214,7 @@ class Journal:
         if is_behind or (left and self._is_awaited):
             self._puts_at_s = 0.0
         if self._problem and not is_behind:
-            self._problem, self._failed_tries = "", 0
+            self._problem, self._is_full, self._failed_tries = "", False, 0
             self._tell(f"the journal in {self._folder.url} is whole again")
         self._changed.notify_all()
 
@@ -220,7 +228,7 @@ class Journal:
             self._tell(
                 f"the journal cannot be written to {self._folder.url} ({error}); training continues, its events are kept"
             )
-        self._problem = str(error) or type(error).__name__
+        self._problem, self._is_full = str(error) or type(error).__name__, is_full(error)
 
     def _leave_behind(self) -> None:
         """Write the events that are not stored to local files, for a person to copy."""

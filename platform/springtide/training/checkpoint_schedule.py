@@ -16,10 +16,11 @@ from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.dist import World, gathered
 from springtide.elastic import Interrupt, SaveInterval, mean_time_to_loss, young_daly_interval
-from springtide.errors import CheckpointError, SpringtideError, StoreUnavailable
+from springtide.errors import CheckpointError, DiskFull, SpringtideError, StoreUnavailable
 from springtide.events import Event, Saved, SaveFailed, SaveIntervalChanged, SaveSkipped
 from springtide.store import Folder
 from springtide.store.errors import may_pass
+from springtide.store.full_disk import is_full
 from springtide.training.group_lease import GroupLease
 from springtide.training.hooks import StepContext, StepHook
 from springtide.training.step import StepSignals
@@ -126,7 +127,8 @@ class CheckpointSchedule(StepHook):
         self._begin(step)
 
     def finish(self, step: StepsDone) -> Iterator[Event]:
-        """Save ``step`` and wait until it is safe. Raises CheckpointError if that fails, StoreUnavailable if it may pass."""
+        """Save ``step`` and wait until it is safe. Raises CheckpointError if that fails, StoreUnavailable if it may pass, and
+        DiskFull at once if the disk is full."""
         yield from self.settle()
         if step == self.last_step and self._failed_in_a_row == 0:
             return
@@ -195,6 +197,9 @@ class CheckpointSchedule(StepHook):
         yield SaveFailed(step=self.last_step, reason=f"rank {rank}: {error}", in_a_row=self._failed_in_a_row)
         if isinstance(error, SpringtideError):
             raise error
+        if is_full(error) and not trains_on:
+            remedy = "make room, then --resume: committed checkpoints are still there"
+            raise DiskFull(f"step {self.last_step} is not saved: rank {rank}: {error}; {remedy}")
         is_away = trains_on and may_pass(error) and failing_s[0] < _AWAY_S  # by rank 0's clock: all decide the same
         if self._failed_in_a_row > self._checkpoint.max_failed and not is_away:
             kind = StoreUnavailable if may_pass(error) and not trains_on else CheckpointError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds, Leave, Node, Start, Stay, WorkerGroup, decide
 from springtide.elastic.policy import PolicyState as Remembered
 from springtide.elastic.restart_forecast import RestartForecast
-from springtide.errors import ConfigError, StoreUnavailable, UnfitNode
+from springtide.errors import ConfigError, DiskFull, StoreUnavailable, UnfitNode
 from springtide.on_ray._ray_private import WorkerGroupStartupFailedError, WorkerHealthCheckFailedError
 from springtide.on_ray.cluster import nodes
 from springtide.on_ray.train import failure_policy
@@ -256,6 +257,28 @@ def test_a_store_that_is_away_is_not_a_repeated_error(
     assert run.posted[0].reason.endswith("in 1 s, 1 of 30 times at this step")
     run.step += 1  # it came back, and a step was done
     assert run.of(2, error) is RETRY
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device: runs/a needs 9 bytes")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        WorkerGroupError("", {0: FULL, 1: RuntimeError("Connection closed by peer")}),
+        WorkerGroupError("", {0: RayTaskError("write", "trace", FULL).as_instanceof_cause()}),
+        ControllerError(FULL),
+        WorkerGroupError("", {0: DiskFull(f"step 3 is not saved: rank 0: {FULL}"), 1: CutOff("rank 1")}),
+    ],
+)
+def test_a_full_disk_is_not_tried_again(
+    monkeypatch: pytest.MonkeyPatch, error: WorkerGroupError | ControllerError
+) -> None:
+    """It does not empty itself; thirty tries took 25 minutes."""
+    run = Failures(monkeypatch)
+    assert run.of(2, error) is RAISE
+    assert (run.posted[0].cause, run.posted[0].again) == ("store", False)
+    assert run.posted[0].reason.endswith("needs 9 bytes; a full disk is not tried again")
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("train.parquet"), ValueError("a bug")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from springtide.checkpoint.async_saver import Copying
 from springtide.checkpoint.commit import Committed
 from springtide.dist import alone
 from springtide.elastic import Interrupt
-from springtide.errors import CheckpointError, StoreUnavailable
+from springtide.errors import CheckpointError, DiskFull, StoreUnavailable
 from springtide.store import Folder
 from springtide.training import checkpoint_schedule
 from springtide.training.checkpoint_schedule import CheckpointSchedule
@@ -106,6 +107,21 @@ def test_a_save_that_is_due_during_another_is_queued(training: Any) -> None:
         assert one.writer.heard == ["stage", 2, 4]
         one.writer.answers = [written(4)]
         assert told(one.schedule.settle()) == [("Saved", 4)]
+
+
+def test_a_full_disk_ends_the_last_save_at_once(training: Any) -> None:
+    """Beside training it may be emptied; nothing follows the last save, and tries of it would take minutes."""
+    full = OSError(errno.ENOSPC, "No space left on device: runs/a needs 9 bytes")
+    one = training(every_steps=1, max_failed=2)
+    with one.schedule:
+        one.one_step()
+        one.writer.answers = [full]
+        assert ("SaveFailed", 1) in one.one_step(), "training goes on"
+        one.writer.answers = [full]
+        said = r"^step 2 is not saved: rank 0: .*No space left.*needs 9 bytes; make room, then --resume: committed"
+        one.step = 3
+        with pytest.raises(DiskFull, match=said):
+            told(one.schedule.finish(3))
 
 
 def test_the_last_save_is_tried_until_it_is_safe(training: Any) -> None:

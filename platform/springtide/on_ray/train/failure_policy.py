@@ -15,7 +15,7 @@ from ray.train import FailureConfig
 from springtide.dist import CollectiveError
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.patience import MOST_STORE_FAILURES, store_pause_s
-from springtide.errors import LeaseOvertaken, SpringtideError, StoppedWaiting, StoreUnavailable, UnfitNode
+from springtide.errors import DiskFull, LeaseOvertaken, SpringtideError, StoppedWaiting, StoreUnavailable, UnfitNode
 from springtide.events import Failed
 from springtide.on_ray._ray_private import (
     DefaultFailurePolicy,
@@ -28,6 +28,7 @@ from springtide.on_ray.train.mailbox import Progress
 from springtide.on_ray.train.process_pool import StartCancelledError, UnfitNodesError, WorkerProcessPool, last_line
 from springtide.on_ray.train.worker import TrainJob
 from springtide.store.errors import FINAL, may_pass, of_store
+from springtide.store.full_disk import is_full
 
 _ANSWER_S = 2.0
 _DAY_S = 24 * 3600.0
@@ -104,12 +105,14 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         return decision
 
     def _of_store(self, error: BaseException) -> FailureDecision:
-        """Try a store again after a pause: it comes back by itself, and this step is not at fault."""
+        """Try a store again after a pause: it comes back by itself, and this step is not at fault. A full disk does not."""
         step = self._step()
         failed = self._stores.add(step)
-        again = failed <= MOST_STORE_FAILURES
+        again = failed <= MOST_STORE_FAILURES and not is_disk_full(error)
         reason = f"{last_line(error)}; "
-        if again:
+        if is_disk_full(error):
+            reason += "a full disk is not tried again"
+        elif again:
             pause_s = store_pause_s(failed)
             self._processes.not_before_s = time.monotonic() + pause_s
             reason += f"tried again in {pause_s:g} s, {failed} of {MOST_STORE_FAILURES} times at this step"
@@ -222,6 +225,12 @@ def is_store_error(error: BaseException | None) -> bool:
     if error is None or rays_own or isinstance(error, FINAL):
         return False
     return may_pass(error) or of_store(error)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether a store failed because its disk is full."""
+    wrapped = (error, getattr(error, "cause", None), error.__cause__)
+    return any(isinstance(one, DiskFull) or is_full(one) for one in wrapped)
 
 
 def only_stores(error: BaseException) -> BaseException | None:
