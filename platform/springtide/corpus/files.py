@@ -51,10 +51,20 @@ def look_of(info: Mapping[str, Any]) -> Look | None:
     return Look(int(info["size"]), change) if change and info.get("size") is not None else None
 
 
-def find_files(source: str) -> tuple[Folder, dict[str, Look | None]]:
-    """Return the folder of a file, folder or glob, and its files by name, sorted, as one listing tells them; hidden ones and
-    links that lead out of it or to a folder are excluded. CorpusError if it is missing, cannot be reached, or has a file that
-    the client of its store cannot ask for."""
+class Found(NamedTuple):
+    """The files of a source."""
+
+    folder: Folder
+    looks: dict[str, Look | None]
+    """By name, sorted."""
+    hidden: tuple[str, ...]
+    """Hidden files and folders, which are not read: names as far as the part that hides them."""
+
+
+def find_files(source: str) -> Found:
+    """Return the files of a file, folder or glob, as one listing tells them; hidden ones and links that lead out of it or to a
+    folder are excluded. CorpusError if it is missing, cannot be reached, or has a file that the client of its store cannot ask
+    for."""
     is_glob = any(char in source for char in "*?[")
     fixed = posixpath.dirname(source[: min(source.find(c) for c in "*?[" if c in source)]) if is_glob else source
     root, pattern = Folder(fixed or ".", is_source=True), source[len(fixed) :].lstrip("/")
@@ -64,9 +74,8 @@ def find_files(source: str) -> tuple[Folder, dict[str, Look | None]]:
         elif not root.exists():
             raise CorpusError(explain("corpus.source", source, "does not exist", "check the path or URL"))
         elif root.fs.isfile(root.path):
-            return _asked(
-                Folder(posixpath.dirname(root.url), is_source=True), {root.name: look_of(root.fs.info(root.path))}
-            )
+            look = look_of(root.fs.info(root.path))
+            return _asked(Found(Folder(posixpath.dirname(root.url), is_source=True), {root.name: look}, ()))
         else:
             found = root.fs.find(root.path, detail=True)
         files = [path for path, info in found.items() if (_is_read(path) if root.is_local else _is_file(info))]
@@ -77,11 +86,14 @@ def find_files(source: str) -> tuple[Folder, dict[str, Look | None]]:
             explain("corpus.source", source, f"cannot be reached ({error})", _credentials(source))
         ) from error
     # .git and .aws have passwords; a pattern that names a hidden folder wants it
-    hidden = r"(^|/)\.[^/]*$" if is_glob and "/." in f"/{pattern}" else r"(^|/)\."
-    files = [path for path in files if not re.search(hidden, path[len(root.path) + 1 :])]
+    pattern_of_hidden = r"(^|/)\.[^/]*$" if is_glob and "/." in f"/{pattern}" else r"(^|/)\.[^/]*"
+    hides = {path: re.search(pattern_of_hidden, path[len(root.path) + 1 :]) for path in files}
+    hidden = {path[len(root.path) + 1 :][: one.end()] for path, one in hides.items() if one}
+    files = [path for path in files if not hides[path]]
     if root.is_local:
         files = _inside(root.path, source, files)
-    return _asked(root, {path[len(root.path) + 1 :]: look_of(found[path]) for path in sorted(files)})
+    looks = {path[len(root.path) + 1 :]: look_of(found[path]) for path in sorted(files)}
+    return _asked(Found(root, looks, tuple(sorted(hidden))))
 
 
 def changed_files(source: str, seen: Mapping[str, Look | None]) -> list[str]:
@@ -95,7 +107,7 @@ def changed_files(source: str, seen: Mapping[str, Look | None]) -> list[str]:
     """
     if source == "stdlib" or source.lower().startswith("hf://"):
         return []
-    _, now = find_files(source)
+    now = find_files(source).looks
     return sorted(name for name, look in seen.items() if name not in now or (look and now[name] not in (None, look)))
 
 
@@ -104,15 +116,14 @@ def _is_file(info: Mapping[str, Any]) -> bool:
     return info["type"] != "directory" and not (info["name"].endswith("/") and not info["size"])
 
 
-def _asked(root: Folder, found: dict[str, Look | None]) -> tuple[Folder, dict[str, Look | None]]:
-    """Return both. CorpusError if the client of the store cannot ask for one of the files."""
-    for name in found:
-        if not root.can_ask_for(name):
+def _asked(found: Found) -> Found:
+    """Return ``found``. CorpusError if the client of the store cannot ask for one of the files."""
+    for name in found.looks:
+        if not found.folder.can_ask_for(name):
             problem = "has an empty part, '.', '..' or a control character in its name, which the client cannot ask for"
-            raise CorpusError(
-                explain("corpus.source", root.where(name), problem, "rename it, or give a glob that leaves it out")
-            )
-    return root, found
+            remedy = "rename it, or give a glob that leaves it out"
+            raise CorpusError(explain("corpus.source", found.folder.where(name), problem, remedy))
+    return found
 
 
 def _is_read(path: str) -> bool:

@@ -14,7 +14,6 @@ import functools
 import hashlib
 import io
 import itertools
-import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ import pyarrow.parquet as pq
 from springtide.corpus import chats, token_files
 from springtide.corpus.chats import BadChat, chats_of, has_chat
 from springtide.corpus.documents import Broken, Document, Tokens, broken_if_lines, from_tokens
+from springtide.corpus.file_kinds import compression_of, kind_of, split_off
 from springtide.corpus.files import Look, find_files, library_files, look_of
 from springtide.corpus.hub import pinned
 from springtide.corpus.json_lines import BadLine, parse_line
@@ -37,8 +37,6 @@ from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import CorpusError, explain, redacted
 from springtide.store import Folder
 
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-_LINES = (".jsonl", ".ndjson")
 _UNIT_BYTES = 4 * 2**20
 _UNIT_FILES = 256
 _MOST_BYTES = 64 * 2**20
@@ -80,6 +78,8 @@ class CorpusReader:
     """Whether records are chats, not texts."""
     seen: Mapping[str, Look | None] = dataclasses.field(default_factory=dict, compare=False)
     """How files looked when they were found, in one listing; the store is asked for each of the others."""
+    left_out: tuple[str, ...] = dataclasses.field(default=(), compare=False)
+    """Files that are not read, because they are no data."""
     state: str = ""
     """Fingerprint of all files, of a reader without their names."""
 
@@ -109,7 +109,7 @@ class CorpusReader:
 
     def bare(self) -> CorpusReader:
         """Return the reader without the names of its files: what each of many tasks needs to read its unit."""
-        return dataclasses.replace(self, names=(), beside=(), seen={}, state=self.fingerprint())
+        return dataclasses.replace(self, names=(), beside=(), seen={}, left_out=(), state=self.fingerprint())
 
     def units(self) -> list[Unit]:
         """Return the source as units of about four megabytes, in the order of names."""
@@ -117,22 +117,22 @@ class CorpusReader:
         small: list[str] = []
         size = 0
         chunks = token_files.litdata_layouts(self.folder, self.beside)
-        footers = self._footers([name for name in self.names if _kind(name) == "parquet"])
+        footers = self._footers([name for name in self.names if kind_of(name) == "parquet"])
         for name in self.names:
-            total = 0 if _kind(name) == "parquet" else self._look(name).size
-            is_whole = _kind(name) == "text" and (not self.separator or total <= _UNIT_BYTES)
+            total = 0 if kind_of(name) == "parquet" else self._look(name).size
+            is_whole = kind_of(name) == "text" and (not self.separator or total <= _UNIT_BYTES)
             if name in chunks:
                 units.append(Unit((name,), num_bytes=total, layout=chunks[name]))
             elif token_files.is_tokens(name):
                 parts = list(token_files.ranges(self.folder, name, _UNIT_BYTES))
                 units += [Unit((name,), begin, end, total // len(parts)) for begin, end in parts]
-            elif is_whole or _compression(name):
+            elif is_whole or compression_of(name):
                 small.append(name)
                 size += total
                 if size >= _UNIT_BYTES or len(small) >= _UNIT_FILES:
                     units.append(Unit(tuple(small), num_bytes=size))
                     small, size = [], 0
-            elif _kind(name) == "parquet":
+            elif kind_of(name) == "parquet":
                 units += [Unit((name,), group, group + 1, size) for group, size in enumerate(next(footers))]
             else:
                 bounds = [*range(0, total, _UNIT_BYTES), total]
@@ -167,19 +167,19 @@ class CorpusReader:
                 yield from from_tokens(self._records(name, unit, vocabulary), self.folder.where(name), vocabulary)
 
     def _records(self, name: str, unit: Unit, vocabulary: Tokenizer | None) -> Iterator[Document | Broken | Tokens]:
-        if self.is_chat and _kind(name) == "text":
+        if self.is_chat and kind_of(name) == "text":
             limit, remedy = "is not JSON lines or Parquet, where chats are", "point corpus.source at those files only"
             raise CorpusError(explain("corpus.source", self.folder.where(name), limit, remedy))
         if token_files.is_tokens(name) or unit.layout:
             span = (unit.begin, unit.end)
             yield from token_files.read(self.folder, name, span, unit.layout, self.field, vocabulary)
-        elif _kind(name) == "text" and self.separator:
+        elif kind_of(name) == "text" and self.separator:
             yield from self._separated(name, unit)
-        elif _kind(name) == "text":
+        elif kind_of(name) == "text":
             with self._open(name) as file:
                 data = _without_mark(file.read(_MOST_BYTES + 1))
             yield broken_if_lines(name, data) or _document(name, data)
-        elif _kind(name) == "lines":
+        elif kind_of(name) == "lines":
             yield from self._lines(name, unit)
         else:
             yield from self._rows(name, unit)
@@ -203,7 +203,7 @@ class CorpusReader:
 
     def _open(self, name: str) -> IO[bytes]:
         data = self.folder.open(name)
-        if compression := _compression(name):  # pyarrow can read zstd, Python's own library cannot yet
+        if compression := compression_of(name):  # pyarrow can read zstd, Python's own library cannot yet
             return io.BufferedReader(pa.CompressedInputStream(data, compression))
         # a remote file of fsspec's takes no limit for a line
         return data if isinstance(data, io.BufferedIOBase) else io.BufferedReader(data, _READ_BYTES)  # type: ignore[type-var]
@@ -372,27 +372,16 @@ def open_source(
     """Find the files of ``corpus.source``; CorpusError if it is missing, cannot be reached or has no files."""
     if source == "stdlib":
         folder, names = library_files()
-        found, has_all = dict.fromkeys(names), False
+        found, has_all, hidden = dict.fromkeys(names), False, ()
     else:
         source = pinned(source)
-        folder, found = find_files(source)
+        folder, found, hidden = find_files(source)
         has_all = folder.url == Folder(source, is_source=True).url
     if not found:
         raise CorpusError(
             explain("corpus.source", source, "holds no files", "point it at text files, a folder or a glob")
         )
     names, beside = token_files.with_indexes(folder, tuple(found), has_all)
-    return CorpusReader(folder, names[: max_files or None], field, separator, beside, is_chat, found)
-
-
-def _kind(name: str) -> str:
-    plain = posixpath.splitext(name)[0] if _compression(name) else name
-    return "lines" if _suffix(plain) in _LINES else "parquet" if _suffix(plain) == ".parquet" else "text"
-
-
-def _compression(name: str) -> str:
-    return _COMPRESSIONS.get(_suffix(name), "")
-
-
-def _suffix(name: str) -> str:
-    return posixpath.splitext(name)[1].lower()
+    names, no_data = split_off(names)
+    names = names[: max_files or None]
+    return CorpusReader(folder, names, field, separator, beside, is_chat, found, (*no_data, *hidden))

@@ -43,6 +43,7 @@ from springtide.dataset.parts import (
     open_work_tokenizer,
     parts_of,
     read_counts,
+    shown,
 )
 from springtide.dataset.plan import check_plan, make_plan
 from springtide.dataset.plan_files import Planned, read_plan, write_plan
@@ -74,6 +75,8 @@ _VERSION = 14
 _WORK = "work"
 _READ_AT_ONCE = 16
 """Records that are read at a time."""
+_LEFT_OUT_SHOWN = 20
+"""Files that are not read and named."""
 _MADE_HERE = ("bpe", "bytes")
 """Tokenizers with byte counts that are correct by construction."""
 
@@ -241,7 +244,7 @@ def _make(
         fingerprint=dataset.name,
         heldout_fraction=planned.plan.heldout_fraction,
         apart_from=tuple(manifest.digest for manifest in apart.manifests),
-        source={"source": _named(corpus), "apart_from": names(apart), **found},
+        source={"source": _named(corpus), "apart_from": names(apart), "left_out": _left_out(sources), **found},
         sources=_sources(planned, work),
     )
     dataset.write(TOKENIZER, vocabulary.to_json())
@@ -316,6 +319,13 @@ def _run_all(
 
 def _named(corpus: CorpusConfig) -> str:
     return ", ".join(redacted(each.source) for each in corpus.each().values())
+
+
+def _left_out(sources: Sequence[CorpusReader]) -> list[str]:
+    """Return the names of files that are no data; of many the first, and how many more there are."""
+    found = [shown(name) for source in sources for name in source.left_out]
+    more = len(found) - _LEFT_OUT_SHOWN
+    return [*found[:_LEFT_OUT_SHOWN], f"{more:,} more"] if more > 0 else found
 
 
 def _vocabulary(corpus: CorpusConfig, shards: ShardsConfig, jobs: list[PartJob], work: Folder) -> Tokenizer:

@@ -40,6 +40,7 @@ def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[s
         "documents kept apart": "yes" if manifest["mask_across_documents"] else "no",
         "held out": f"{manifest['heldout_fraction']:.3g} of the documents",
         "apart from": ", ".join(source["apart_from"]) or "nothing (corpus.apart_from)",
+        "files left out": ", ".join(source.get("left_out", ())) or "none",
     }
     broken = "\n".join(f"{found['name']}: {found['reason']}: {found['sample']!r}" for found in source["broken"])
     dropped_texts = "\n".join(map(_dropped, source["examples"]))

@@ -254,3 +254,12 @@ def test_chats_in_a_text_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "chats.txt").write_text("user: hi")
     with pytest.raises(CorpusError, match=r"chats\.txt': .*JSON lines"):
         prepare(of_chats(tmp_path / "data", tmp_path / "chats.txt"))
+
+
+def test_a_readme_beside_chats_is_left_out(tmp_path: Path) -> None:
+    write_lines(tmp_path / "set" / "data" / "chats.jsonl", chats())
+    (tmp_path / "set" / "README.md").write_text("About these chats.")
+    url = prepare(of_chats(tmp_path / "data", tmp_path / "set")).shards.dataset
+    manifest, _ = open_dataset(url)
+    assert manifest.source["documents"] == len(ANSWERS)
+    assert manifest.source["left_out"] == ["README.md"]
