@@ -10,7 +10,9 @@ import sysconfig
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from springtide.errors import CorpusError, explain
+from fsspec.utils import glob_translate
+
+from springtide.errors import CorpusError, SpringtideError, explain
 from springtide.store import Folder
 from springtide.store.local_files import stays_inside
 
@@ -65,12 +67,11 @@ def find_files(source: str) -> Found:
     """Return the files of a file, folder or glob, as one listing tells them; hidden ones and links that lead out of it or to a
     folder are excluded. CorpusError if it is missing, cannot be reached, or has a file that the client of its store cannot ask
     for."""
-    is_glob = any(char in source for char in "*?[")
-    fixed = posixpath.dirname(source[: min(source.find(c) for c in "*?[" if c in source)]) if is_glob else source
-    root, pattern = Folder(fixed or ".", is_source=True), source[len(fixed) :].lstrip("/")
     try:
-        if is_glob:
-            found = root.fs.glob(posixpath.join(root.path, pattern), detail=True)
+        fixed, pattern = _cut_pattern(source)
+        root = Folder(fixed, is_source=True)
+        if pattern:
+            found = _matching(root, pattern)
         elif not root.exists():
             raise CorpusError(explain("corpus.source", source, "does not exist", "check the path or URL"))
         elif root.fs.isfile(root.path):
@@ -79,14 +80,14 @@ def find_files(source: str) -> Found:
         else:
             found = root.fs.find(root.path, detail=True)
         files = [path for path, info in found.items() if (_is_read(path) if root.is_local else _is_file(info))]
-    except CorpusError:
+    except SpringtideError:
         raise
     except Exception as error:  # every object store raises its own errors
         raise CorpusError(
             explain("corpus.source", source, f"cannot be reached ({error})", _credentials(source))
         ) from error
     # .git and .aws have passwords; a pattern that names a hidden folder wants it
-    pattern_of_hidden = r"(^|/)\.[^/]*$" if is_glob and "/." in f"/{pattern}" else r"(^|/)\.[^/]*"
+    pattern_of_hidden = r"(^|/)\.[^/]*$" if "/." in f"/{pattern}" else r"(^|/)\.[^/]*"
     hides = {path: re.search(pattern_of_hidden, path[len(root.path) + 1 :]) for path in files}
     hidden = {path[len(root.path) + 1 :][: one.end()] for path, one in hides.items() if one}
     files = [path for path in files if not hides[path]]
@@ -94,6 +95,37 @@ def find_files(source: str) -> Found:
         files = _inside(root.path, source, files)
     looks = {path[len(root.path) + 1 :]: look_of(found[path]) for path in sorted(files)}
     return _asked(Found(root, looks, tuple(sorted(hidden))))
+
+
+def _cut_pattern(source: str) -> tuple[str, str]:
+    """Return the folder or file that a source names, and the pattern below it, empty if it names all. What exists under a name
+    with ``*``, ``?`` or ``[`` is no pattern: browsers call a second download ``x [2].jsonl``."""
+    is_web = source.lower().startswith(("http://", "https://"))  # a ? begins the query there
+    parts = source.split("/")
+    if not any(map(_has_magic, parts)) or (not is_web and _exists(source)):
+        return source, ""
+    for end, part in enumerate(parts):
+        if _has_magic(part) and (is_web or not _exists("/".join(parts[: end + 1]))):
+            return "/".join(parts[:end]) or ("/" if end else "."), "/".join(parts[end:])
+    return source, ""
+
+
+def _has_magic(part: str) -> bool:
+    return any(char in part for char in "*?[")
+
+
+def _exists(url: str) -> bool:
+    return Folder(url, is_source=True).exists()
+
+
+def _matching(root: Folder, pattern: str) -> dict[str, Any]:
+    """Return the entries below ``root`` that match ``pattern``, as fsspec's glob does."""
+    if not _has_magic(root.path):
+        return dict(root.fs.glob(posixpath.join(root.path, pattern), detail=True))
+    matches = re.compile(glob_translate(pattern)).match
+    return {
+        path: info for path, info in root.fs.find(root.path, detail=True).items() if matches(path[len(root.path) + 1 :])
+    }
 
 
 def changed_files(source: str, seen: Mapping[str, Look | None]) -> list[str]:

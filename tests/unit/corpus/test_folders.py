@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from springtide.corpus import open_source
+from springtide.corpus import changed_files, open_source
+from springtide.errors import CorpusError
 
 NO_DATA = (
     *("README.md", "LICENSE", "data/_SUCCESS", "dataset_infos.json", "dataset_info.json", "docs/card.md"),
     *("readme_zh.txt", "data/train.parquet.md5"),
 )
 HIDDEN = (".gitattributes", ".git/config", ".git/objects/ab", "data/.cache/x.txt")
+
+
+ODD = ("v[1]", "x [2]", "a+b", "#1", "100%", "50%20", "who?", "st*r", "[!a]", "umlaut \u00fc")
 
 
 def write(folder: Path, *names: str) -> None:
@@ -59,3 +64,40 @@ def test_records_named_like_documentation_are_data(tmp_path: Path) -> None:
     assert open_source(str(tmp_path)).names == ("license.jsonl", "more.txt", "readme.parquet")
     assert open_source(str(tmp_path / "README.md")).names == ("README.md",)
     assert open_source(str(tmp_path), max_files=1).left_out == ("README.md",)
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_what_exists_is_no_pattern(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "v1").mkdir()
+    (tmp_path / "v1" / "other.txt").write_text("matches v[1]")
+    folder = tmp_path / name
+    (folder / "sub").mkdir(parents=True)
+    for file in (folder / f"{name}.txt", folder / "sub" / f"{name}.txt"):
+        file.write_text("mine")
+    assert open_source(str(folder)).names == tuple(sorted((f"{name}.txt", f"sub/{name}.txt")))
+    for source in (folder / f"{name}.txt", f"{folder}/*.txt"):
+        assert [document.text for document in open_source(str(source)).documents()] == ["mine"]
+    assert open_source(f"{folder}/**/*.txt").names == tuple(sorted((f"{name}.txt", f"sub/{name}.txt")))
+    assert open_source(f"{tmp_path}/{name}/s*/*").names == (f"sub/{name}.txt",)
+    with pytest.raises(CorpusError, match="does not exist"):
+        open_source(f"{folder}/missing.txt")
+    assert changed_files(f"{folder}/*", open_source(f"{folder}/*").seen) == []
+    monkeypatch.chdir(folder)
+    assert open_source("*.txt").names == (f"{name}.txt",)
+
+
+def test_a_pattern_that_names_nothing_literally_is_one(tmp_path: Path) -> None:
+    for name in ("a1.txt", "a2.txt", "b1.txt"):
+        (tmp_path / name).write_text(name)
+    assert open_source(f"{tmp_path}/a[12].txt").names == ("a1.txt", "a2.txt")
+    assert open_source(f"{tmp_path}/?1.txt").names == ("a1.txt", "b1.txt")
+
+
+def test_names_on_s3_are_no_patterns_either(s3: str) -> None:
+    fs = fsspec.filesystem("s3")
+    for name in ODD:
+        key = f"odd/{name}/sub/{name}.txt"
+        fs.call_s3("put_object", Bucket="checkpoints", Key=key, Body=b"mine")
+    for name in ODD:
+        for source in (f"{s3}/odd/{name}", f"{s3}/odd/{name}/**", f"{s3}/odd/{name}/sub/{name}.txt"):
+            assert [document.text for document in open_source(source).documents()] == ["mine"], source
