@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from springtide.corpus import chats, token_files
 from springtide.corpus.chats import BadChat, chats_of, has_chat
+from springtide.corpus.content import SAMPLE_BYTES, lfs_pointer, not_text, other_format
 from springtide.corpus.documents import Broken, Document, Tokens, broken_if_lines, from_tokens
 from springtide.corpus.file_kinds import compression_of, kind_of, split_off
 from springtide.corpus.files import Look, find_files, library_files, look_of
@@ -43,6 +44,8 @@ _MOST_BYTES = 64 * 2**20
 """Most bytes of a document: a small compressed file may hold more than memory does, and every process that prepares holds a
 document several times, as bytes, as text and as JSON."""
 _READ_BYTES = 2**20
+_POINTER_BYTES = 1024
+"""A Git LFS pointer is shorter. Read as an array, it would be token ids."""
 _ROWS_AT_ONCE = 256
 _FOOTERS_AT_ONCE = 16
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -171,12 +174,15 @@ class CorpusReader:
             limit, remedy = "is not JSON lines or Parquet, where chats are", "point corpus.source at those files only"
             raise CorpusError(explain("corpus.source", self.folder.where(name), limit, remedy))
         if token_files.is_tokens(name) or unit.layout:
+            if unit.num_bytes < _POINTER_BYTES:
+                with self.folder.open(name) as file:
+                    self._refuse(name, lfs_pointer(file.read(SAMPLE_BYTES)))
             span = (unit.begin, unit.end)
             yield from token_files.read(self.folder, name, span, unit.layout, self.field, vocabulary)
         elif kind_of(name) == "text" and self.separator:
             yield from self._separated(name, unit)
         elif kind_of(name) == "text":
-            with self._open(name) as file:
+            with self._open(name, must_be_text=True) as file:
                 data = _without_mark(file.read(_MOST_BYTES + 1))
             yield broken_if_lines(name, data) or _document(name, data)
         elif kind_of(name) == "lines":
@@ -198,19 +204,34 @@ class CorpusReader:
             # UnicodeDecodeError: of a name that is not UTF-8, too; IndexError: of an index into a dictionary of Parquet
             if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
                 raise  # an error of the disk or network; pyarrow raises a plain OSError for bytes it cannot decode
+            self._check_format(name)
             where, remedy = self.folder.where(name), "restore the file, or exclude it"
             raise CorpusError(explain("corpus.source", where, f"cannot be read ({error})", remedy)) from error
 
-    def _open(self, name: str) -> IO[bytes]:
-        data = self.folder.open(name)
+    def _check_format(self, name: str) -> None:
+        """Raise CorpusError if file ``name`` begins as one of another format."""
+        with self.folder.open(name) as file:
+            self._refuse(name, other_format(file.read(SAMPLE_BYTES), name))
+
+    def _refuse(self, name: str, found: tuple[str, str] | None) -> None:
+        if found:
+            raise CorpusError(explain("corpus.source", self.folder.where(name), *found))
+
+    def _open(self, name: str, must_be_text: bool = False) -> io.BufferedReader:
+        """Open a file, and decompress it. ``must_be_text``: raise CorpusError if its first bytes are no text."""
+        data: Any = self.folder.open(name)
         if compression := compression_of(name):  # pyarrow can read zstd, Python's own library cannot yet
-            return io.BufferedReader(pa.CompressedInputStream(data, compression))
-        # a remote file of fsspec's takes no limit for a line
-        return data if isinstance(data, io.BufferedIOBase) else io.BufferedReader(data, _READ_BYTES)  # type: ignore[type-var]
+            file = io.BufferedReader(pa.CompressedInputStream(data, compression))
+        else:  # a remote file of fsspec's takes no limit for a line
+            file = data if isinstance(data, io.BufferedReader) else io.BufferedReader(data, _READ_BYTES)
+        if must_be_text and (found := not_text(file.peek(SAMPLE_BYTES), name)):
+            file.close()
+            self._refuse(name, found)
+        return file
 
     def _lines(self, name: str, unit: Unit) -> Iterator[Document | Broken | Tokens]:
         """Yield the documents of ``unit``: a line belongs to the range that contains its first byte."""
-        with self._open(name) as file:
+        with self._open(name, must_be_text=not unit.begin) as file:
             place = unit.begin
             if unit.begin:
                 file.seek(unit.begin - 1)
@@ -227,7 +248,7 @@ class CorpusReader:
                 place += len(line)
 
     def _separated(self, name: str, unit: Unit) -> Iterator[Document | Broken]:
-        with self._open(name) as file:
+        with self._open(name, must_be_text=not unit.begin) as file:
             place = unit.begin
             if unit.begin:
                 file.seek(unit.begin - 1)
