@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -18,8 +17,6 @@ MOST_TOKENS = 2**24
 """Most tokens of a document that comes as token ids."""
 _SAMPLE_IDS = 24
 """Ids of a broken record that are shown."""
-_ONE_TEXT = (".json", ".json.gz", ".json.zst", ".json.bz2")
-_FIRST_LINE_BYTES, _SAMPLE_BYTES = 2**20, 200
 _TOKENS_AT_ONCE = 2**18
 """Tokens that are decoded together."""
 
@@ -56,22 +53,6 @@ class Broken(NamedTuple):
     reason: str
     sample: str
     """The beginning of the record."""
-
-
-def broken_if_lines(name: str, data: bytes) -> Broken | None:
-    """Return the file ``name`` as broken if it is called .json and holds JSON lines, as those of C4: as one text, its braces
-    would be trained on. None if it is a text. ``data``: its beginning."""
-    if not name.lower().endswith(_ONE_TEXT):
-        return None
-    first, _, rest = data[:_FIRST_LINE_BYTES].partition(b"\n")
-    if not rest.lstrip().startswith(b"{"):
-        return None
-    try:
-        is_record = isinstance(json.loads(first), dict)
-    except (ValueError, RecursionError):
-        return None
-    sample = first[:_SAMPLE_BYTES].decode("utf-8", "replace")
-    return Broken(name, "JSON lines in a file named .json: name it .jsonl", sample) if is_record else None
 
 
 class Tokens(NamedTuple):

@@ -5,22 +5,46 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from springtide.corpus.token_files import is_tokens
 
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
-_KINDS = {".jsonl": "lines", ".ndjson": "lines", ".parquet": "parquet"}
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
+_KINDS = {
+    ".jsonl": "lines",
+    ".ndjson": "lines",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".tar": "tar",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "csv",
+}
+_MAYBE_TEXT = ("json", "csv")
+"""Kinds that are text in a folder that is mostly text, such as source code."""
+NEW_KINDS = ("json", "csv", "arrow", "tar")
+"""Kinds that an earlier version read as text."""
 _NO_DATA = re.compile(
     r"(readme|licen[cs]e|copying|notice|citation|changelog|authors)([._-].*)?"
     r"|_success|_started_.*|_committed_.*|_(common_)?metadata"  # of Spark, Databricks and Parquet
     r"|dataset_infos?\.json|dataset_dict\.json|state\.json"  # of the datasets library
-    r"|.*\.(md|lock|crc|md5|sha256)",
+    r"|.*\.(lock|crc|md5|sha256)",
     re.IGNORECASE,
 )
 
 
+class Sorted(NamedTuple):
+    """The files of a source."""
+
+    data: tuple[str, ...]
+    no_data: tuple[str, ...]
+    is_text: bool
+    """Whether .json, .csv and .tsv files are text like the others."""
+
+
 def kind_of(name: str) -> str:
-    """Return what a file holds: ``lines`` (of JSON), ``parquet``, or ``text``, which is the rest."""
+    """Return what a file holds: ``lines`` (of JSON), ``json``, ``csv``, ``parquet``, ``arrow``, ``tar``, or ``text``, which is
+    the rest."""
     plain = posixpath.splitext(name)[0] if compression_of(name) else name
     return _KINDS.get(_suffix(plain), "text")
 
@@ -30,13 +54,32 @@ def compression_of(name: str) -> str:
     return _COMPRESSIONS.get(_suffix(name), "")
 
 
-def split_off(names: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the files of a source that are read, and those that are no data: in a folder of records or token ids, its
-    documentation, licences and marks of other programs. A folder of text alone is read whole."""
-    if all(kind_of(name) == "text" and not is_tokens(name) for name in names):
-        return tuple(names), ()
-    left_out = {name for name in names if kind_of(name) == "text" and _NO_DATA.fullmatch(posixpath.basename(name))}
-    return tuple(name for name in names if name not in left_out), tuple(name for name in names if name in left_out)
+def delimiter_of(name: str) -> str:
+    """Return what is between two cells of a CSV or TSV file."""
+    return "\t" if ".tsv" in name[-8:].lower() else ","
+
+
+def sort_out(names: Sequence[str]) -> Sorted:
+    """Tell the files of a source that are read from those that are no data.
+
+    A source holds data if it has a file of records or token ids, or at least as many .json, .csv and .tsv files as files of
+    text. Documentation, licences and the marks of other programs in it are no data then. Other sources are text alone, and are
+    read whole.
+    """
+    kinds = {name: "tokens" if is_tokens(name) else kind_of(name) for name in names}
+    unnamed = [name for name, kind in kinds.items() if not _is_no_data(name, kind)]
+    maybe, text = (sum(kinds[name] in some for name in unnamed) for some in (_MAYBE_TEXT, ("text",)))
+    if len(unnamed) == maybe + text and (maybe < text or not maybe):
+        return Sorted(tuple(names), (), is_text=True)
+    no_data = {
+        name for name, kind in kinds.items() if _is_no_data(name, kind) or (kind == "text" and _suffix(name) == ".md")
+    }
+    data = tuple(name for name in names if name not in no_data)
+    return Sorted(data, tuple(name for name in names if name in no_data), is_text=False)
+
+
+def _is_no_data(name: str, kind: str) -> bool:
+    return kind in ("text", "json") and _NO_DATA.fullmatch(posixpath.basename(name)) is not None
 
 
 def _suffix(name: str) -> str:

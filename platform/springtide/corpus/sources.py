@@ -15,7 +15,7 @@ import hashlib
 import io
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any, NamedTuple
 
@@ -24,17 +24,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from springtide.corpus import chats, token_files
+from springtide.corpus.arrow_batches import checked, part_of, read_batches
 from springtide.corpus.chats import BadChat, chats_of, has_chat
 from springtide.corpus.content import SAMPLE_BYTES, lfs_pointer, not_text, other_format
-from springtide.corpus.documents import Broken, Document, Tokens, broken_if_lines, from_tokens
-from springtide.corpus.file_kinds import compression_of, kind_of, split_off
-from springtide.corpus.files import Look, find_files, library_files, look_of
+from springtide.corpus.csv_rows import BadTable, read_rows
+from springtide.corpus.documents import Broken, Document, Tokens, from_tokens
+from springtide.corpus.file_kinds import NEW_KINDS, compression_of, delimiter_of, kind_of, sort_out
+from springtide.corpus.files import Found, Look, find_files, library_files, look_of
 from springtide.corpus.hub import pinned
 from springtide.corpus.json_lines import BadLine, parse_line
-from springtide.corpus.parquet_column import SAMPLE, is_text, values_of
+from springtide.corpus.json_values import split_values
+from springtide.corpus.parquet_column import SAMPLE, is_text, names_of, path_of, type_of, values_of
+from springtide.corpus.saved_datasets import no_data_of
 from springtide.corpus.separators import split
+from springtide.corpus.tar_samples import read_samples
 from springtide.corpus.token_files import field_of, ids_of
 from springtide.corpus.tokenizer import Tokenizer
+from springtide.corpus.xz_file import XzFile
 from springtide.errors import CorpusError, explain, redacted
 from springtide.store import Folder
 
@@ -48,6 +54,7 @@ _POINTER_BYTES = 1024
 """A Git LFS pointer is shorter. Read as an array, it would be token ids."""
 _ROWS_AT_ONCE = 256
 _FOOTERS_AT_ONCE = 16
+_NAMES_SHOWN = 20
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -81,6 +88,8 @@ class CorpusReader:
     """Whether records are chats, not texts."""
     seen: Mapping[str, Look | None] = dataclasses.field(default_factory=dict, compare=False)
     """How files looked when they were found, in one listing; the store is asked for each of the others."""
+    is_code: bool = False
+    """Whether .json, .csv and .tsv files are text like the others, as in source code."""
     left_out: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     """Files that are not read, because they are no data."""
     state: str = ""
@@ -88,9 +97,12 @@ class CorpusReader:
 
     def fingerprint(self) -> str:
         """Return a hash that changes when a file is added, removed or rewritten; does not read file contents."""
-        state = hashlib.blake2b(digest_size=16)
+        state, read = hashlib.blake2b(digest_size=16), {*self.names}
         for name, look in self.looks().items():
             line = f"{redacted(name)}\0{look.replace(' ', chr(0), 1)}\n"
+            if name in read and ((kind := self._kind(name)) in NEW_KINDS or compression_of(name) == "xz"):
+                # an earlier version read it as text
+                line = f"{kind}\0{line}"
             state.update(line.encode("utf-8", "surrogatepass"))  # names are bytes, and need not be UTF-8
         return state.hexdigest()
 
@@ -101,6 +113,10 @@ class CorpusReader:
             look = self._look(name)
             found[name] = f"{look.size} {look.change}"
         return found
+
+    def _kind(self, name: str) -> str:
+        kind = kind_of(name)
+        return "text" if self.is_code and kind in ("json", "csv") else kind
 
     def _look(self, name: str) -> Look:
         info = self.folder.fs.info(self.folder.where(name)) if self.seen.get(name) is None else {}
@@ -120,10 +136,11 @@ class CorpusReader:
         small: list[str] = []
         size = 0
         chunks = token_files.litdata_layouts(self.folder, self.beside)
-        footers = self._footers([name for name in self.names if kind_of(name) == "parquet"])
+        footers = self._footers([name for name in self.names if self._kind(name) == "parquet"])
         for name in self.names:
-            total = 0 if kind_of(name) == "parquet" else self._look(name).size
-            is_whole = kind_of(name) == "text" and (not self.separator or total <= _UNIT_BYTES)
+            total = 0 if self._kind(name) == "parquet" else self._look(name).size
+            kind = self._kind(name)
+            is_whole = kind in NEW_KINDS or (kind == "text" and (not self.separator or total <= _UNIT_BYTES))
             if name in chunks:
                 units.append(Unit((name,), num_bytes=total, layout=chunks[name]))
             elif token_files.is_tokens(name):
@@ -135,7 +152,7 @@ class CorpusReader:
                 if size >= _UNIT_BYTES or len(small) >= _UNIT_FILES:
                     units.append(Unit(tuple(small), num_bytes=size))
                     small, size = [], 0
-            elif kind_of(name) == "parquet":
+            elif self._kind(name) == "parquet":
                 units += [Unit((name,), group, group + 1, size) for group, size in enumerate(next(footers))]
             else:
                 bounds = [*range(0, total, _UNIT_BYTES), total]
@@ -170,8 +187,9 @@ class CorpusReader:
                 yield from from_tokens(self._records(name, unit, vocabulary), self.folder.where(name), vocabulary)
 
     def _records(self, name: str, unit: Unit, vocabulary: Tokenizer | None) -> Iterator[Document | Broken | Tokens]:
-        if self.is_chat and kind_of(name) == "text":
-            limit, remedy = "is not JSON lines or Parquet, where chats are", "point corpus.source at those files only"
+        if self.is_chat and self._kind(name) == "text":
+            limit = "is text, and chats are records, in JSON lines, JSON, CSV, Parquet, Arrow or tar"
+            remedy = "point corpus.source at those files only"
             raise CorpusError(explain("corpus.source", self.folder.where(name), limit, remedy))
         if token_files.is_tokens(name) or unit.layout:
             if unit.num_bytes < _POINTER_BYTES:
@@ -179,16 +197,16 @@ class CorpusReader:
                     self._refuse(name, lfs_pointer(file.read(SAMPLE_BYTES)))
             span = (unit.begin, unit.end)
             yield from token_files.read(self.folder, name, span, unit.layout, self.field, vocabulary)
-        elif kind_of(name) == "text" and self.separator:
+        elif self._kind(name) == "text" and self.separator:
             yield from self._separated(name, unit)
-        elif kind_of(name) == "text":
+        elif self._kind(name) == "text":
             with self._open(name, must_be_text=True) as file:
                 data = _without_mark(file.read(_MOST_BYTES + 1))
-            yield broken_if_lines(name, data) or _document(name, data)
-        elif kind_of(name) == "lines":
-            yield from self._lines(name, unit)
+            yield _document(name, data)
         else:
-            yield from self._rows(name, unit)
+            readers = {"lines": self._lines, "json": self._values, "csv": self._table, "tar": self._samples}
+            readers |= {"parquet": self._rows, "arrow": self._batches}
+            yield from readers[self._kind(name)](name, unit)
 
     def documents(self) -> Iterator[Document]:
         """Yield every readable document, unit by unit."""
@@ -200,6 +218,8 @@ class CorpusReader:
         """Turn an error about the bytes of file ``name`` into a CorpusError that names it."""
         try:
             yield
+        except BadTable as error:
+            raise CorpusError(explain("corpus.source", self.folder.where(name), *error.args)) from None
         except (pa.ArrowException, UnicodeDecodeError, IndexError, OSError) as error:
             # UnicodeDecodeError: of a name that is not UTF-8, too; IndexError: of an index into a dictionary of Parquet
             if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
@@ -217,10 +237,13 @@ class CorpusReader:
         if found:
             raise CorpusError(explain("corpus.source", self.folder.where(name), *found))
 
-    def _open(self, name: str, must_be_text: bool = False) -> io.BufferedReader:
+    def _open(self, name: str, must_be_text: bool = False) -> IO[bytes]:
         """Open a file, and decompress it. ``must_be_text``: raise CorpusError if its first bytes are no text."""
         data: Any = self.folder.open(name)
-        if compression := compression_of(name):  # pyarrow can read zstd, Python's own library cannot yet
+        file: Any
+        if (compression := compression_of(name)) == "xz":
+            file = io.BufferedReader(XzFile(data), _READ_BYTES)
+        elif compression:  # pyarrow can read zstd, Python's own library cannot yet
             file = io.BufferedReader(pa.CompressedInputStream(data, compression))
         else:  # a remote file of fsspec's takes no limit for a line
             file = data if isinstance(data, io.BufferedReader) else io.BufferedReader(data, _READ_BYTES)
@@ -265,6 +288,8 @@ class CorpusReader:
         if self.is_chat:
             return self._chat(name, record, sample)
         found = record.get(field_of(self.field, record)) if isinstance(record, dict) else None
+        if found is None and "." in self.field:
+            found = _inner(record, self.field.split("."))
         if (ids := ids_of(found)) is not None:
             return Tokens(name, ids)
         if not isinstance(found, str):
@@ -293,7 +318,11 @@ class CorpusReader:
         file, _, place = name.rpartition("@")
         where = redacted(self.folder.where(file))
         if "/" in place:
-            return "{}, row group {}, row {}".format(where, *place.split("/"))
+            return "{}, {} {}, row {}".format(
+                where, "batch" if kind_of(file) == "arrow" else "row group", *place.split("/")
+            )
+        if kind_of(file) == "tar":
+            return f"{where}, byte {place}"
         left, line = int(place), 1
         with self._open(file) as data:
             while left > 0 and (part := data.read(min(left, _READ_BYTES))):
@@ -308,41 +337,109 @@ class CorpusReader:
                 explain("corpus.chat_template", "", limit, "set it to chatml, llama3, plain, or a Jinja file")
             )
 
-    def _chat_rows(self, name: str, unit: Unit, parquet: pq.ParquetFile) -> Iterator[Document | Broken]:
-        columns = [one for one in parquet.schema_arrow.names if one in (self.field, *chats.COLUMNS)]
-        last = parquet.metadata.num_row_groups if unit.end < 0 else unit.end
-        for group in range(unit.begin, last):
-            batches = parquet.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=columns)
-            for row, record in enumerate(record for batch in batches for record in batch.to_pylist()):
-                yield self._chat(f"{name}@{group}/{row}", record, repr(record)[:SAMPLE])
+    def _columns(self, name: str, first: str, schema: pa.Schema) -> tuple[list[str], list[str]]:
+        """Return the columns to read of a file of Parquet or Arrow, and of a text the path to it. ``first``: name of its first
+        record. CorpusError if there is no such field, or it is none of one value."""
+        if self.is_chat:
+            return [one for one in schema.names if one in (self.field, *chats.COLUMNS)], []
+        self._check_is_text(first, schema.names)
+        field = field_of(self.field, schema.names)
+        if schema.names.count(field) > 1 or not (path := path_of(field, schema)):
+            raise self._no_column(name, field, schema.names.count(field), names_of(schema))
+        if pa.types.is_struct(kind := type_of(path, schema)):
+            names = [f"{field}.{kind.field(number).name}" for number in range(kind.num_fields)]
+            limit = f"is a struct of several fields in {self.folder.where(name)}"
+            raise CorpusError(explain("corpus.field", field, limit, f"choose one of {_listed(names)}"))
+        return [".".join(path)], path
+
+    def _no_column(self, name: str, field: str, count: int, names: Sequence[str]) -> CorpusError:
+        problem = f"is the name of {count} columns of" if count else "is not a column of"
+        remedy = "rename one of them" if count else f"choose one of {_listed(names)}"
+        return CorpusError(explain("corpus.field", field, f"{problem} {self.folder.where(name)}", remedy))
 
     def _rows(self, name: str, unit: Unit) -> Iterator[Document | Broken | Tokens]:
         with self.folder.open(name) as file:
             footer = _footer(self.folder, name, self.state or str(self._look(name)))
             parquet = pq.ParquetFile(file, metadata=footer)
-            if self.is_chat:
-                yield from self._chat_rows(name, unit, parquet)
-                return
-            names = parquet.schema_arrow.names
-            field = field_of(self.field, names)
-            self._check_is_text(f"{name}@{unit.begin}/0", names)
-            if (count := names.count(field)) != 1:
-                problem = f"is the name of {count} columns of" if count else "is not a column of"
-                remedy = "rename one of them" if count else f"choose one of {', '.join(names)}"
-                raise CorpusError(explain("corpus.field", field, f"{problem} {self.folder.where(name)}", remedy))
-            if is_text(parquet.schema_arrow.field(field).type):
+            columns, path = self._columns(name, f"{name}@{unit.begin}/0", parquet.schema_arrow)
+            if len(path) == 1 and is_text(type_of(path, parquet.schema_arrow)):
                 # a value that many rows share is in memory once: expanded, a small file may be larger than memory
-                parquet = pq.ParquetFile(file, metadata=footer, read_dictionary=[field])
+                parquet = pq.ParquetFile(file, metadata=footer, read_dictionary=path)
             last = parquet.metadata.num_row_groups if unit.end < 0 else unit.end
             for group in range(unit.begin, last):
-                batches = parquet.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=[field])
-                values = (value for batch in batches for value in values_of(batch.column(0)))
-                for row, value in enumerate(values):
-                    where = f"{name}@{group}/{row}"
-                    if isinstance(value, np.ndarray):
-                        yield Tokens(where, value)
-                    else:
-                        yield _document(where, value) if isinstance(value, bytes) else Broken(where, "no text", value)
+                batches = parquet.iter_batches(_ROWS_AT_ONCE, row_groups=[group], columns=columns)
+                yield from self._of_batches(f"{name}@{group}", batches, path)
+
+    def _batches(self, name: str, unit: Unit) -> Iterator[Document | Broken | Tokens]:
+        with self._open(name) as file:
+            schema, batches = read_batches(file)
+            columns, path = self._columns(name, f"{name}@0/0", schema)
+            for number, batch in enumerate(batches):
+                checks = [checked(part_of(batch, path))] if path else [checked(batch[one], False) for one in columns]
+                found = pa.RecordBatch.from_arrays(checks, path[-1:] or columns)
+                parts = (found.slice(begin, _ROWS_AT_ONCE) for begin in range(0, found.num_rows, _ROWS_AT_ONCE))
+                yield from self._of_batches(f"{name}@{number}", parts, path[-1:])
+
+    def _of_batches(
+        self, where: str, batches: Iterable[pa.RecordBatch], path: list[str]
+    ) -> Iterator[Document | Broken | Tokens]:
+        """Yield the documents of some batches of a file. ``path``: to their texts; empty for chats."""
+        if self.is_chat:
+            for row, record in enumerate(record for batch in batches for record in batch.to_pylist()):
+                yield self._chat(f"{where}/{row}", record, repr(record)[:SAMPLE])
+            return
+        for row, value in enumerate(value for batch in batches for value in values_of(part_of(batch, path))):
+            if isinstance(value, np.ndarray):
+                yield Tokens(f"{where}/{row}", value)
+            elif isinstance(value, bytes):
+                yield _document(f"{where}/{row}", value)
+            else:
+                yield Broken(f"{where}/{row}", "no text", value)
+
+    def _values(self, name: str, unit: Unit) -> Iterator[Document | Broken | Tokens]:
+        with self._open(name, must_be_text=True) as file:
+            for place, value in split_values(file, _MOST_BYTES):
+                where = f"{name}@{place}"
+                yield _too_long(where, value) if len(value) > _MOST_BYTES else self._record(where, value)
+
+    def _table(self, name: str, unit: Unit) -> Iterator[Document | Broken]:
+        names: list[str] = []
+        column = 0
+        with self._open(name, must_be_text=True) as file:
+            for place, row in read_rows(file, delimiter_of(name), _MOST_BYTES):
+                where = f"{name}@{place}"
+                if not names:
+                    names = [row] if isinstance(row, str) else row
+                    if not self.is_chat:
+                        self._check_is_text(where, names)
+                        if names.count(self.field) != 1:
+                            raise self._no_column(name, self.field, names.count(self.field), names)
+                        column = names.index(self.field)
+                elif isinstance(row, str):
+                    yield Broken(where, row, "")
+                elif len(row) != len(names):
+                    yield Broken(
+                        where, "a row with another number of cells than the first", ", ".join(row[:SAMPLE])[:SAMPLE]
+                    )
+                elif self.is_chat:
+                    yield self._chat(where, dict(zip(names, row, strict=True)), ", ".join(row[:SAMPLE])[:SAMPLE])
+                else:
+                    yield Document(where, row[column])
+
+    def _samples(self, name: str, unit: Unit) -> Iterator[Document | Broken | Tokens]:
+        suffixes = ("json",) if self.is_chat else tuple(dict.fromkeys((self.field.lower(), "txt", "json")))
+        with self._open(name) as file:
+            for sample in read_samples(file, suffixes, _MOST_BYTES):
+                where = f"{name}@{sample.place}"
+                if not sample.suffix:
+                    shown = sample.name[:SAMPLE].encode("utf-8", "replace").decode()
+                    yield Broken(where, f"a sample without a .{' or .'.join(suffixes)}", shown)
+                elif sample.suffix == "json" and len(sample.data) <= _MOST_BYTES:
+                    yield self._record(where, sample.data)
+                elif not_text(sample.data, ""):
+                    yield Broken(where, "no text", repr(sample.data[:SAMPLE])[:SAMPLE])
+                else:
+                    yield _document(where, _without_mark(sample.data))
 
 
 @functools.lru_cache(maxsize=1)
@@ -351,6 +448,18 @@ def _footer(folder: Folder, name: str, state: str) -> pq.FileMetaData:
     ``state``: changes when the file does."""
     with folder.open(name) as file:
         return pq.read_metadata(file)
+
+
+def _inner(record: Any, path: Sequence[str]) -> Any:
+    """Return the value of a field of a field of a record, None if there is none."""
+    for name in path:
+        record = record.get(name) if isinstance(record, dict) else None
+    return record
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the names of columns for an error: a file may have any number, of any length."""
+    return ", ".join(name[:SAMPLE] for name in names[:_NAMES_SHOWN]) or "none: it has no columns"
 
 
 def _without_mark(beginning: bytes) -> bytes:
@@ -393,7 +502,8 @@ def open_source(
     """Find the files of ``corpus.source``; CorpusError if it is missing, cannot be reached or has no files."""
     if source == "stdlib":
         folder, names = library_files()
-        found, has_all, hidden = dict.fromkeys(names), False, ()
+        folder, found, hidden = Found(folder, dict.fromkeys(names), ())
+        has_all = False
     else:
         source = pinned(source)
         folder, found, hidden = find_files(source)
@@ -403,6 +513,7 @@ def open_source(
             explain("corpus.source", source, "holds no files", "point it at text files, a folder or a glob")
         )
     names, beside = token_files.with_indexes(folder, tuple(found), has_all)
-    names, no_data = split_off(names)
-    names = names[: max_files or None]
-    return CorpusReader(folder, names, field, separator, beside, is_chat, found, (*no_data, *hidden))
+    unlisted = no_data_of(folder, names)
+    names, no_data, is_code = sort_out([name for name in names if name not in unlisted])
+    left_out = (*no_data, *sorted(unlisted), *hidden)
+    return CorpusReader(folder, names[: max_files or None], field, separator, beside, is_chat, found, is_code, left_out)

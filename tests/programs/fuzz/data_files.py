@@ -8,8 +8,12 @@ import gzip
 import io
 import itertools
 import json
-from collections.abc import Mapping
+import lzma
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -168,20 +172,52 @@ class Corpora(Target):
         (self.root / "e.jsonl.bz2").write_bytes(bz2.compress(lines))
         (self.root / "f.txt.gz").write_bytes(gzip.compress(plain))
         (self.root / "g.txt.zst").write_bytes(zst(plain))
+        (self.root / "j.json").write_bytes(json.dumps([json.loads(line) for line in lines.splitlines()]).encode())
+        (self.root / "k.json").write_bytes(b"\n".join(lines.splitlines()[:9]))
+        (self.root / "l.csv").write_text(
+            "id,text\n" + "".join(f'{one},"{text}"\n' for one, text in enumerate(TEXT[:40]))
+        )
+        (self.root / "m.tsv").write_text("text\tid\n" + "".join(f"a text\t{one}\n" for one in range(40)))
+        (self.root / "n.jsonl.xz").write_bytes(lzma.compress(lines))
+        self._write_arrow(self.root / "o.arrow", pa.ipc.new_stream)
+        self._write_arrow(self.root / "p.arrow", pa.ipc.new_file)
+        with tarfile.open(self.root / "q.tar", "w") as archive:
+            for number, text in enumerate(TEXT[:20]):
+                for end, data in (("txt", text.encode()), ("json", b'{"text": "metadata"}'), ("jpg", bytes(600))):
+                    info = tarfile.TarInfo(f"{'folder/' * (number % 2 * 20)}{number:03d}.{end}")
+                    info.size = len(data)
+                    archive.addfile(info, io.BytesIO(data))
+        (self.root / "r.tar.gz").write_bytes(gzip.compress((self.root / "q.tar").read_bytes()))
+        (self.root / "saved").mkdir()
+        self._write_arrow(self.root / "saved" / "data-00000-of-00001.arrow", pa.ipc.new_stream)
+        state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_fingerprint": "0", "_split": "train"}
+        (self.root / "saved" / "state.json").write_text(json.dumps(state))
         for name, column in (("h", pa.array(TEXT)), ("i", pa.array(TEXT).dictionary_encode())):
             pq.write_table(pa.table({"text": column}), self.root / f"{name}.parquet", row_group_size=100)
 
+    def _write_arrow(self, path: Path, opened: Callable[..., Any]) -> None:
+        table = pa.table({"text": TEXT[:40], "more": [{"a": [number]} for number in range(40)]})
+        with opened(str(path), table.schema) as writer:
+            writer.write_table(table, max_chunksize=16)
+
     def kinds(self) -> Mapping[str, str]:
-        ends = {"gz": "gzip", "zst": "zstd", "bz2": "bzip2", "parquet": "parquet", "jsonl": "lines", "txt": "text"}
-        return {name: ends[name.rpartition(".")[2]] for name in self.before}
+        ends = {"gz": "gzip", "zst": "zstd", "bz2": "bzip2", "xz": "xz", "parquet": "parquet", "jsonl": "lines"}
+        ends |= {"txt": "text", "json": "json", "csv": "text", "tsv": "text", "arrow": "bytes", "tar": "bytes"}
+        ends["k.json"] = "lines"
+        return {name: ends.get(name) or ends[name.rpartition(".")[2]] for name in self.before}
+
+    def names(self) -> tuple[str, ...]:
+        """A file that a list of files names may be called missing there, and a folder empty."""
+        return (*super().names(), "state.json", "saved") if self.changed.startswith("saved") else super().names()
 
     def read(self, random: Random) -> None:
-        source = open_source(str(self.root / self.changed))
+        is_saved = self.changed.startswith("saved")
+        source = open_source(str(self.root / ("saved" if is_saved else self.changed)))
         source.fingerprint()
         units = source.units()
         left = 64 * 2**20  # characters: a stream of good documents is no violation, however long
         for one in itertools.islice((one for unit in units[:20] for one in source.read(unit)), 2000):
-            must(one.name.startswith(self.changed), f"a record of {one.name}")
+            must(is_saved or one.name.startswith(self.changed), f"a record of {one.name}")
             if isinstance(one, Document):
                 assert one.digest
                 left -= len(one.text)

@@ -7,6 +7,7 @@ import copy
 import gzip
 import io
 import json
+import lzma
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -337,6 +338,7 @@ CHANGES: dict[str, Callable[[Random, bytes], bytes]] = {
     "yaml": change_yaml,
     "text": change_text,
     "gzip": _inside(gzip.decompress, lambda data: gzip.compress(data, 1)),
+    "xz": _inside(lzma.decompress, lambda data: lzma.compress(data, preset=0)),
     "bzip2": _inside(bz2.decompress, lambda data: bz2.compress(data, 1)),
     "zstd": _inside(_unzst, zst),
     "parquet": change_parquet,

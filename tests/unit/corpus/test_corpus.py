@@ -220,18 +220,10 @@ def test_broken_records_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["c4-train.00000-of-01024.json.gz", "a.JSON"])
-def test_json_lines_in_a_json_file_are_refused_with_a_remedy(tmp_path: Path, name: str) -> None:
-    """JSON lines in a file named JSON are no text and the remedy is said."""
+def test_json_lines_in_a_json_file_are_records(tmp_path: Path, name: str) -> None:
     lines = b'{"text": "one", "url": "a"}\n{"text": "two", "url": "b"}\n'
     (tmp_path / name).write_bytes(gzip.compress(lines) if name.endswith(".gz") else lines)
-    (tmp_path / "package.json").write_text('{\n  "name": "one",\n  "version": "1"\n}\n')
-    (tmp_path / "list.json").write_text('[1]\n{"text": "two"}\n')
-    (tmp_path / "one.json").write_text('{"text": "one"}\n')
-    source = open_source(str(tmp_path))
-    found = [item for unit in source.units() for item in source.read(unit)]
-    assert {item.name for item in found if isinstance(item, Document)} == {"package.json", "list.json", "one.json"}
-    [broken] = [item for item in found if isinstance(item, Broken)]
-    assert broken == (name, "JSON lines in a file named .json: name it .jsonl", '{"text": "one", "url": "a"}')
+    assert [document.text for document in open_source(str(tmp_path)).documents()] == ["one", "two"]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt", "separated.txt"])

@@ -184,8 +184,7 @@ def test_single_bytes_that_are_no_utf_8_are_text(tmp_path: Path) -> None:
     assert [document.text.count("\ufffd") for document in open_source(str(tmp_path)).documents()] == [120, 1]
 
 
-@given(st.text(max_size=6000))
+@given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1))
 def test_all_of_unicode_but_control_characters_is_text(text: str) -> None:
     """A character that the sample cuts is no fault."""
-    data = "".join(char for char in text if char >= " ").encode("utf-8", "ignore") * 50
-    assert not_text(data[:4096], "a.txt") is None or data[:5] == b"%PDF-"
+    assert not_text(("x" + text * 4096).encode()[:4096], "a.txt") is None

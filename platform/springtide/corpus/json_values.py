@@ -1,0 +1,109 @@
+"""The values of a ``.json`` file, one after the other and in bounded memory: the elements of an array, a pretty-printed object,
+or objects that follow one another, as in JSON lines.
+
+A value ends where its brackets do, so only brackets, commas and quotes are looked at; whoever gets a value parses it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Generator, Iterator
+from typing import IO
+
+_READ_BYTES = 2**20
+_OUTSIDE = re.compile(rb'["\[\]{},]')
+_INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+"""The rest of a string, to its closing quote or the end of what is read."""
+_SPACES = re.compile(rb"[ \t\r\n]*+")
+
+
+def split_values(file: IO[bytes], most_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the place and the text of each value of a file. Text that is no value is yielded as one, too: it does not parse.
+
+    Args:
+        most_bytes: of a longer value, the first ``most_bytes`` + 1 bytes are yielded.
+    """
+    values = _Values(most_bytes)
+    held = b""
+    while data := file.read(_READ_BYTES):
+        chunk = held + data
+        if values.place == 0 and chunk.startswith(codecs.BOM_UTF8):
+            values.place, chunk = len(codecs.BOM_UTF8), chunk[len(codecs.BOM_UTF8) :]
+        held = yield from values.split(chunk)
+        values.place += len(chunk) - len(held)
+    yield from values.end(held)
+
+
+class _Values:
+    """Where the split is in the text, between two chunks."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self.place = 0
+        """Of the chunk in the file."""
+        self._most_bytes = most_bytes
+        self._value, self._value_at = bytearray(), 0
+        self._depth = 0
+        """Open brackets of the value."""
+        self._is_in_array = self._is_in_string = False
+
+    def split(self, chunk: bytes) -> Generator[tuple[int, bytes], None, bytes]:
+        """Yield the values that end in ``chunk``; return what cannot be judged without the next one: half an escape."""
+        begin = at = 0
+        end = len(chunk)
+        while at < end:
+            if self._is_in_string:
+                at = _INSIDE.match(chunk, at).end()  # type: ignore[union-attr]
+                if chunk[at : at + 1] == b"\\":
+                    self._take(chunk, begin, at)
+                    return chunk[at:]
+                self._is_in_string = at == end
+                at += 1
+                continue
+            found = _OUTSIDE.search(chunk, at)
+            if found is None:
+                break
+            mark, at = found[0], found.end()
+            is_outermost = self._depth == 0
+            if mark == b'"':
+                self._is_in_string = True
+            elif mark == b",":
+                if is_outermost and self._is_in_array:
+                    yield from self._ended(chunk, begin, at - 1)
+                    begin = at
+            elif mark in b"[{":
+                if self._is_in_array or not is_outermost:
+                    self._depth += 1
+                    continue
+                yield from self._ended(chunk, begin, at - 1)
+                if mark == b"[":
+                    self._is_in_array, begin = True, at
+                else:
+                    self._depth, begin = 1, at - 1
+            elif not is_outermost:
+                self._depth -= 1
+                if self._depth == 0 and not self._is_in_array:
+                    yield from self._ended(chunk, begin, at)
+                    begin = at
+            elif self._is_in_array:
+                yield from self._ended(chunk, begin, at - 1)
+                self._is_in_array, begin = False, at
+        self._take(chunk, begin, end)
+        return b""
+
+    def end(self, held: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield what is left at the end of the file: nothing, unless the file is cut or no JSON."""
+        cut = held or (b"[" if self._is_in_array else b"")
+        yield from self._ended(cut, 0, len(cut))
+
+    def _take(self, chunk: bytes, begin: int, end: int) -> None:
+        if not self._value:
+            begin = min(end, _SPACES.match(chunk, begin).end())  # type: ignore[union-attr]
+            self._value_at = self.place + begin
+        self._value += chunk[begin : min(end, begin + self._most_bytes + 1 - len(self._value))]
+
+    def _ended(self, chunk: bytes, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+        self._take(chunk, begin, end)
+        if value := bytes(self._value).rstrip():
+            yield self._value_at, value
+        self._value.clear()
