@@ -74,18 +74,19 @@ def main() -> int:
         changes |= {"track.mlflow_uri": "off", "track.progress": False, "train.total": 3072 * 3, "train.eval_tokens": 0}
         changes |= {"elastic.min_workers": WORKERS, "elastic.max_workers": WORKERS}
         base = prepare(configs.recipes.tiny().override(changes))
-        load = [subprocess.Popen(busy) for _ in range(options.load)]
-        try:
-            with cluster(base, dashboard=False):
+        # Ray gives its own processes 30 s to start, which is not what is tried here
+        with cluster(base, dashboard=False):
+            load = [subprocess.Popen(busy) for _ in range(options.load)]
+            try:
                 for number in range(options.starts):
                     kind, took_s, ended = start(number, base)
                     failures += bool(ended)
                     slowest[kind] = max(slowest.get(kind, 0.0), took_s)
                     print(f"{number:3} {kind:8} {took_s:6.1f} s  {'; '.join(ended) or 'held'}", flush=True)
-        finally:
-            for process in load:
-                process.kill()
-                process.wait()
+            finally:
+                for process in load:
+                    process.kill()
+                    process.wait()
     longest = ", ".join(f"{kind} {took_s:.0f} s" for kind, took_s in slowest.items())
     print(f"{options.starts} starts beside {options.load} busy processes; longest: {longest}")
     print(f"{failures} starts ended a healthy process")

@@ -57,7 +57,9 @@ _ENVIRONMENT = ("LD_LIBRARY_PATH",)
 class Rendering(NamedTuple):
     """What a template is given."""
 
-    messages: Sequence[Mapping[str, str]]
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Any] | None = None
+    """What the chat may call."""
     prompt: bool = False
     """End with the beginning of an answer: ``add_generation_prompt``."""
     marks: bool = False
@@ -97,6 +99,8 @@ class Sandbox:
                 {
                     **variables,
                     "messages": one.messages,
+                    "tools": one.tools,
+                    "documents": None,
                     "add_generation_prompt": one.prompt,
                     "marks": (BEGIN, END) if one.marks else ("", ""),
                 }
@@ -123,12 +127,19 @@ def _batches(renderings: Iterable[Rendering]) -> Iterator[list[Rendering]]:
     held = 0
     for one in renderings:
         batch.append(one)
-        held += sum(_MESSAGE_CHARACTERS + len(message["content"]) for message in one.messages)
+        held += sum(_MESSAGE_CHARACTERS + _characters(message) for message in one.messages)
         if held >= _BATCH_CHARACTERS:
             yield batch
             batch, held = [], 0
     if batch:
         yield batch
+
+
+def _characters(value: Any) -> int:
+    """Return about how much text a value holds."""
+    if isinstance(value, (Mapping, list)):
+        return sum(map(_characters, value.values() if isinstance(value, Mapping) else value))
+    return len(value) if isinstance(value, str) else 8
 
 
 class _Limits(NamedTuple):

@@ -13,15 +13,15 @@ from __future__ import annotations
 import collections
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from springtide.config.data import CHAT_TOKENS, MODEL_TEMPLATE
 from springtide.corpus.chat_sandbox import APART, BEGIN, END, Rendering, Sandbox
-from springtide.corpus.chats import ANSWERS, BadChat, Turn
+from springtide.corpus.chats import ANSWERS, TOOLS, BadChat, Turn, message_of
 from springtide.corpus.infilling import check_pieces
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import ConfigError, explain
@@ -211,7 +211,7 @@ class ChatTemplate:
         Raises:
             BadChat: the template refuses the chat, or uses a token that is none.
         """
-        [text] = self._template.render([Rendering(self._messages(turns), prompt=True)], self._variables)
+        [text] = self._template.render([self._rendering(turns)._replace(prompt=True)], self._variables)
         parts = [part for part, _ in self._parts(text, False)]
         encoded = self._vocabulary.encode(part for part in parts if isinstance(part, str))
         found = [[part] if isinstance(part, int) else next(encoded)[:-1].tolist() for part in parts]
@@ -228,9 +228,8 @@ class ChatTemplate:
     def _learn_ends(self) -> None:
         """Find the special token that ends an answer in the middle of a chat, if there is one, and that of the last answer, if
         the template leaves it to the next turn. A template that refuses the chat has none."""
-        messages = self._messages(_TURNS)
         try:
-            whole, last = self._template.render([Rendering(messages), Rendering(messages[:2])], self._variables)
+            whole, last = self._template.render(map(self._rendering, (_TURNS, _TURNS[:2])), self._variables)
         except BadChat:
             return
         _, _, after = whole.partition(_TURNS[1].content)
@@ -251,42 +250,48 @@ class ChatTemplate:
 
     def _pieces(self, chats: Sequence[Sequence[Turn]]) -> Iterator[list[tuple[str, bool]]]:
         """Yield the pieces of each chat. Its renderings are asked for with those of the next chats, a request ahead."""
-        asked: collections.deque[list[dict[str, str]]] = collections.deque()
+        asked: collections.deque[Rendering] = collections.deque()
 
         def renderings() -> Iterator[Rendering]:
             for turns in chats:
-                asked.append(self._messages(turns))
-                yield Rendering(asked[-1])
+                asked.append(self._rendering(turns))
+                yield asked[-1]
                 yield from self._of_answers(asked[-1])
 
         texts = self._template.render(renderings(), self._variables)
         for whole in texts:
-            cut = self._marked(next(texts)) if self._template.has_marks else self._grown(asked[0], whole, texts)
+            cut = (
+                self._marked(next(texts)) if self._template.has_marks else self._grown(asked[0].messages, whole, texts)
+            )
             found = list(cut)
             if "".join(text for text, _ in found) != whole:
                 raise BadChat(
                     "the template lays out another chat when answers are marked", "do not let it look at the answer"
                 )
-            asked.popleft()
+            messages = asked.popleft().messages
             found = [piece for piece in found if piece[0]]
-            if self._unwritten_end and found[-1][1]:
+            if self._unwritten_end and found[-1][1] and not messages[-1].get("tool_calls"):
                 found.append((self._unwritten_end, True))
             yield found
 
-    def _messages(self, turns: Sequence[Turn]) -> list[dict[str, str]]:
+    def _rendering(self, turns: Sequence[Turn]) -> Rendering:
+        """Return what the template is given for a chat. What spells a special token in it is kept apart by a mark."""
+
         def apart(found: re.Match[str]) -> str:
             return APART + APART.join(found[0]) + APART
 
-        return [turn._asdict() | {"content": self._risky.sub(apart, turn.content)} for turn in turns]
+        messages = [message_of(turn, lambda text: self._risky.sub(apart, text)) for turn in turns]
+        tools = messages[0].pop(TOOLS, None) if messages else None
+        return Rendering(messages, tools)
 
-    def _of_answers(self, messages: list[dict[str, str]]) -> Iterator[Rendering]:
+    def _of_answers(self, whole: Rendering) -> Iterator[Rendering]:
         """Yield what is rendered to find the answers of a chat, besides the whole of it."""
         if self._template.has_marks:
-            yield Rendering(messages, marks=True)
+            yield whole._replace(marks=True)
             return
-        for number in _answers(messages):
-            yield Rendering(messages[:number], prompt=True)
-            yield Rendering(messages[: number + 1])
+        for number in _answers(whole.messages):
+            yield whole._replace(messages=whole.messages[:number], prompt=True)
+            yield whole._replace(messages=whole.messages[: number + 1])
 
     def _marked(self, text: str) -> Iterator[tuple[str, bool]]:
         """Yield the pieces of a rendering with marks around the answers."""
@@ -299,7 +304,9 @@ class ChatTemplate:
             yield inside, True
             yield after[0], False
 
-    def _grown(self, messages: list[dict[str, str]], whole: str, texts: Iterator[str]) -> Iterator[tuple[str, bool]]:
+    def _grown(
+        self, messages: Sequence[Mapping[str, Any]], whole: str, texts: Iterator[str]
+    ) -> Iterator[tuple[str, bool]]:
         """Yield the pieces of a template without marks: an answer is what the template adds after the prompt of its turn, up to
         the special token that ends the turn. ``texts``: as ``_of_answers`` asked for them.
 
@@ -355,7 +362,7 @@ class ChatTemplate:
                 yield part.replace(APART, ""), is_answer
 
 
-def _answers(messages: Sequence[dict[str, str]]) -> Iterator[int]:
+def _answers(messages: Sequence[Mapping[str, Any]]) -> Iterator[int]:
     """Yield the numbers of the messages that are answers."""
     return (number for number, message in enumerate(messages) if message["role"] == ANSWERS)
 

@@ -1,32 +1,51 @@
 """Chats of JSON lines and Parquet: turns of a system, users, tools and the assistant, whose answers are trained on.
 
-messages                        a list of {role, content}
-prompt, completion              a question and its answer
+messages                        a list of {role, content}, with tool_calls, reasoning_content and what else templates read
+conversations                   the same, or a list of {from, value}, as ShareGPT has them
+prompt, completion              a question and its answer, or the messages of each
 instruction, input, output      the same; an input, if there is one, follows the instruction after a blank line
 prompt, chosen, rejected        a pair: a question, or the turns before, and two answers
+tools, system                   of a chat, beside the others: the tools that it may call; what the system says first
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ANSWERS = "assistant"
 """The role whose turns are trained on."""
-MESSAGES, PROMPT, COMPLETION = "messages", "prompt", "completion"
+_OTHER_ROLES = {
+    **dict.fromkeys(("human",), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "model", "bot", "function_call"), ANSWERS),
+    **dict.fromkeys(("function", "ipython", "observation", "function_response"), "tool"),
+}
+"""Roles as others name them -> ours."""
+MESSAGES, CONVERSATIONS, PROMPT, COMPLETION = "messages", "conversations", "prompt", "completion"
 INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"
 CHOSEN, REJECTED = "chosen", "rejected"
-COLUMNS = (MESSAGES, PROMPT, COMPLETION, INSTRUCTION, INPUT, OUTPUT, CHOSEN, REJECTED)
+TOOLS, SYSTEM = "tools", "system"
+COLUMNS = (MESSAGES, CONVERSATIONS, PROMPT, COMPLETION, INSTRUCTION, INPUT, OUTPUT, CHOSEN, REJECTED, TOOLS, SYSTEM)
 """Columns of Parquet that are read."""
 EMPTY, UNANSWERED = "chat without messages", "chat without an answer"
 """Why a chat is dropped."""
 EQUAL, ONE_SIDED = "pair of equal answers", "pair without two answers"
 """Why a pair is dropped."""
+NO_CHAT, NO_ROLE, NO_TEXT = "record that is no chat", "chat with an unknown role", "chat with content that is no text"
+OUT_OF_ORDER, UNLIKE = "chat with a system turn that is not the first", "pair whose answers are not to one prompt"
+REFUSED = "chat that the template cannot lay out"
+"""Why a chat is dropped that is no use as it is."""
 _FIRST = ("system", "developer")
+_READ_BY_TEMPLATES = ("tool_calls", "reasoning_content", "reasoning", "thinking", "name", "tool_call_id")
+"""Keys of a message, besides its role and content, that go to the template as they are."""
+_ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
 _NOT_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef]")
 _SHOWN = 60
+_MOST_DEPTH = 32
+"""Most tables and lists inside each other in what goes to the template."""
 
 
 class Turn(NamedTuple):
@@ -34,10 +53,12 @@ class Turn(NamedTuple):
 
     role: str
     content: str
+    more: str = ""
+    """JSON object of the other keys that templates read; of a chat's first turn, also the ``tools`` of the chat."""
 
 
 class BadChat(Exception):
-    """A chat that cannot be laid out. Arguments: what is wrong, and the remedy."""
+    """A chat that cannot be laid out. Arguments: what is wrong, the remedy, and if known why it is dropped, for counting."""
 
     @property
     def problem(self) -> str:
@@ -47,11 +68,15 @@ class BadChat(Exception):
     def remedy(self) -> str:
         return str(self.args[1])
 
+    @property
+    def reason(self) -> str:
+        return str(self.args[2]) if len(self.args) > 2 else REFUSED
+
 
 def has_chat(names: Collection[str]) -> bool:
     """Return whether a record with these fields holds a chat."""
-    some = {PROMPT, COMPLETION}, {INSTRUCTION, OUTPUT}, {CHOSEN, REJECTED}
-    return MESSAGES in names or any(one <= {*names} for one in some)
+    some = {MESSAGES}, {CONVERSATIONS}, {PROMPT, COMPLETION}, {INSTRUCTION, OUTPUT}, {CHOSEN, REJECTED}
+    return any(one <= {*names} for one in some)
 
 
 def turns_of(record: Any, field: str) -> tuple[Turn, ...] | str:
@@ -59,37 +84,45 @@ def turns_of(record: Any, field: str) -> tuple[Turn, ...] | str:
 
     Args:
         record: a JSON object, or a row of Parquet.
-        field: the field that holds the messages; ``text``, the setting's default, stands for ``messages``.
+        field: the field that holds the messages; ``text``, the setting's default, stands for ``messages`` and
+            ``conversations``.
 
     Raises:
         BadChat: it holds no chat, or one whose roles or contents are wrong.
 
     Examples:
         >>> turns_of({"prompt": "2 + 2?", "completion": "4"}, "text")
-        (Turn(role='user', content='2 + 2?'), Turn(role='assistant', content='4'))
+        (Turn(role='user', content='2 + 2?', more=''), Turn(role='assistant', content='4', more=''))
     """
     if not isinstance(record, Mapping):
-        raise BadChat(f"is a {type(record).__name__}, not an object with fields", "give each chat as an object")
-    field = MESSAGES if field == "text" else field
-    if record.get(field) is not None:
-        messages = record[field]
+        problem = f"is a {type(record).__name__}, not an object with fields"
+        raise BadChat(problem, "give each chat as an object", NO_CHAT)
+    fields = (MESSAGES, CONVERSATIONS) if field == "text" else (field,)
+    found = next((name for name in fields if record.get(name) is not None), None)
+    if found is not None:
+        messages = record[found]
         if not isinstance(messages, list):
-            raise BadChat(f"{field} is a {type(messages).__name__}, not a list", "give a list of {role, content}")
+            problem = f"{found} is a {type(messages).__name__}, not a list"
+            raise BadChat(problem, "give a list of {role, content}", NO_CHAT)
         turns = tuple(_turn(number, message) for number, message in enumerate(messages))
     elif {PROMPT, COMPLETION} <= record.keys():
-        turns = (Turn("user", _text(record, PROMPT)), Turn(ANSWERS, _text(record, COMPLETION)))
+        turns = (*_said(record, PROMPT, "user"), *_said(record, COMPLETION, ANSWERS))
     elif {INSTRUCTION, OUTPUT} <= record.keys():
         added = _text(record, INPUT) if record.get(INPUT) is not None else ""
         asked = _text(record, INSTRUCTION) + (f"\n\n{added}" if added else "")
         turns = (Turn("user", asked), Turn(ANSWERS, _text(record, OUTPUT)))
+    elif any(name in record for name in fields):
+        return EMPTY
     else:
-        wanted = f"{field}, {PROMPT} and {COMPLETION}, or {INSTRUCTION} and {OUTPUT}"
+        wanted = f"{fields[0]}, {PROMPT} and {COMPLETION}, or {INSTRUCTION} and {OUTPUT}"
         shown = ", ".join(map(str, [*record][:8]))[:200] or "nothing"
-        raise BadChat(f"holds no chat: it has {shown}, not {wanted}", "name the field of the messages, corpus.field")
+        problem, remedy = f"holds no chat: it has {shown}, not {wanted}", "name the field of the messages, corpus.field"
+        raise BadChat(problem, remedy, NO_CHAT)
+    turns = _with_tools(record, turns)
     _check_order(turns)
     if not turns:
         return EMPTY
-    return turns if any(turn.role == ANSWERS and turn.content.strip() for turn in turns) else UNANSWERED
+    return turns if any(map(_is_answer, turns)) else UNANSWERED
 
 
 Chats = tuple[tuple[Turn, ...], tuple[Turn, ...]]
@@ -126,16 +159,62 @@ def pair_of(record: Mapping[str, Any]) -> Chats | str:
         if turns and turns[0].role == ANSWERS:
             turns = (*before, *turns)
         elif turns[: len(before)] != before:
-            raise BadChat(f"{name} does not begin with its prompt", "leave the prompt out, or give the answers alone")
+            problem, remedy = (
+                f"{name} does not begin with its prompt",
+                "leave the prompt out, or give the answers alone",
+            )
+            raise BadChat(problem, remedy, UNLIKE)
+        turns = _with_tools(record, turns)
         _check_order(turns)
-        if not turns or turns[-1].role != ANSWERS or not turns[-1].content.strip():
+        if not turns or not _is_answer(turns[-1]):
             return ONE_SIDED
         chats.append(turns)
     chosen, rejected = chats
     if chosen[:-1] != rejected[:-1] or len(chosen) == 1:
         problem = "chosen and rejected have other turns before their last answers"
-        raise BadChat(problem, "give two answers to one prompt")
+        raise BadChat(problem, "give two answers to one prompt", UNLIKE)
     return EQUAL if chosen == rejected else (chosen, rejected)
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a value of JSON without the keys of its tables that are null."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(one) for key, one in value.items() if one is not None}
+    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+
+
+def with_texts(turn: Turn, change: Callable[[str], str]) -> Turn:
+    """Return a turn with ``change`` of its content and of each text in its other keys."""
+    more = _dumped(_changed(json.loads(turn.more), change)) if turn.more else ""
+    return Turn(turn.role, change(turn.content), more)
+
+
+def message_of(turn: Turn, change: Callable[[str], str] = str) -> dict[str, Any]:
+    """Return a turn as templates read it, with ``change`` of each text. The ``tools`` of a chat are in its first message."""
+    more = _changed(json.loads(turn.more), change) if turn.more else {}
+    return {"role": turn.role, "content": change(turn.content), **more}
+
+
+def _is_answer(turn: Turn) -> bool:
+    return turn.role == ANSWERS and bool(turn.content.strip() or '"tool_calls"' in turn.more)
+
+
+def _with_tools(record: Mapping[str, Any], turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    """Return the turns with what the record says beside them: a system turn in front, the tools in the first turn."""
+    if turns and record.get(SYSTEM) and turns[0].role not in _FIRST:
+        turns = (Turn("system", _text(record, SYSTEM)), *turns)
+    tools = record.get(TOOLS)
+    if isinstance(tools, str) and tools.strip():  # as columns of a table have them, whose rows differ in their keys
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError):
+            raise BadChat(f"{TOOLS} is a text that is not JSON", "give a list of tools", NO_TEXT) from None
+    if not tools or not turns:
+        return turns
+    if not isinstance(tools, list):
+        raise BadChat(f"{TOOLS} is a {type(tools).__name__}, not a list", "give a list of tools", NO_TEXT)
+    more = json.loads(turns[0].more or "{}") | {TOOLS: _changed(tools, _as_text)}
+    return (turns[0]._replace(more=_dumped(more)), *turns[1:])
 
 
 def _said(record: Mapping[str, Any], name: str, role: str) -> tuple[Turn, ...]:
@@ -149,22 +228,85 @@ def _said(record: Mapping[str, Any], name: str, role: str) -> tuple[Turn, ...]:
 def _turn(number: int, message: Any, of: str = "") -> Turn:
     where = f"{of}message {number}"
     if not isinstance(message, Mapping):
-        raise BadChat(f"{where} is a {type(message).__name__}, not a table", "give {role, content}")
-    role = message.get("role")
+        raise BadChat(f"{where} is a {type(message).__name__}, not a table", "give {role, content}", NO_CHAT)
+    given = next((message[key] for key in _ROLE_KEYS if message.get(key) is not None), None)
+    plain = given.lower() if isinstance(given, str) else ""
+    role = _OTHER_ROLES.get(plain, plain)
     if role not in ROLES:
-        raise BadChat(f"{where}: role = {str(role)[:_SHOWN]!r} is not one of {', '.join(ROLES)}", "rename the role")
-    if message.get("tool_calls"):
-        raise BadChat(f"{where}: tool_calls are not supported", "write the calls into its content")
-    return Turn(role, _text(message, "content", f"{where}: "))
+        problem = f"{where}: role = {str(given)[:_SHOWN]!r} is not one of {', '.join(ROLES)}"
+        raise BadChat(problem, "rename the role", NO_ROLE)
+    more = {key: message[key] for key in _READ_BY_TEMPLATES if message.get(key) not in (None, "", [])}
+    content = next((message[key] for key in _CONTENT_KEYS if message.get(key) is not None), None)
+    call = message.get("function_call")
+    if plain == "function_call":
+        call, content = content, ""
+    if call is not None and role == ANSWERS and "tool_calls" not in more:
+        more["tool_calls"] = [{"type": "function", "function": _call(call, where)}]
+    if content is None and not more and not any(key in message for key in _CONTENT_KEYS):
+        raise BadChat(f"{where}: content is missing", "add it, or leave the chat out", NO_TEXT)
+    text = _joined("" if content is None else content, where)
+    return Turn(role, text, _dumped(_changed(more, _as_text)) if more else "")
 
 
-def _text(record: Mapping[str, Any], name: str, where: str = "") -> str:
+def _call(call: Any, where: str) -> Any:
+    """Return a call of a function, which ShareGPT has as JSON text."""
+    if isinstance(call, str):
+        try:
+            call = json.loads(call)
+        except (ValueError, RecursionError):
+            call = None
+    if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
+        problem = f"{where}: function_call is no object with a name and arguments"
+        raise BadChat(problem, "give {name, arguments}", NO_TEXT)
+    return call
+
+
+def _joined(content: Any, where: str) -> str:
+    """Return a content: a text, or the texts of its parts, joined."""
+    parts = content if isinstance(content, list) else [content]
+    texts = [
+        part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else part for part in parts
+    ]
+    plain = [text for text in texts if isinstance(text, str)]
+    if len(plain) < len(parts):
+        kinds = {str(part.get("type")) if isinstance(part, Mapping) else type(part).__name__ for part in parts}
+        problem = f"{where}: content has {', '.join(sorted(kinds))[:_SHOWN]}, not a text"
+        raise BadChat(problem, "give text only, or parts of type text", NO_TEXT)
+    return _as_text("".join(plain))
+
+
+def _text(record: Mapping[str, Any], name: str) -> str:
     value = record.get(name)
     if value is None:
-        raise BadChat(f"{where}{name} is missing", "add it, or leave the chat out")
+        raise BadChat(f"{name} is missing", "add it, or leave the chat out", NO_TEXT)
     if not isinstance(value, str):
-        raise BadChat(f"{where}{name} is a {type(value).__name__}, not a text", "give text only")
-    return _NOT_TEXT.sub("\ufffd", value)  # JSON can encode half a surrogate pair; the rest are no characters
+        raise BadChat(f"{name} is a {type(value).__name__}, not a text", "give text only", NO_TEXT)
+    return _as_text(value)
+
+
+def _as_text(text: str) -> str:
+    """Return text with U+FFFD for what is no character: JSON can encode half a surrogate pair."""
+    return _NOT_TEXT.sub("\ufffd", text)
+
+
+def _changed(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
+    """Return a value of JSON with ``change`` of each text but the names of its keys. BadChat if it is nested too deeply."""
+    if depth > _MOST_DEPTH:
+        raise BadChat(f"is nested more than {_MOST_DEPTH} times", "leave the chat out", NO_TEXT)
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_as_text(str(key)): _changed(one, change, depth + 1) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_changed(one, change, depth + 1) for one in value]
+    return value
+
+
+def _dumped(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError):  # a type of Parquet, such as a date; not a number
+        raise BadChat("holds what JSON cannot, such as a date or NaN", "give it as text", NO_TEXT) from None
 
 
 def _check_order(turns: tuple[Turn, ...]) -> None:
@@ -173,4 +315,4 @@ def _check_order(turns: tuple[Turn, ...]) -> None:
             what = (
                 f"a second {turn.role} turn" if turns[0].role in _FIRST else f"a {turn.role} turn that is not the first"
             )
-            raise BadChat(f"message {number} is {what}", "join them at the beginning of the chat")
+            raise BadChat(f"message {number} is {what}", "join them at the beginning of the chat", OUT_OF_ORDER)

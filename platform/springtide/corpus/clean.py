@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from springtide.config.code import find_code
 from springtide.config.data import CorpusConfig
-from springtide.corpus.chats import Turn
+from springtide.corpus.chats import Turn, with_texts
 from springtide.corpus.language import check_languages, language
 from springtide.corpus.own_filter import own_filter
 from springtide.corpus.pii import mask
@@ -41,13 +41,13 @@ def clean(text: str, config: CorpusConfig) -> Verdict:
 
 def clean_turns(turns: Iterable[Turn], config: CorpusConfig) -> tuple[Turn, ...]:
     """Return the turns of a chat as ``clean`` changes its text: normalised, personal data masked."""
-    found = []
-    for turn in turns:
-        content = turn.content
+
+    def cleaned(text: str) -> str:
         if config.normalization != "none":
-            content = unicodedata.normalize(config.normalization, content)
-        found.append(turn._replace(content=mask(content, config.pii).text))
-    return tuple(found)
+            text = unicodedata.normalize(config.normalization, text)
+        return mask(text, config.pii).text
+
+    return tuple(with_texts(turn, cleaned) for turn in turns)
 
 
 def check_clean(config: CorpusConfig) -> None:

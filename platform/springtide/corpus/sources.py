@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from springtide.corpus import chats, token_files
 from springtide.corpus.arrow_batches import checked, part_of, read_batches
-from springtide.corpus.chats import BadChat, chats_of, has_chat
+from springtide.corpus.chats import BadChat, chats_of, has_chat, without_nulls
 from springtide.corpus.content import SAMPLE_BYTES, lfs_pointer, not_text, other_format
 from springtide.corpus.csv_rows import BadTable, read_rows
 from springtide.corpus.documents import Broken, Document, Tokens, from_tokens
@@ -50,6 +50,8 @@ _MOST_BYTES = 64 * 2**20
 """Most bytes of a document: a small compressed file may hold more than memory does, and every process that prepares holds a
 document several times, as bytes, as text and as JSON."""
 _READ_BYTES = 2**20
+_LINES_COUNTED_BYTES = 16 * 2**20
+"""How far into a file lines are counted to name one."""
 _POINTER_BYTES = 1024
 """A Git LFS pointer is shorter. Read as an array, it would be token ids."""
 _ROWS_AT_ONCE = 256
@@ -299,29 +301,26 @@ class CorpusReader:
         return Document(name, _SURROGATE.sub("\ufffd", found))  # JSON can encode half a surrogate pair
 
     def _chat(self, name: str, record: Any, sample: str) -> Document | Broken:
-        """Return a chat, or why it is dropped. CorpusError if its roles or contents are wrong."""
+        """Return a chat, or why it is dropped."""
         try:
             found = chats_of(record, self.field)
         except BadChat as error:
-            raise self.blamed(name, error) from None
+            return Broken(name, error.reason, f"{error.problem}; {error.remedy}"[:SAMPLE])
         if isinstance(found, str):
             return Broken(name, found, sample)
         turns, rejected = found
-        text = "\n\n".join(turn.content for turn in (*turns, *rejected[-1:]))
+        text = "\n\n".join(turn.content or turn.more for turn in (*turns, *rejected[-1:]))
         return Document(name, text, turns=turns, rejected=rejected)
 
-    def blamed(self, name: str, error: BadChat) -> CorpusError:
-        """Return the error for a bad chat, with its file and line, or its row group and row."""
-        return CorpusError(explain("corpus.source", self._line(name), error.problem, error.remedy))
-
-    def _line(self, name: str) -> str:
+    def line_of(self, name: str) -> str:
+        """Return the file and line of a record, or its row group and row; far from the beginning of the file, the byte."""
         file, _, place = name.rpartition("@")
         where = redacted(self.folder.where(file))
         if "/" in place:
             return "{}, {} {}, row {}".format(
                 where, "batch" if kind_of(file) == "arrow" else "row group", *place.split("/")
             )
-        if kind_of(file) == "tar":
+        if kind_of(file) == "tar" or int(place) > _LINES_COUNTED_BYTES:
             return f"{where}, byte {place}"
         left, line = int(place), 1
         with self._open(file) as data:
@@ -332,7 +331,7 @@ class CorpusReader:
     def _check_is_text(self, name: str, names: Collection[str]) -> None:
         """Raise CorpusError if a record without text holds a chat, and no template says how it is laid out."""
         if self.field == "text" and "text" not in names and has_chat(names):
-            limit = f"is empty, and {self._line(name)} holds a chat"
+            limit = f"is empty, and {self.line_of(name)} holds a chat"
             raise CorpusError(
                 explain("corpus.chat_template", "", limit, "set it to chatml, llama3, plain, or a Jinja file")
             )
@@ -386,7 +385,8 @@ class CorpusReader:
         """Yield the documents of some batches of a file. ``path``: to their texts; empty for chats."""
         if self.is_chat:
             for row, record in enumerate(record for batch in batches for record in batch.to_pylist()):
-                yield self._chat(f"{where}/{row}", record, repr(record)[:SAMPLE])
+                # rows of a table have all keys of the others: those of other tools' arguments, too
+                yield self._chat(f"{where}/{row}", without_nulls(record), repr(record)[:SAMPLE])
             return
         for row, value in enumerate(value for batch in batches for value in values_of(part_of(batch, path))):
             if isinstance(value, np.ndarray):

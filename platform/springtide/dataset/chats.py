@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from springtide.config.data import CorpusConfig, ShardsConfig
-from springtide.corpus import BadChat, ChatTemplate, CorpusReader, Document, read_template
+from springtide.corpus import BadChat, ChatTemplate, Document, read_template
 from springtide.errors import ConfigError, CorpusError, explain
 
 
@@ -30,14 +30,30 @@ def check_chats(texts: Mapping[str, str], shards: ShardsConfig) -> None:
 
 
 def laid_out(
-    documents: Sequence[Document], template: ChatTemplate, source: CorpusReader
-) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Yield the ids of each chat, the end-of-document id appended, and which of them are predicted. A pair is one piece, so
-    that it is whole in one row: the chosen chat, and after a begin-of-text the rejected one.
+    documents: Sequence[Document], template: ChatTemplate
+) -> Iterator[tuple[np.ndarray, np.ndarray | None] | BadChat]:
+    """Yield the ids of each chat, the end-of-document id appended, and which of them are predicted; what is wrong with a chat
+    that the template cannot lay out. A pair is one piece, so that it is whole in one row: the chosen chat, and after a
+    begin-of-text the rejected one.
 
     Raises:
-        CorpusError: the template cannot lay out a chat, which is named with its file and line.
+        CorpusError: the tokenizer cannot split a text.
     """
+    at, together = 0, len(documents)
+    while at < len(documents):
+        is_bad = False
+        for found in _together(documents[at : at + together], template):
+            yield found
+            at += 1
+            is_bad = isinstance(found, BadChat)
+        # chats are laid out together, and those after a bad one again: from there on one, then two, then four at a time
+        together = 1 if is_bad else 2 * together
+
+
+def _together(
+    documents: Sequence[Document], template: ChatTemplate
+) -> Iterator[tuple[np.ndarray, np.ndarray | None] | BadChat]:
+    """Yield as ``laid_out``, up to the first bad chat."""
     chats = [turns for document in documents for turns in (document.turns, document.rejected) if turns]
     laid, done = template.lay_out(chats), 0
     try:
@@ -51,7 +67,7 @@ def laid_out(
             yield ids, is_predicted
             done += 1
     except BadChat as error:
-        raise source.blamed(documents[done].name, error) from None
+        yield error
     except CorpusError as error:
         raise CorpusError(f"{documents[done].name}: {error}") from None
 

@@ -24,6 +24,7 @@ from springtide.corpus import (
     BANDS,
     BINS,
     UNSPLIT,
+    BadChat,
     Broken,
     ChatTemplate,
     CorpusReader,
@@ -47,6 +48,8 @@ from springtide.shards import TOKENIZER, masked
 from springtide.store import Folder
 
 _SAMPLES = 5
+_IN_LINES = 2
+"""Broken chats of a unit whose line is looked for."""
 EXAMPLES, EXAMPLE_CHARACTERS = 3, 200
 """Dropped documents that are shown for each reason, and how much of each."""
 _PART_BYTES = 64 * 2**20
@@ -170,7 +173,8 @@ def _cleaned(
         if isinstance(found, Broken):
             counts[found.reason] += 1
             if len(samples) < _SAMPLES:
-                samples.append({**found._asdict(), "name": shown(found.name)})
+                name = job.source.line_of(found.name) if job.source.is_chat and len(samples) < _IN_LINES else found.name
+                samples.append({**found._asdict(), "name": shown(name)})
             continue
         text, reason, edited = clean(found.text, job.corpus)
         if not dropped.add(reason, found):
@@ -254,12 +258,13 @@ def _tokenised(
     encoded: Iterator[tuple[np.ndarray | None, np.ndarray | None]]
     if job.template:
         template = chat_template(vocabulary, job.corpus, job.shards, job.template, job.whole)
-        encoded = laid_out(documents, template, job.source)
+        encoded = _laid_out(documents, template, dropped)
     else:
         encoded = _encoded(documents, vocabulary, job)
     for document, (ids, is_predicted) in zip(documents, encoded, strict=True):
         if ids is None:
-            dropped.add(f"{UNSPLIT} it", document)
+            if not job.template:  # why a chat is dropped is counted already
+                dropped.add(f"{UNSPLIT} it", document)
             continue
         place = hashlib.blake2b(document.digest, key=key, digest_size=16).digest()
         share = int.from_bytes(document.digest[:8], "little")
@@ -269,6 +274,18 @@ def _tokenised(
         rows.append({**row, "is_predicted": is_predicted, **found._asdict()})
     rows.sort(key=lambda row: row["place"])
     return rows
+
+
+def _laid_out(
+    documents: list[Document], template: ChatTemplate, dropped: _Examples
+) -> Iterator[tuple[np.ndarray | None, np.ndarray | None]]:
+    """Yield ids and which are predicted of each chat; None of one that the template cannot lay out, and count it."""
+    for document, found in zip(documents, laid_out(documents, template), strict=True):
+        if isinstance(found, BadChat):
+            dropped.add(found.reason, document._replace(text=f"{found.problem}; {found.remedy}"))
+            yield None, None
+        else:
+            yield found[0], found[1]
 
 
 def chat_template(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +186,6 @@ def test_a_begin_of_text_in_the_template_is_left_to_the_dataset() -> None:
         ),
         ("{% generation %}{% generation %}x{% endgeneration %}{% endgeneration %}", "stands inside another"),
         ("{% generation %}{{ '\ufdd1' }}{% endgeneration %}", "U\\+FDD0"),
-        (
-            "{% for m in messages %}{{ m.content }}<|endoftext|>{% endfor %}",
-            "ends a document, before the end of the chat",
-        ),
         ("{{ 'x' * 10**10 }}", "needs more than 256 MiB of memory"),
     ],
 )
@@ -243,6 +240,24 @@ def messages(*turns: Any) -> dict[str, Any]:
         ({"messages": None, "prompt": "a", "completion": "b"}, ["user: a", "assistant: b"]),
         (messages(("user", "\ud800\ufdd0"), ("assistant", "b")), ["user: \ufffd\ufffd", "assistant: b"]),
         ({"messages": []}, EMPTY),
+        ({"messages": None}, EMPTY),
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+            ["user: a", "assistant: b"],
+        ),
+        (
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "system": "c"},
+            ["system: c", "user: a", "assistant: b"],
+        ),
+        (messages(("Human", "a"), ("model", "b")), ["user: a", "assistant: b"]),
+        (
+            messages(("user", [{"type": "text", "text": "Hi "}, "there"]), ("assistant", "b")),
+            ["user: Hi there", "assistant: b"],
+        ),
+        (
+            {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]},
+            ["user: a", "assistant: b"],
+        ),
         (messages(("user", "a")), UNANSWERED),
         ({"prompt": "a", "completion": " \n"}, UNANSWERED),
     ],
@@ -259,14 +274,20 @@ def test_the_shapes_of_chats(record: dict[str, Any], turns: list[str] | str) -> 
         ({"text": "a"}, "holds no chat: it has text, not messages, prompt and completion, or instruction and output"),
         ({"messages": "a"}, "messages is a str, not a list"),
         ({"messages": ["a"]}, "message 0 is a str, not a table"),
-        (messages(("human", "a")), "message 0: role = 'human' is not one of system, developer, user, assistant, tool"),
+        (
+            messages(("narrator", "a")),
+            "message 0: role = 'narrator' is not one of system, developer, user, assistant, tool",
+        ),
         (messages(("user", "a"), ("assistant",)), "message 1: content is missing"),
-        (messages(("user", ["a"])), "message 0: content is a list, not a text"),
+        (messages(("user", [{"type": "image", "url": "x"}])), "message 0: content has image, not a text"),
+        (messages(("user", {"a": 1})), "message 0: content has None, not a text"),
+        ({"messages": [{"role": "assistant", "content": "b"}], "tools": "{"}, "tools is a text that is not JSON"),
         (messages(("system", "a"), ("system", "b")), "message 1 is a second system turn"),
         (messages(("user", "a"), ("system", "b")), "message 1 is a system turn that is not the first"),
-        ({"messages": [{"role": "assistant", "content": "", "tool_calls": [1]}]}, "tool_calls are not supported"),
+        ({"messages": [{"from": "function_call", "value": "f(1)"}]}, "function_call is no object with a name"),
+        ({"messages": [{"role": "assistant", "tool_calls": [float("nan")]}]}, "holds what JSON cannot"),
         ({"prompt": "a", "completion": None}, "completion is missing"),
-        ({"prompt": [{}], "completion": "b"}, "prompt is a list, not a text"),
+        ({"prompt": [{}], "completion": "b"}, "prompt: message 0: role = 'None' is not one of"),
     ],
 )
 def test_a_bad_chat_says_what_is_wrong(record: Any, problem: str) -> None:
@@ -274,3 +295,62 @@ def test_a_bad_chat_says_what_is_wrong(record: Any, problem: str) -> None:
         turns_of(record, "text")
     assert problem in caught.value.problem
     assert caught.value.remedy
+
+
+WEATHER = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo <|im_end|>", "days": 2}}}
+CALL = json.dumps(WEATHER["function"])
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CALLING = {
+    "messages": [
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "content": None, "tool_calls": [WEATHER]},
+        {"role": "tool", "content": "Yes."},
+        {"role": "assistant", "content": "Yes.", "reasoning_content": "It said so."},
+    ],
+    "tools": [TOOL],
+}
+
+
+def test_tools_calls_and_reasoning_reach_the_template() -> None:
+    """What a call spells is text, also if it spells a special token."""
+    found = turns_of(CALLING, "text")
+    text = (
+        "{{ tools | tojson }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.reasoning_content }}{{ m.content }}"
+        "{% for call in m.tool_calls %}{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    assert not isinstance(found, str)
+    runs = spelled(text, found)
+    assert [run for run, is_answer in runs if is_answer] == [
+        'weather{"city": "Oslo <|im_end|>", "days": 2}<|im_end|>',
+        "It said so.Yes.<|im_end|>",
+    ]
+    assert runs[0][0].startswith('[{"type": "function", "function": {"name": "weather"')
+    [laid] = template(text).lay_out([found])
+    assert laid.ids.tolist().count(VOCABULARY.id_of("<|im_end|>", "")) == 4
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "function_call": WEATHER["function"]}]},
+        {
+            "conversations": [
+                {"from": "human", "value": "a"},
+                {"from": "function_call", "value": json.dumps(WEATHER["function"])},
+            ]
+        },
+    ],
+)
+def test_older_forms_of_calls_are_tool_calls(record: dict[str, Any]) -> None:
+    found = turns_of(record, "text")
+    assert not isinstance(found, str)
+    assert json.loads(found[1].more) == {"tool_calls": [WEATHER]}
+
+
+def test_a_chat_nested_too_deeply_is_bad() -> None:
+    deep: Any = "x"
+    for _ in range(40):
+        deep = [deep]
+    with pytest.raises(BadChat, match="nested"):
+        turns_of({"messages": [{"role": "assistant", "content": "a", "tool_calls": deep}]}, "text")

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from published import ENDS, VOCABULARY, trl_template
 
 from springtide.corpus import ChatTemplate
-from springtide.corpus.chats import Turn
+from springtide.corpus.chats import Turn, turns_of
 
 pytestmark = pytest.mark.processes
 
@@ -37,13 +39,16 @@ CHATS = {
 CASES = [(family, chat) for family in ENDS for chat in CHATS if not (chat == "system" and family in NO_SYSTEM)]
 
 
-def rendered(text: str, turns: tuple[Turn, ...], prompt: bool = False) -> tuple[str, list[str]]:
+def rendered(
+    text: str, turns: Sequence[Turn | dict[str, Any]], prompt: bool = False, tools: list[Any] | None = None
+) -> tuple[str, list[str]]:
     """Return a chat as transformers renders it, and the parts that are marked as answers."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     text = re.sub(r"strftime_now\(.(%[^)]*).\)", lambda found: repr(DAY.strftime(found[1])), text)  # C9: here it stays
     [whole], spans = render_jinja_template(
-        [[{"role": turn.role, "content": turn.content} for turn in turns]],
+        [[{"role": turn.role, "content": turn.content} if isinstance(turn, Turn) else turn for turn in turns]],
+        tools=tools,
         chat_template=text,
         add_generation_prompt=prompt,
         return_assistant_tokens_mask="endgeneration" in text and not prompt,
@@ -108,3 +113,31 @@ def test_a_published_template_says_what_ends_an_answer(family: str) -> None:
 def test_the_date_in_a_template_is_always_the_same() -> None:
     [laid] = ChatTemplate("llama3_2", trl_template("llama3_2"), VOCABULARY, None).lay_out([CHATS["one answer"]])
     assert "Today Date: 26 Jul 2024" in VOCABULARY.decode(laid.ids.tolist())
+
+
+CALLS = {
+    "qwen2_5": '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call><|im_end|>',
+    "qwen3": '<think>\n\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call><|im_end|>',
+    "llama3_1": '{"name": "add", "parameters": {"a": 2, "b": 3}}<|eot_id|>',
+    "glm4moe": "\n<think></think>\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>2</arg_value>\n<arg_key>b</arg_key>\n"
+    "<arg_value>3</arg_value>\n</tool_call>",
+    "gptoss": ' to=functions.add<|channel|>commentary json<|message|>{"a": 2, "b": 3}<|call|>',
+}
+"""Family -> what the model writes to call a tool."""
+
+
+@pytest.mark.parametrize("family", CALLS)
+def test_a_call_of_a_tool_is_an_answer(family: str) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 2, "b": 3}}}
+    parameters = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+    tool = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": parameters}}
+    record = {
+        "messages": [{"role": "user", "content": "2 + 3?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    }
+    turns = turns_of({**record, "tools": [tool]}, "text")
+    assert not isinstance(turns, str)
+    pieces = ChatTemplate(family, trl_template(family), VOCABULARY, None).pieces(turns)
+    assert next(piece for piece, is_answer in pieces if is_answer).rstrip("\n") == CALLS[family]
+    whole, _ = rendered(trl_template(family), record["messages"], tools=[tool])
+    assert "".join(piece for piece, _ in pieces) == whole
+    assert '"name": "add"' in whole.partition("2 + 3?")[0] or "type add" in whole

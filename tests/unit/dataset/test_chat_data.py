@@ -14,6 +14,7 @@ import pytest
 from prepared import contents, prepare, small
 
 from springtide.config import Config
+from springtide.corpus.chats import NO_CHAT, NO_ROLE, NO_TEXT, REFUSED
 from springtide.dataset import Map, in_process, make_dataset, open_dataset, silent
 from springtide.errors import ConfigError, CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader, ids_of, is_predicted
@@ -165,40 +166,54 @@ def test_chats_stay_apart_from_other_chats(tmp_path: Path) -> None:
     assert dropped == {"quotes corpus.apart_from": 3}
 
 
-GOOD = {"prompt": "a", "completion": "b"}
-
-
 @pytest.mark.parametrize(
-    ("bad", "problem"),
+    ("bad", "reason", "problem"),
     [
-        ({"messages": [{"role": "human", "content": "a"}]}, "message 0: role = 'human' is not one of"),
-        ({"messages": [{"role": "user"}]}, "message 0: content is missing; add it"),
-        ({"question": "a"}, "holds no chat: it has question"),
-        ([], "is a list, not an object"),
+        ({"messages": [{"role": "narrator", "content": "a"}]}, NO_ROLE, "message 0: role = 'narrator' is not one of"),
+        ({"messages": [{"role": "user"}]}, NO_TEXT, "message 0: content is missing; add it"),
+        ({"question": "a"}, NO_CHAT, "holds no chat: it has question"),
+        ([], NO_CHAT, "is a list, not an object"),
     ],
 )
-def test_a_bad_chat_is_refused_with_file_and_line(tmp_path: Path, bad: Any, problem: str) -> None:
-    path = write_lines(tmp_path / "bad.jsonl", [GOOD, GOOD, bad, GOOD])
-    with pytest.raises(CorpusError, match=rf"corpus\.source = '{path}, line 3': {problem}"):
-        prepare(of_chats(tmp_path / "data", path))
-    pq.write_table(
-        pa.table({"messages": [[{"role": "user", "content": "a"}], [{"role": "bot", "content": "a"}]]}), path
+def test_a_bad_chat_is_counted_and_named_with_its_line(tmp_path: Path, bad: Any, reason: str, problem: str) -> None:
+    path = write_lines(tmp_path / "bad.jsonl", [*chats()[:100], bad, *chats()[100:]])
+    source = open_dataset(prepare(of_chats(tmp_path / "data", path)).shards.dataset)[0].source
+    assert source["dropped"][reason] == 1
+    [broken] = source["broken"]
+    assert broken["name"] == f"{path}, line 101"
+    assert broken["sample"].startswith(problem)
+
+
+def test_a_bad_chat_of_a_table_is_named_with_its_row(tmp_path: Path) -> None:
+    records = [
+        {"messages": [{"role": "narrator", "content": "a"}]},
+        *({"messages": one["messages"][1:]} for one in chats()),
+    ]
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "bad.parquet")
+    source = open_dataset(prepare(of_chats(tmp_path / "data", tmp_path / "bad.parquet")).shards.dataset)[0].source
+    assert source["dropped"][NO_ROLE] == 1
+    assert source["broken"][0]["name"].endswith("bad.parquet, row group 0, row 0")
+
+
+def test_chats_that_the_template_refuses_are_counted(tmp_path: Path) -> None:
+    """The chats between them are laid out as without them."""
+    asked = chats()
+    refused = {"prompt": "no", "completion": "b"}
+    path = write_lines(
+        tmp_path / "chats.jsonl", [one for chat in asked for one in (refused, chat)][: len(asked)] + asked
     )
-    path.rename(tmp_path / "bad.parquet")
-    with pytest.raises(CorpusError, match=r"bad\.parquet, row group 0, row 1': message 0: role = 'bot'"):
-        prepare(of_chats(tmp_path / "data", tmp_path / "bad.parquet"))
-
-
-def test_a_chat_that_the_template_refuses_names_its_line(tmp_path: Path) -> None:
-    """A template that refuses a chat is told with the chat's line."""
-    path = write_lines(tmp_path / "chats.jsonl", [GOOD, {"prompt": "no", "completion": "b"}, GOOD])
     mine = tmp_path / "mine.jinja"
     mine.write_text(
         "{% for m in messages %}\n{% if m.content == 'no' %}{{ raise_exception('not this') }}{% endif %}\n"
         "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     )
-    with pytest.raises(CorpusError, match=r"chats\.jsonl, line 2': line 2 .*not this"):
-        prepare(of_chats(tmp_path / "data", path, corpus__chat_template=str(mine)))
+    manifest, _ = open_dataset(
+        prepare(of_chats(tmp_path / "data", path, corpus__chat_template=str(mine))).shards.dataset
+    )
+    assert manifest.source["dropped"][REFUSED] == len(asked) // 2
+    [example] = [one for one in manifest.source["examples"] if one["reason"] == REFUSED][:1]
+    assert "line 2 of the template: not this" in example["sample"]
+    assert sum(split.documents for split in manifest.splits.values()) == len(asked)
 
 
 def test_a_changed_template_makes_another_dataset(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from prepared import prepare, small
 
-from springtide.corpus.chats import EQUAL, ONE_SIDED, BadChat, pair_of
+from springtide.corpus.chats import EQUAL, NO_ROLE, NO_TEXT, ONE_SIDED, UNLIKE, BadChat, pair_of
 from springtide.dataset import open_dataset
 from springtide.errors import CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader, ids_of, is_predicted
@@ -58,20 +58,35 @@ def test_each_pair_is_whole_in_one_row_chosen_first(tmp_path: Path) -> None:
     assert sorted(found) == sorted(expected)
 
 
-def test_a_bad_pair_is_named_with_its_line(tmp_path: Path) -> None:
-    good = {"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}
-    for bad, problem in (
-        ({"prompt": "2 + 2?", "chosen": "4"}, "rejected is missing"),
-        ({**good, "rejected": 5}, "rejected is a int, not a text"),
-        ({**good, "chosen": [{"role": "robot", "content": "4"}]}, "chosen: message 0: role = 'robot' is not one of"),
-        ({**good, "rejected": [{"role": "user", "content": "3?"}, *_answer("5")]}, "does not begin with its prompt"),
-        ({"chosen": _answer("4"), "rejected": _answer("5")}, "other turns before their last answers"),
-    ):
-        source = write(tmp_path / "bad.jsonl", [good, bad])
-        with pytest.raises(CorpusError, match=rf"bad\.jsonl, line 2: {problem}|bad\.jsonl, line 2': .*{problem}"):
-            prepare(small(tmp_path / "data", source, **PACKED))
-    chat = {"prompt": "2 + 2?", "completion": "4"}
-    source = write(tmp_path / "mixed.jsonl", [{**good, "prompt": f"{n}?"} for n in range(60)] + [chat])
+def test_a_bad_pair_is_counted_and_named_with_its_line(tmp_path: Path) -> None:
+    good = [{"prompt": f"{number} + 2?", "chosen": f"{number + 2}", "rejected": "5"} for number in range(60, 120)]
+    bad = {
+        "rejected is missing": {"prompt": "2 + 2?", "chosen": "4"},
+        "rejected is a int, not a text": {**good[0], "rejected": 5},
+        "chosen: message 0: role = 'robot' is not one of": {**good[0], "chosen": [{"role": "robot", "content": "4"}]},
+        "rejected does not begin with its prompt": {
+            **good[0],
+            "rejected": [{"role": "user", "content": "3?"}, *_answer("5")],
+        },
+        "chosen and rejected have other turns before their last answers": {
+            "chosen": _answer("4"),
+            "rejected": _answer("5"),
+        },
+    }
+    source = write(tmp_path / "bad.jsonl", [*bad.values(), *good])
+    found = open_dataset(prepare(small(tmp_path / "data", source, **PACKED)).shards.dataset)[0].source
+    assert {reason: found["dropped"][reason] for reason in (NO_ROLE, NO_TEXT, UNLIKE)} == {
+        NO_ROLE: 1,
+        NO_TEXT: 2,
+        UNLIKE: 2,
+    }
+    assert [one["sample"].startswith(problem) for one, problem in zip(found["broken"], bad, strict=True)] == [True] * 5
+    assert found["broken"][1]["name"] == f"{source}, line 2"
+
+
+def test_pairs_and_chats_make_a_dataset_each(tmp_path: Path) -> None:
+    pairs = [{"prompt": f"{number}?", "chosen": "4", "rejected": "5"} for number in range(60)]
+    source = write(tmp_path / "mixed.jsonl", [*pairs, {"prompt": "2 + 2?", "completion": "4"}])
     with pytest.raises(CorpusError, match=r"60 pairs .* 1 "):
         prepare(small(tmp_path / "data", source, **PACKED))
 

@@ -22,7 +22,7 @@ from ray.job_config import JobConfig
 
 from springtide.config import Config
 from springtide.elastic.allocation import fits
-from springtide.errors import ConfigError, explain
+from springtide.errors import ConfigError, explain, in_one_line
 from springtide.on_ray._ray_private import (
     LOOPBACK,
     SUPPORTED,
@@ -129,7 +129,7 @@ def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, st
     else:
         with private_folder() as folder, private_network(folder):
             cpus = round(config.elastic.max_workers * config.elastic.cpus_per_worker + 0.5)
-            with _safe_path():
+            with _safe_path(), _in_one_sentence():
                 context = ray.init(
                     address="local",
                     num_cpus=max(os.cpu_count() or 1, cpus),
@@ -142,6 +142,18 @@ def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, st
                 yield context.dashboard_url or ""
             finally:
                 ray.shutdown()
+
+
+@contextlib.contextmanager
+def _in_one_sentence() -> Iterator[None]:
+    """Raise ConnectionError in place of what Ray raises if its processes do not start; it gives them 30 seconds."""
+    try:
+        yield
+    except Exception as error:
+        problem = f"Ray did not start on this machine ({in_one_line(error)})"
+        raise ConnectionError(
+            f"{problem}; try again when the machine is less busy, and look at its free memory"
+        ) from error
 
 
 @contextlib.contextmanager
