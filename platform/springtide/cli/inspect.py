@@ -46,7 +46,7 @@ def _other(folder: Folder, path: str) -> tuple[str, str]:
     from springtide.tuning.folder import PLAN
 
     if folder.exists(PLAN):
-        return "is a sweep", f"its trials: springtide run list {path}/trials; its page: {path}/sweep.html"
+        return "is a sweep", f"its trials: springtide run list {path}; its page: {path}/sweep.html"
     if folder.exists(MANIFEST):
         return "is a dataset", f"springtide data inspect {path}"
     names = folder.names()

@@ -46,7 +46,9 @@ def add(group: Commands) -> None:
     """Add the commands to their group."""
     help = "Show how a run stands: loss, workers, where its time went, and what limits it."
     group.command("status", _status, help, _status_options, _STATUS)
-    group.command("list", _list, "List the runs below a root: state, step, loss, cost.", _list_options, _LIST)
+    group.command(
+        "list", _list, "List the runs and sweeps below a root: state, step, loss, cost.", _list_options, _LIST
+    )
     help = "Compare two runs: settings, samples, losses and costs."
     group.command("compare", _compare, help, _compare_options, _COMPARE)
 
@@ -59,7 +61,9 @@ def _status_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _list_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("root", help="folder or URL that holds runs")
+    parser.add_argument(
+        "root", nargs="?", default="runs", help="folder or URL that holds runs, or of a sweep (default runs)"
+    )
     add_json(parser)
 
 
@@ -269,10 +273,14 @@ def _list(options: argparse.Namespace) -> int:
     for row in rows:
         seen = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.seen_s)) if row.seen_s else "none"
         loss = "" if row.loss is None else f"{row.loss:.4f}"
-        step = f"{row.step}/{row.num_steps}"
+        found = [""] * 4  # of a sweep, and of a run that cannot be read
+        if row.num_steps:
+            found = [f"{row.workers}", f"{row.goodput:.1%}", f"{row.dollars:.2f}", f"{row.energy_kwh:.3g}"]
+        step = f"{row.step}/{row.num_steps}" if row.num_steps else ""
+        workers, goodput, dollars, energy = found
         say(
-            f"{row.id:{width}}  {row.state:17}  {step:>15}  {loss:>8}  {row.workers:>7}  {row.goodput:>7.1%}  "
-            f"{row.dollars:>9.2f}  {row.energy_kwh:>9.3g}  {seen:16}  {row.where}".rstrip()
+            f"{row.id:{width}}  {row.state:17}  {step:>15}  {loss:>8}  {workers:>7}  {goodput:>7}  "
+            f"{dollars:>9}  {energy:>9}  {seen:16}  {row.where}".rstrip()
         )
     return 0
 

@@ -69,7 +69,7 @@ def parts(timeline: Timeline, facts: RunFacts) -> dict[str, str]:
     events, steps = timeline.events, timeline.steps
     config = f"<details><summary>The resolved config</summary><pre>{html.escape(facts.config_yaml)}</pre></details>"
     return {
-        "about": f"<p>{html.escape(_when(timeline))}</p>" + _about(events, facts),
+        "about": f"<p>{html.escape(_when(timeline))}</p>" + _about(timeline, facts),
         "figures": cards(figures(timeline)),
         "sources": _sources(steps),
         "evaluations": _evaluations(events) + _forgetting(events),
@@ -146,9 +146,14 @@ def _median(values: np.ndarray) -> float:
     return float(np.median(known)) if len(known) else math.nan
 
 
-def _about(events: Sequence[Event], facts: RunFacts) -> str:
+def _about(timeline: Timeline, facts: RunFacts) -> str:
     """Return the table at the top: state, model, hardware, and what the config says."""
-    rows: list[tuple[str, Cell]] = [("state", _cut(run_state(events).describe()))] if events else []
+    events, state = timeline.events, run_state(timeline.events)
+    said = state.describe()
+    if state.known != state.word:  # whether its driver lives now, a page cannot know
+        word = "training" if len(timeline.steps) else state.word
+        said = f"{word}, as of its last event, {_clock(timeline.spans()[1])} UTC"
+    rows: list[tuple[str, Cell]] = [("state", _cut(said))] if events else []
     starts = [event for event in events if isinstance(event, Started)]
     if starts:
         last = starts[-1]

@@ -32,6 +32,7 @@ from springtide.track.journal_reader import JournalReader
 from springtide.track.ledger import Ledger, Prices, ledger
 from springtide.track.run_state import run_state
 from springtide.track.timeline import Timeline
+from springtide.tuning.folder import PAGE, PLAN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -384,5 +385,8 @@ def open_run(path: str) -> Run:
     """
     run = Run(Folder(path))
     if not run.folder.exists(RUN_CONFIG):
+        if run.folder.exists(PLAN):
+            remedy = f"name one of its trials (springtide run list {path}), or open {run.folder.where(PAGE)}"
+            raise ConfigError(explain("run", path, "is a sweep's folder, not a run's", remedy))
         raise ConfigError(explain("run", path, "is not a run's folder: it has no config.yaml", "give <root>/<run id>"))
     return run

@@ -18,6 +18,7 @@ from springtide.store import Folder
 from springtide.track.ledger import Prices, Restart, ledger
 from springtide.track.run_state import UNKNOWN, RunState, run_state
 from springtide.track.timeline import Timeline
+from springtide.tuning.folder import PLAN, SweepFolder
 
 _POINTS = 64
 """Points of the loss curve: when there are twice as many, each two become one."""
@@ -199,9 +200,10 @@ class RunRow(NamedTuple):
 
     id: str
     state: str
-    """As ``Run.status``, or in one line why it cannot be read."""
+    """As ``Run.status``, or in one line why it cannot be read; of a sweep, the number of its trials."""
     step: int
     num_steps: int
+    """Steps to train; 0 for what is no run."""
     loss: float | None
     """Training loss of the last step [nats/token]."""
     workers: int
@@ -212,34 +214,49 @@ class RunRow(NamedTuple):
     seen_s: float
     """When its last event was, seconds since 1970; 0 without one."""
     where: str = ""
-    """Workers, nodes and market types of its last worker group; empty before the first."""
+    """Workers, nodes and market types of its last worker group; empty before the first. Of a sweep, its page."""
 
 
 def overview(root: str) -> list[RunRow]:
-    """Return a row for each run directly below ``root``, the newest event first. A run that cannot be read has a row, too.
+    """Return a row for each run directly below ``root``, the newest event first. A run that cannot be read has a row, too, and
+    so has a sweep. Of a sweep's own folder the rows are its trials.
 
     Lists ``root`` once, and each folder in it once; a run costs one more listing, its config and its journal's files. Sixteen
     runs are read at a time. One listing of everything would page through the files of all checkpoints.
 
     Args:
-        root: folder or URL, as ``run.root``.
+        root: folder or URL, as ``run.root``, or of a sweep.
 
     Examples:
         >>> [(row.id, row.state, row.step) for row in overview("runs") if row.id == "mine"]
         [('mine', 'finished', 8)]
     """
     folder = Folder(root)
+    names = folder.names()
+    if PLAN in names:
+        folder = SweepFolder(folder).trials
+        names = folder.names()
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as threads:
-        rows = threads.map(lambda name: _row(folder / name), folder.names())
+        rows = threads.map(lambda name: _row(folder / name), names)
         return sorted((row for row in rows if row is not None), key=lambda row: (-row.seen_s, row.id))
 
 
 def _row(folder: Folder) -> RunRow | None:
     run = Run(folder)
     try:
-        return _read(run) if RUN_CONFIG in folder.names() else None
+        names = folder.names()
+        if PLAN in names:
+            return _sweep(SweepFolder(folder))
+        return _read(run) if RUN_CONFIG in names else None
     except Exception as error:  # whatever is wrong with one run, the others are listed
         return RunRow(run.id, f"cannot be read: {in_one_line(error)}", 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0)
+
+
+def _sweep(sweep: SweepFolder) -> RunRow:
+    """Return the row of a sweep, which costs a listing and a request."""
+    trials, made_s = len(sweep.trials.names()), sweep.root.written_s(PLAN)
+    state = f"sweep, {trials} trial{'s' * (trials != 1)}"
+    return RunRow(sweep.name, state, 0, 0, None, 0, 0.0, 0.0, 0.0, made_s if math.isfinite(made_s) else 0.0, sweep.page)
 
 
 def _read(run: Run) -> RunRow:

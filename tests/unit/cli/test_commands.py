@@ -148,7 +148,7 @@ def test_inspect_says_what_a_folder_is_and_which_command_shows_it(
     (tmp_path / "sweep" / "sweep.json").write_text("{}")
     for path, parts in {
         tmp_path / "root": ("is a folder of runs", "springtide run list", "run inspect", "root/first"),
-        tmp_path / "sweep": ("is a sweep", "sweep/trials", "sweep.html"),
+        tmp_path / "sweep": ("is a sweep", "springtide run list", "sweep.html"),
         Path(tiny.shards.dataset): ("is a dataset", "springtide data inspect"),
         tmp_path / "nothing": ("is empty or does not exist", "<root>/<run id>"),
     }.items():

@@ -115,6 +115,28 @@ def test_all_runs_below_a_root_are_listed_the_newest_first_and_damaged_ones_too(
     assert (rows["done"].where, rows["new"].where) == ("2 workers", "")
 
 
+def test_sweeps_are_listed_with_their_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The list of a sweep's own folder has its trials, and a report of it says what to open."""
+    written(tmp_path / "runs", "one", TRAINED)
+    sweep = Folder(tmp_path / "runs") / "sw1"
+    sweep.write_json("sweep.json", {})
+    for number in range(2):
+        written(Path((sweep / "trials").path), f"trial-000{number}", TRAINED)
+    rows = {row.id: row for row in overview(str(tmp_path / "runs"))}
+    assert (rows["sw1"].state, rows["sw1"].where) == ("sweep, 2 trials", sweep.where("sweep.html"))
+    assert rows["sw1"].seen_s > 0
+    assert {row.id for row in overview(sweep.url)} == {"trial-0000", "trial-0001"}
+    assert main(["run", "list", str(tmp_path / "runs")]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sw1")]
+    assert line.split()[:4] == ["sw1", "sweep,", "2", "trials"]
+    assert "0/0" not in line
+    assert main(["report", sweep.url]) == 2
+    assert (
+        f"is a sweep's folder, not a run's; name one of its trials (springtide run list {sweep.url})"
+        in capsys.readouterr().err
+    )
+
+
 def test_a_list_reads_each_folder_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, "one", TRAINED)
     (tmp_path / "no run").mkdir()

@@ -103,7 +103,7 @@ def test_a_reload_shows_what_the_run_has_done_since(tab: browser.Tab, run: Run) 
     tab.errors.clear()
     tab.open(f"file://{run.report}", 390)
     assert tab.value("document.getElementById('note').textContent") == "last step 100"
-    assert "running or killed" in tab.value("document.getElementById('about').textContent")
+    assert "training, as of its last event" in tab.value("document.getElementById('about').textContent")
     write(run, 51, 2500, ends=True)  # steps are trained again, and points are thinned from here on
     run.write_report()
     tab.open(f"file://{run.report}", 390)
