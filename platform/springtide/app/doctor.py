@@ -10,13 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from springtide.app import doctor_checks as checks
 from springtide.app.doctor_checks import Check, Status
 from springtide.app.doctor_gpus import gpus, torch_and_gloo
 from springtide.errors import ConfigError, explain, redacted
 from springtide.store import Folder
+
+if TYPE_CHECKING:  # Ray loads only when needed
+    from springtide.on_ray.cluster.upload import Upload
 
 _USUAL_S = 20.0
 """Time after which a check is cut off: all but the measured ones take milliseconds."""
@@ -30,6 +33,8 @@ _LONGEST_S = 1.0
 _USUAL_BYTES = 10 * 2**20
 """A folder of code and settings is smaller; larger ones hold data by mistake."""
 _MIB = 2**20
+_NAMED = 12
+"""Names that a line has."""
 
 
 class CheckPlan(NamedTuple):
@@ -65,7 +70,7 @@ def doctor(
         CheckPlan("shared memory", checks.shared_memory),
         CheckPlan("open files", checks.open_files),
         CheckPlan("disk", lambda: checks.disks(root)),
-        CheckPlan("environment", lambda: checks.variables(variables)),
+        CheckPlan("environment", lambda: [*checks.variables(variables), *checks.proxies(variables)]),
         CheckPlan("Ray", lambda: checks.ray_access(variables)),
         CheckPlan("torch and gloo", lambda: torch_and_gloo(variables), 90.0),
     ]
@@ -217,6 +222,26 @@ def _timed(call: Callable[[], _T]) -> tuple[float, _T]:
     return time.perf_counter() - began, answer
 
 
+def _not_sent(found: Upload) -> Iterator[Check]:
+    """Yield what a job will not find of its folder, and the links that lead out of it."""
+    if found.left_out:
+        counts = {
+            name: f" ({count:,} file{'s' * (count != 1)})" * name.endswith("/")
+            for name, count in found.left_out.items()
+        }
+        names = _some([f"{name}{count}" for name, count in counts.items()])
+        yield Check("upload, left out", "ok", f"by .gitignore, .rayignore or Ray's own list: {names}")
+    if found.links:
+        names = _some([f"{name} -> {target}" for name, target in found.links.items()])
+        remedy = "what they lead to is sent, whatever its size; put a copy in their place, or name them in .rayignore"
+        yield Check("upload, links", "warn", f"out of the folder: {names}", "none", remedy)
+
+
+def _some(names: list[str]) -> str:
+    more = [f"and {len(names) - _NAMED} more"] * (len(names) > _NAMED)
+    return ", ".join(names[:_NAMED] + more)
+
+
 class UploadCheck:
     """Looks at a folder as ``ray job submit --working-dir`` would."""
 
@@ -237,7 +262,7 @@ class UploadCheck:
         figure = f"{len(found.sizes)} files, {size / _MIB:.2f} MiB; largest: {largest or 'nothing'}"
         limit = f"usually under {_USUAL_BYTES / _MIB:g} MiB; Ray refuses {found.refused_bytes / _MIB:g} MiB"
         remedy = "name what a job does not need in .rayignore" if status != "ok" else ""
-        return [Check("upload", status, figure, limit, remedy), self._commit()]
+        return [Check("upload", status, figure, limit, remedy), *_not_sent(found), self._commit()]
 
     def _commit(self) -> Check:
         from springtide.app.provenance import checkout

@@ -41,6 +41,8 @@ _BITE = {
     "CUDA_VISIBLE_DEVICES": ("", "unset it: it is empty, so no GPU is seen"),
 }
 """Variable -> the value that bites, and the remedy."""
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+_LOOPBACK = ("localhost", "127.0.0.1")
 
 
 class Check(NamedTuple):
@@ -189,6 +191,27 @@ def variables(environment: Mapping[str, str]) -> list[Check]:
         if environment.get(name) == bad:
             found.append(Check(name, "warn", f"{bad!r}", "", remedy))
     return found or [Check("environment", "ok", "no variable that slows training is set")]
+
+
+def proxies(environment: Mapping[str, str]) -> list[Check]:
+    """Name the proxies that HTTP goes through, and check that those of this machine's own servers are passed by.
+
+    Args:
+        environment: name -> value.
+    """
+    named = {name: environment.get(name) or environment.get(name.upper()) for name in _PROXIES}
+    # without a scheme, what stands before @ would not be taken for a password
+    found = [f"{name} at {value.rpartition('@')[2].rpartition('/')[2]}" for name, value in named.items() if value]
+    if not found:
+        return []
+    passed = (environment.get("no_proxy") or environment.get("NO_PROXY") or "").replace(" ", "").split(",")
+    lacks = [] if "*" in passed else [one for one in _LOOPBACK if one not in passed]
+    remedy = (
+        f"add {','.join(lacks)} to no_proxy: MLflow or a store on this machine is asked for at the proxy"
+        if lacks
+        else ""
+    )
+    return [Check("proxy", "warn" if lacks else "ok", ", ".join(found), "no_proxy has this machine", remedy)]
 
 
 def ray_access(environment: Mapping[str, str]) -> list[Check]:

@@ -53,10 +53,26 @@ def mlflow_uri(config: Config, given: str = "", must_be_named: bool = False) -> 
     # by default the client retries an unreachable server for minutes
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    _pass_proxies_by()
     chosen = given or config.track.mlflow_uri
     if chosen and not given:
         _check_named(chosen, must_be_named)
     return chosen or os.environ.get(_URI, "") or default_uri(Folder(config.run.root))
+
+
+def _pass_proxies_by() -> None:
+    """Have the clients of MLflow and of stores ask servers on this machine themselves, whatever proxy the environment names: no
+    proxy reaches them."""
+    if not any(
+        os.environ.get(name) or os.environ.get(name.upper()) for name in ("http_proxy", "https_proxy", "all_proxy")
+    ):
+        return
+    passed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if passed.strip() != "*":
+        both = ",".join(
+            dict.fromkeys(filter(None, [*passed.replace(" ", "").split(","), "localhost", "127.0.0.1", "::1"]))
+        )
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = both
 
 
 def _check_named(uri: str, must_be_named: bool) -> None:

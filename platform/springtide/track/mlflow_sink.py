@@ -237,7 +237,12 @@ class MlflowSink:
     def _now(self, params: dict[str, str]) -> dict[str, str]:
         """Return the tags as they should be: the links, and the settings that changed since MLflow got its params."""
         settings = {key: (f"springtide.now.{key}", value) for key, value in _params(self._settings).items()}
-        changed = [one for key, one in settings.items() if params.get(key, one[1]) != one[1] or one[0] in self._known]
+        unmarked = {key: str(value)[:_PARAM_LENGTH] for key, value in self._settings.items()}  # as earlier versions cut
+        changed = [
+            one
+            for key, one in settings.items()
+            if params.get(key, one[1]) not in (one[1], unmarked[key]) or one[0] in self._known
+        ]
         now = {**self._tags, _RUN: self._folder.url, _NODE: platform.node(), **dict(changed)}
         return {valid_name(name): tag_text(value) for name, value in now.items()}
 
@@ -340,4 +345,10 @@ def _monitor(run_id: str, uri: str) -> Any:
 
 
 def _params(settings: Settings) -> dict[str, str]:
-    return {name: str(value)[:_PARAM_LENGTH] for name, value in settings.items()}
+    return {name: _cut(str(value)) for name, value in settings.items()}
+
+
+def _cut(text: str) -> str:
+    """Return a value in the length that MLflow takes, with a mark where it is cut."""
+    mark = f" ... ({len(text):,} characters; whole in config.yaml)"
+    return text if len(text) <= _PARAM_LENGTH else text[: _PARAM_LENGTH - len(mark)] + mark

@@ -110,6 +110,16 @@ def test_memory_limits_and_swap_are_read(tmp_path: Path) -> None:
     assert "4.0 GiB" in swap.figure
 
 
+def test_proxies_are_named_without_their_passwords() -> None:
+    """Servers on this machine must not be asked for at a proxy."""
+    assert checks.proxies({}) == []
+    [one] = checks.proxies({"http_proxy": "http://me:hunter2@proxy:3128", "HTTPS_PROXY": "me:hunter2@other:1"})
+    assert (one.status, one.figure) == ("warn", "http_proxy at proxy:3128, https_proxy at other:1")
+    assert one.remedy.startswith("add localhost,127.0.0.1 to no_proxy")
+    for passed in ("*", "example.com, localhost,127.0.0.1"):
+        assert checks.proxies({"http_proxy": "http://proxy:3128", "NO_PROXY": passed})[0].status == "ok"
+
+
 def test_variables_that_bite_are_named_and_no_token_is_shown(tmp_path: Path) -> None:
     [one] = checks.variables({"OMP_NUM_THREADS": "1"})
     assert one.status == "ok"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,3 +158,27 @@ def test_a_password_of_netrc_counts(tiny: Config, tmp_path: Path) -> None:
 def test_places_without_a_host_need_no_name(uri: str, tiny: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "x")
     assert mlflow_uri(tiny.override({"track.mlflow_uri": uri})) == uri or not uri
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "localhost,127.0.0.1,::1"),
+        ("a.example, localhost", "a.example,localhost,127.0.0.1,::1"),
+        ("*", "*"),
+    ],
+)
+def test_servers_on_this_machine_are_asked_without_a_proxy(
+    before: str, after: str, tiny: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No proxy reaches them; a run behind one waited for its own MLflow, and blamed credentials of its own store."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("NO_PROXY", before)
+    mlflow_uri(tiny)
+    assert os.environ["NO_PROXY"] == before, "without a proxy nothing changes"
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", before)
+    mlflow_uri(tiny)
+    assert os.environ["NO_PROXY"] == os.environ["no_proxy"] == after

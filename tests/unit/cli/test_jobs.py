@@ -137,6 +137,27 @@ def test_what_ray_uploads_of_a_checkout_is_small(clone: Path, gitignore: bool, t
     assert not tops & {"platform", "tests", "docs", ".git", ".venv", ".venv-peers", "runs", "datasets", "dist"}
 
 
+def test_what_an_upload_leaves_out_is_named(tmp_path: Path) -> None:
+    """A job does not find the config that .gitignore names, nor the data. A link out of the folder may send much."""
+    for name in ("mine.yaml", "my config.yaml", "data/a/text", "src/train.py", "src/x.yaml", "__pycache__/a.pyc"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / ".gitignore").write_text("*.yaml\ndata/\n")
+    (tmp_path / "src" / "inside").symlink_to("train.py")
+    (tmp_path / "host").symlink_to("/etc/hostname")
+    found = {one.name: one for one in UploadCheck(str(tmp_path)).make()}
+    left_out = "by .gitignore, .rayignore or Ray's own list: data/ (1 file), mine.yaml, my config.yaml, src/x.yaml"
+    assert (found["upload, left out"].status, found["upload, left out"].figure) == ("ok", left_out)
+    assert (found["upload, links"].status, found["upload, links"].figure) == (
+        "warn",
+        "out of the folder: host -> /etc/hostname",
+    )
+    for number in range(20):
+        (tmp_path / f"{number}.yaml").write_text("")
+    assert upload_of(str(tmp_path)).left_out.keys() > {"0.yaml", "19.yaml"}
+    assert "and 12 more" in {one.name: one for one in UploadCheck(str(tmp_path)).make()}["upload, left out"].figure
+
+
 def test_a_huge_or_changed_folder_is_named_before_it_is_sent(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     with (tmp_path / "data" / "text").open("wb") as file:
@@ -152,10 +173,11 @@ def test_a_huge_or_changed_folder_is_named_before_it_is_sent(tmp_path: Path) -> 
     (tmp_path / ".rayignore").write_text("/data\n")
     for command in (["init", "-q"], ["add", "train.py"], ["commit", "-q", "-m", "first"]):
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=b", *command], cwd=tmp_path, check=True)
-    upload, commit = UploadCheck(str(tmp_path)).make()
+    upload, left_out, commit = UploadCheck(str(tmp_path)).make()
     assert (upload.status, commit.status) == ("ok", "ok")
+    assert left_out.figure.endswith(": data/ (1 file)")
     (tmp_path / "train.py").write_text("x = 2\n")
-    commit = UploadCheck(str(tmp_path)).make()[1]
+    commit = UploadCheck(str(tmp_path)).make()[-1]
     assert commit.status == "warn"
     assert "not committed" in commit.figure
     with pytest.raises(ConfigError, match=r"--upload = .*folder"):

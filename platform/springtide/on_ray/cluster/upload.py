@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from springtide.on_ray._ray_private import visit_upload
+
+_EXPECTED = (".git", ".venv", "venv", "__pycache__", ".gitignore", ".rayignore")
+"""What nobody expects to be sent."""
+_MOST_COUNTED = 10_000
+"""Files of a folder that are counted."""
 
 
 class Upload(NamedTuple):
@@ -15,6 +22,10 @@ class Upload(NamedTuple):
     """Path below the folder -> size [bytes]."""
     refused_bytes: int
     """The size from which Ray refuses the package."""
+    left_out: dict[str, int]
+    """File, or folder that ends with ``/``, of which nothing is sent -> its files, at most 10,000; the topmost ones only."""
+    links: dict[str, str]
+    """Link that leads out of the folder -> where it leads."""
 
     @property
     def num_bytes(self) -> int:
@@ -39,4 +50,47 @@ def upload_of(folder: str) -> Upload:
             sizes[str(path.relative_to(root))] = path.stat().st_size
 
     refused = visit_upload(folder, visit)
-    return Upload(sizes, refused)
+    links = {one: target for one in _entries(root) if (target := _leads_out(root, one))}
+    return Upload(sizes, refused, dict(_left_out(root, set(sizes))), links)
+
+
+def _left_out(root: Path, sent: set[str]) -> Iterator[tuple[str, int]]:
+    """Yield what is not ``sent``, with its number of files; of a folder of which nothing is sent only the folder."""
+    above = {str(parent) for name in sent for parent in Path(name).parents}
+    for here, folders, files in os.walk(root):
+        where = os.path.relpath(here, root)
+        kept = []
+        for name in sorted(set(folders) - set(_EXPECTED)):
+            path = os.path.normpath(os.path.join(where, name))
+            if path in above:
+                kept.append(name)
+            elif count := _files_in(root / path):
+                yield f"{path}/", count
+        folders[:] = kept
+        for name in sorted(set(files) - set(_EXPECTED)):
+            if (path := os.path.normpath(os.path.join(where, name))) not in sent:
+                yield path, 1
+
+
+def _files_in(folder: Path) -> int:
+    count = 0
+    for _, _, files in os.walk(folder):
+        count += len(files)
+        if count >= _MOST_COUNTED:
+            return _MOST_COUNTED
+    return count
+
+
+def _entries(root: Path) -> Iterator[str]:
+    """Yield the path below ``root`` of each file and folder in it."""
+    for here, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in _EXPECTED]
+        yield from (os.path.normpath(os.path.relpath(os.path.join(here, name), root)) for name in (*folders, *files))
+
+
+def _leads_out(root: Path, name: str) -> str:
+    """Return where a link leads that leaves ``root``; empty for anything else."""
+    path = root / name
+    target = os.path.realpath(path)
+    is_out = path.is_symlink() and os.path.commonpath([target, os.path.realpath(root)]) != os.path.realpath(root)
+    return target if is_out else ""
