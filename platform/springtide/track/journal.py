@@ -43,7 +43,7 @@ _AWAITED_PAUSE_S = 1.0
 _NEVER = float("inf")
 _CLOSE_S = 30.0
 """How long the end of a run waits for a store that does not accept the journal [s]."""
-_FULL_S = 5.0
+_FULL_S = 1.0
 """How long it waits for a full disk, which does not empty itself [s]."""
 _LINES_NAMED = 20
 """Damaged lines of a segment that are named one by one: all of them are damaged if another version wrote them."""

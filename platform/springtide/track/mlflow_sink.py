@@ -25,6 +25,7 @@ from springtide.errors import SpringtideError, printable, redacted
 from springtide.events import Evaluated, Event, Rejected, Saved, Started, StepDone, Stopped
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
 from springtide.store import Folder
+from springtide.store.full_disk import is_full
 from springtide.track.mlflow_client import (
     NAME_LENGTH,
     RUN_FILE,
@@ -58,6 +59,8 @@ _AT_ONCE = 1000
 _METRICS, _TAGS = 750, 80
 """Most of each per request, apart from one event's metrics and our marks; MLflow accepts 1000 and 100."""
 _PARAM_LENGTH, _DIGEST_LENGTH = 500, 36
+_FULL = "database or disk is full"
+"""What sqlite says of a full disk, which does not empty itself."""
 _MARKDOWN = re.compile(r"[\\`|<>\r\n]")
 
 _log = logging.getLogger(__name__)
@@ -157,7 +160,8 @@ class MlflowSink:
                 retry_s = float(self._settings["track.retry"])
                 if self._leaving.wait(retry_s):
                     time.sleep(max(0.0, min(retry_s, 1.0, self._give_up_s - time.monotonic())))
-                if time.monotonic() > self._give_up_s:
+                is_hopeless = self._leaving.is_set() and (is_full(error) or _FULL in str(error))
+                if is_hopeless or time.monotonic() > self._give_up_s:
                     return
                 continue
             with self._changed:
