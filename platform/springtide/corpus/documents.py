@@ -55,6 +55,8 @@ class Broken(NamedTuple):
     reason: str
     sample: str
     """The beginning of the record."""
+    fields: tuple[str, ...] = ()
+    """The first few fields of a record that has no text where it should be."""
 
 
 class Tokens(NamedTuple):

@@ -268,7 +268,7 @@ class CorpusReader:
                 if len(line) > _MOST_BYTES:
                     yield _too_long(f"{name}@{place}", line)
                     place += 0 if line.endswith(b"\n") else _skip_line(file, place + len(line), unit.end)
-                elif (record := line if place else _without_mark(line)).strip():
+                elif (record := _without_mark(line)).strip():  # cat puts the mark of a second file in the middle
                     yield self._record(f"{name}@{place}", record)
                 place += len(line)
 
@@ -297,7 +297,12 @@ class CorpusReader:
         if not isinstance(found, str):
             if isinstance(record, dict):
                 self._check_is_text(name, record)
-            return Broken(name, f"no text in {self.field!r}", sample)
+            fields = (
+                [str(one)[:SAMPLE] for one in itertools.islice(record, _NAMES_SHOWN)]
+                if isinstance(record, dict)
+                else []
+            )
+            return Broken(name, f"no text in {self.field!r}", sample, tuple(fields))
         return Document(name, _SURROGATE.sub("\ufffd", found))  # JSON can encode half a surrogate pair
 
     def _chat(self, name: str, record: Any, sample: str) -> Document | Broken:

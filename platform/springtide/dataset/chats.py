@@ -11,6 +11,9 @@ from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import BadChat, ChatTemplate, Document, read_template
 from springtide.errors import ConfigError, CorpusError, explain
 
+TOO_LONG = "chat longer than a row"
+"""Why a chat is dropped."""
+
 
 def templates(corpus: CorpusConfig) -> dict[str, str]:
     """Return the text of each template by its name in ``corpus.chat_template``; empty for that of texts. ConfigError if one
@@ -82,4 +85,4 @@ def check_pairs(counts: Sequence[Mapping[str, Any]], source: str) -> None:
 
 def too_long(tokens: np.ndarray, shards: ShardsConfig) -> str:
     """Return why a chat is dropped that does not fit a row after its begin-of-text: cut, it would hold answers to nothing."""
-    return "chat longer than a row" if len(tokens) > shards.sequence_length else ""
+    return TOO_LONG if len(tokens) > shards.sequence_length else ""

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import logging
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,7 @@ from springtide.corpus import (
 from springtide.dataset.apart import ApartFrom, names, open_apart
 from springtide.dataset.chats import check_chats, check_pairs, templates
 from springtide.dataset.disk_room import check_room, explain_full
+from springtide.dataset.lost_records import check_lost
 from springtide.dataset.near import bands, find_sharing
 from springtide.dataset.parts import (
     Part,
@@ -79,6 +81,8 @@ _LEFT_OUT_SHOWN = 20
 """Files that are not read and named."""
 _MADE_HERE = ("bpe", "bytes")
 """Tokenizers with byte counts that are correct by construction."""
+
+_log = logging.getLogger(__name__)
 
 _CHECKED, _CHECKED_A_UNIT, _CHECKED_CHARACTERS = 256, 64, 10_000
 """Documents in all, documents per unit, and characters per document on which a tokenizer's byte counts are checked."""
@@ -218,11 +222,18 @@ def _make(
         jobs = [dataclasses.replace(job, buckets=len(repeats)) for job in jobs]
     _run_all(run, make_part, jobs, "reading and tokenising", progress, work)
     counts = read_counts(work, len(jobs))
-    check_pairs(counts, _named(corpus))
     parts = [
         part for job, mine in zip(jobs, counts, strict=True) for part in parts_of(job.number, job.group or WHOLE, mine)
     ]
-    segments, planned = _planned(corpus, shards, parts, apart, work, progress, run)
+    try:
+        remarks = check_lost(corpus, shards, [job.group for job in jobs], counts)
+        check_pairs(counts, _named(corpus))
+        segments, planned = _planned(corpus, shards, parts, apart, work, progress, run)
+    except CorpusError:
+        dataset.remove()  # other settings, or other files, make another dataset
+        raise
+    for remark in remarks:
+        _log.warning("%s", remark)
     bos_id = begin_of_text(vocabulary, corpus, shards)
     seals = [
         SealJob(number, shards, dataset, work, vocabulary.end_of_text, has_begin=bos_id is not None)
@@ -285,9 +296,6 @@ def _planned(
     run: Map,
 ) -> tuple[list[Segment], Planned]:
     """Merge all parts to segments, and plan the shards, unless that was done."""
-    if not parts:
-        problem, remedy = "has no units to read", "point it at files that are not empty"
-        raise CorpusError(explain("corpus.source", _named(corpus), problem, remedy))
     merging = merges(work, parts, shards)
     _run_all(run, merge, merging, "sorting", progress, work)
     segments = [job.segment for job in merging]

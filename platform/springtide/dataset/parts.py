@@ -42,6 +42,7 @@ from springtide.corpus import (
 from springtide.dataset.apart import open_exclusions
 from springtide.dataset.chats import laid_out, too_long
 from springtide.dataset.columns import ColumnFile, Documents, Layout, Sizes, sizes
+from springtide.dataset.lost_records import NOT_UTF_8, lost_of
 from springtide.dataset.repeats import Repeats, write_pieces
 from springtide.errors import ConfigError, explain, printable, redacted
 from springtide.shards import TOKENIZER, masked
@@ -52,6 +53,8 @@ _IN_LINES = 2
 """Broken chats of a unit whose line is looked for."""
 EXAMPLES, EXAMPLE_CHARACTERS = 3, 200
 """Dropped documents that are shown for each reason, and how much of each."""
+_BEFORE = 40
+"""Characters that are shown before a replaced byte."""
 _PART_BYTES = 64 * 2**20
 """Text of a part: a process that makes one holds it, its ids and their encoding in memory."""
 _DOCUMENT_BYTES = 512
@@ -125,8 +128,9 @@ def make_part(job: PartJob) -> None:
     dropped = _Examples()
     groups: collections.Counter[str] = collections.Counter()
     kept = characters = pairs = ends_inside = 0
+    fields: list[str] = []
     parts: list[Sizes] = []
-    found = _cleaned(job, vocabulary, counts, edits, samples, dropped)
+    found = _cleaned(job, vocabulary, counts, edits, samples, dropped, fields)
     for documents in _batches(_unrepeated(job, found, edits, dropped) if job.buckets else found):
         rows = _tokenised(job, documents, vocabulary, dropped)
         if job.template:
@@ -148,6 +152,8 @@ def make_part(job: PartJob) -> None:
         parts.append(part.sizes)
     record = {
         "documents": {**(counts + dropped.counts), "kept": kept},
+        "lost": lost_of(counts, dropped.counts),
+        "fields": fields,
         "edits": edits,
         "characters": characters,
         "tokens_by_group": groups,
@@ -167,18 +173,24 @@ def _cleaned(
     edits: collections.Counter[str],
     samples: list[dict[str, str]],
     dropped: _Examples,
+    fields: list[str],
 ) -> Iterator[Document]:
-    """Yield the cleaned documents of the unit; count the others by what becomes of them, and sample the broken."""
+    """Yield the cleaned documents of the unit; count the others by what becomes of them, and sample the broken. ``fields``
+    takes those of the first record without text."""
     for found in job.source.read(job.unit, vocabulary):
         if isinstance(found, Broken):
             counts[found.reason] += 1
             if len(samples) < _SAMPLES:
                 name = job.source.line_of(found.name) if job.source.is_chat and len(samples) < _IN_LINES else found.name
-                samples.append({**found._asdict(), "name": shown(name)})
+                samples.append({"name": shown(name), "reason": found.reason, "sample": found.sample})
+            fields += found.fields if not fields else ()
             continue
         text, reason, edited = clean(found.text, job.corpus)
         if not dropped.add(reason, found):
             edits.update(edited)
+            if "\ufffd" in found.text and found.ids is None:
+                edits[NOT_UTF_8] += 1
+                dropped.show(NOT_UTF_8, found.name, found.text[max(0, found.text.index("\ufffd") - _BEFORE) :])
             turns, rejected = (clean_turns(one, job.corpus) for one in (found.turns, found.rejected))
             yield found._replace(text=text, ids=None if edited else found.ids, turns=turns, rejected=rejected)
 
@@ -187,7 +199,7 @@ def find_pieces(job: PartJob) -> None:
     """Find the lines or paragraphs of one unit, unless that was done."""
     vocabulary = open_work_tokenizer(job.work, job.corpus.end_of_text)
     counts, edits = collections.Counter[str](), collections.Counter[str]()
-    documents = _cleaned(job, vocabulary, counts, edits, [], _Examples())
+    documents = _cleaned(job, vocabulary, counts, edits, [], _Examples(), [])
     write_pieces(job.work, job.number, (document.text for document in documents), job.corpus.deduplicate)
 
 
@@ -398,8 +410,8 @@ def _encode(rows: list[dict[str, Any]], token_type: str) -> Documents:
 
 
 def read_counts(work: Folder, units: int) -> list[dict[str, Any]]:
-    """Return the counts of each unit: documents kept or dropped by reason, characters, tokens by group, broken samples, and the
-    sizes of its parts."""
+    """Return the counts of each unit: documents kept or dropped by reason, characters, tokens by group, broken samples, the
+    fields of the first record without text, and the sizes of its parts."""
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
         return list(threads.map(lambda unit: dict(work.read_json(_counts(unit))), range(units)))
 

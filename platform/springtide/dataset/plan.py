@@ -174,15 +174,7 @@ def make_plan(
 
 def check_plan(plan: Plan, settings: ShardsConfig, corpus: str) -> None:
     """Raise CorpusError if a source has nothing to train on, or there is nothing to hold out. ``corpus``: its name."""
-    if not any(one.documents for one in plan.splits):
-        raise CorpusError(
-            explain(
-                "corpus.source",
-                corpus,
-                "has no text left after cleaning",
-                "point it at files that are not empty, or loosen corpus.min_characters and the other filters",
-            )
-        )
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in plan.dropped.items() if count)
     several = len({one.source for one in plan.splits}) > 1
     for one in plan.splits:
         others = any(other.shards for other in plan.splits if other.split == one.split)
@@ -190,6 +182,7 @@ def check_plan(plan: Plan, settings: ShardsConfig, corpus: str) -> None:
         if not one.shards and not may_be_empty:
             where = f"corpus.sources.{one.source}" if several else repr(corpus)
             problem = f"the {one.split} split of {where} has only {one.tokens} tokens in {one.documents} documents, not one row"
+            problem += f" (dropped from all: {dropped})" if dropped else ""
             remedy = "shorten the sequence, use more text, or change shards.heldout_fraction and shards.heldout_tokens"
             remedy += ", or leave this source out" * several
             raise CorpusError(explain("shards.sequence_length", settings.sequence_length, problem, remedy))

@@ -278,3 +278,10 @@ def test_a_readme_beside_chats_is_left_out(tmp_path: Path) -> None:
     manifest, _ = open_dataset(url)
     assert manifest.source["documents"] == len(ANSWERS)
     assert manifest.source["left_out"] == ["README.md"]
+
+
+def test_chats_that_are_all_too_long_say_what_to_raise(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "chats.jsonl", chats())
+    told = r"shards\.sequence_length = 64: 200 of the 200 records of .*chats\.jsonl are chats longer than a row; raise"
+    with pytest.raises(CorpusError, match=told):
+        prepare(of_chats(tmp_path / "data", source, shards__sequence_length=64))

@@ -1,0 +1,140 @@
+"""Records of a source that cannot be used. One line from 1% on; an error where they are more than half, or nothing is left."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from springtide.config.data import CorpusConfig, ShardsConfig
+from springtide.corpus import UNSPLIT
+from springtide.corpus.chats import EMPTY, EQUAL, ONE_SIDED, UNANSWERED
+from springtide.dataset.chats import TOO_LONG
+from springtide.errors import CorpusError, explain, printable, redacted
+
+NOT_UTF_8 = "bytes that are not UTF-8 replaced: documents"
+"""What the edits of a unit call documents with U+FFFD."""
+_TOLD_FROM, _REFUSED_FROM = 0.01, 0.5
+"""Shares of the records of a source."""
+_SHOWN = 60
+DROPPED_AS_NOT_UTF_8 = "not UTF-8"
+_MAY_BE_MANY = (EMPTY, UNANSWERED, EQUAL, ONE_SIDED, TOO_LONG, DROPPED_AS_NOT_UTF_8)
+"""Reasons that are no sign of a wrong setting or a damaged file."""
+
+
+class _Count(NamedTuple):
+    """What became of the records of a source."""
+
+    setting: str
+    source: str
+    field: str
+    total: int
+    kept: int
+    dropped: collections.Counter[str]
+    """Reason -> records that are not kept."""
+    lost: collections.Counter[str]
+    """Those of them that no filter dropped."""
+    broken: Mapping[str, Any] | None
+    """The first record that is no document: name, reason, beginning and fields."""
+    replaced: int
+    """Documents with U+FFFD in place of bytes that are not UTF-8."""
+    replaced_first: str
+
+    def reasons(self) -> str:
+        return ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.most_common())
+
+
+def check_lost(
+    corpus: CorpusConfig, shards: ShardsConfig, groups: Sequence[str], counts: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Return what to say of records that are lost, and of bytes that are not UTF-8: a line for each.
+
+    Args:
+        groups: the source of each unit, empty where there is only one.
+        counts: of each unit, as ``make_part`` writes them.
+
+    Raises:
+        CorpusError: a source has no document left, or more than half of its records cannot be used.
+    """
+    remarks = []
+    for name, each in corpus.each().items():
+        mine = [unit for group, unit in zip(groups, counts, strict=True) if group in ("", name)]
+        count = _counted(f"corpus.sources.{name}" if corpus.sources else "corpus.source", each, mine)
+        unusable = count.lost.total() - sum(count.lost[reason] for reason in _MAY_BE_MANY)
+        if not count.kept or unusable > _REFUSED_FROM * count.total:
+            raise _refused(count, shards)
+        if (lost := count.lost.total()) > _TOLD_FROM * count.total:
+            reasons = ", ".join(f"{many:,} {reason}" for reason, many in count.lost.most_common())
+            remarks.append(
+                f"{_named(count)}: {lost:,} of {count.total:,} records are not used: {reasons}{_first(count)}"
+            )
+        if count.replaced:
+            said = (
+                f"{count.replaced:,} documents have U+FFFD where bytes are not UTF-8, the first {count.replaced_first}"
+            )
+            remarks.append(f"{_named(count)}: {said}; convert the files, or set corpus.broken_text to drop")
+    return remarks
+
+
+def _counted(setting: str, each: CorpusConfig, units: Sequence[Mapping[str, Any]]) -> _Count:
+    dropped, lost = collections.Counter[str](), collections.Counter[str]()
+    kept = replaced = 0
+    for unit in units:
+        kept += unit["documents"]["kept"]
+        dropped.update({reason: many for reason, many in unit["documents"].items() if reason != "kept" and many})
+        lost.update(unit.get("lost", {}))
+        replaced += unit["edits"].get(NOT_UTF_8, 0)
+    broken = next((one for unit in units for one in unit["broken"]), None)
+    if broken is not None:
+        broken = {**broken, "fields": next((unit["fields"] for unit in units if unit.get("fields")), [])}
+    replaced_first = next((one["name"] for unit in units for one in unit["examples"] if one["reason"] == NOT_UTF_8), "")
+    total = kept + dropped.total()
+    return _Count(
+        *(setting, redacted(each.source), each.field, total, kept, dropped, lost, broken, replaced, replaced_first)
+    )
+
+
+def _refused(count: _Count, shards: ShardsConfig) -> CorpusError:
+    """Return the error for a source with nothing left, or without what most records need."""
+    if not count.total:
+        return CorpusError(
+            explain(count.setting, count.source, "holds no text", "point it at files that are not empty")
+        )
+    reason, many = count.dropped.most_common(1)[0]
+    of = f"of the {count.total:,} records of {count.source}"
+    if reason == TOO_LONG:
+        limit = f"{many:,} {of} are chats longer than a row"
+        return CorpusError(
+            explain("shards.sequence_length", shards.sequence_length, limit, "raise shards.sequence_length")
+        )
+    fields = count.broken["fields"] if count.broken else []
+    if reason == no_text(count.field) and fields:
+        limit = f"is no text in {many:,} {of}: the first has {printable(', '.join(fields))}"
+        return CorpusError(explain("corpus.field", count.field, limit, "name the field that holds the text"))
+    limit = f"{count.dropped.total():,} of {count.total:,} records cannot be used: {count.reasons()}{_first(count)}"
+    remedy = "mend them, or leave their files out"
+    if not count.lost:
+        remedy = "point it at other files, or loosen corpus.min_characters and the other filters"
+    return CorpusError(explain(count.setting, count.source, limit, remedy))
+
+
+def no_text(field: str) -> str:
+    """Return why a record without text is dropped."""
+    return f"no text in {field!r}"
+
+
+def lost_of(broken: Mapping[str, int], dropped: Mapping[str, int]) -> dict[str, int]:
+    """Return the records of a unit that no filter dropped, by reason. ``broken``: records that are no documents; ``dropped``:
+    documents."""
+    reasons = (TOO_LONG, DROPPED_AS_NOT_UTF_8, f"{UNSPLIT} it")
+    return {**broken, **{reason: dropped[reason] for reason in reasons if dropped.get(reason)}}
+
+
+def _named(count: _Count) -> str:
+    return f"{count.setting} = {count.source!r}"
+
+
+def _first(count: _Count) -> str:
+    return (
+        f"; the first: {count.broken['name']}: {printable(count.broken['sample'][:_SHOWN])!r}" if count.broken else ""
+    )
