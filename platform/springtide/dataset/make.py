@@ -232,6 +232,9 @@ def _make(
     except CorpusError:
         dataset.remove()  # other settings, or other files, make another dataset
         raise
+    if cut := planned.plan.cut:
+        name = segments[cut.place[0]].file(work, shards.token_type).name_of(cut.place[1])
+        remarks.append(f"too few documents to hold out one: the first {cut.tokens:,} tokens of {name} are held out")
     for remark in remarks:
         _log.warning("%s", remark)
     bos_id = begin_of_text(vocabulary, corpus, shards)
@@ -302,7 +305,8 @@ def _planned(
     if (planned := read_plan(work)) is None:
         if corpus.near_duplicates:
             _run_all(run, find_sharing, bands(work, segments, shards.token_type), "comparing", progress, work)
-        plan = make_plan(work, segments, shards, corpus.near_duplicates, apart)
+        may_cut = not (apart.datasets or any(one.fim or one.chat_template for one in corpus.each().values()))
+        plan = make_plan(work, segments, shards, corpus.near_duplicates, apart, may_cut)
         check_plan(plan, shards, _named(corpus))
         planned = write_plan(work, plan, segments, shards)
     return segments, planned

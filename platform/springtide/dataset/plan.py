@@ -76,6 +76,15 @@ class Drop(NamedTuple):
     """Jaccard similarity of the two; 1 for equal texts."""
 
 
+class Cut(NamedTuple):
+    """A document whose beginning is held out."""
+
+    place: tuple[int, int]
+    """(segment, row in the segment)."""
+    tokens: int
+    """Those held out."""
+
+
 @dataclasses.dataclass(frozen=True)
 class SplitPlan:
     """What a source has in a split."""
@@ -102,17 +111,24 @@ class Plan:
     """(tokens, kept documents with at least as many, and fewer than the next)."""
     heldout_fraction: float
     """Share of the documents that is held out; smaller than the setting if that is more than ``shards.heldout_tokens``."""
+    cut: Cut | None = None
+    """The document whose beginning is held out, because no other is."""
 
 
 def make_plan(
-    work: Folder, segments: Sequence[Segment], settings: ShardsConfig, near_duplicates: bool, apart: ApartFrom
+    work: Folder,
+    segments: Sequence[Segment],
+    settings: ShardsConfig,
+    near_duplicates: bool,
+    apart: ApartFrom,
+    may_cut: bool = False,
 ) -> Plan:
     """Compute the plan from the columns of the segments. It does not depend on how many processes made them.
 
     The segments of a source follow one another. A document that several sources have, or close copies of, goes to the first of
-    them. With ``near_duplicates`` the buckets of ``near`` must be there.
+    them. With ``near_duplicates`` the buckets of ``near`` must be there. ``may_cut``: whether the beginning of a document may
+    be held out where no document is, such as of a book that is the whole corpus.
     """
-    lay = look_up({"concat": _cut, "best_fit": _fit}, "shards.packing", settings.packing)
     where, high, low, share = _index(work, segments, settings.token_type)
     length = where.length
     names = list(dict.fromkeys(segment.source for segment in segments))
@@ -155,8 +171,35 @@ def make_plan(
         dropped[TRAINED_ON] = int(met.sum())
         examples += [Drop(TRAINED_ON, place(index), None, 0.0) for index in order[met][:EXAMPLES].tolist()]
         order, held_out = order[~met], held_out[~met]
+    splits = _splits(settings, names, where, source, order[~held_out], order[held_out], fraction)
+    cut = None
+    if may_cut and fraction < 1 and len(order) and (_is_empty(splits, HELDOUT) or held_out.all()):
+        train = order if held_out.all() else order[~held_out]
+        longest = int(train[np.argmax(length[train])])
+        if tokens := _part_to_hold_out(settings, int(length[longest]), int(length[order].sum())):
+            cut = Cut(place(longest), tokens)
+            heldout = np.append(order[:0] if held_out.all() else order[held_out], len(length))
+            parts = _with_part(where, longest, tokens)
+            splits = _splits(settings, names, parts, np.append(source, source[longest]), train, heldout, fraction)
+    counted = np.histogram(length[order], [*_EDGES, np.inf])[0].tolist()
+    by_tokens = tuple(zip(_EDGES, counted, strict=True))
+    return Plan(splits, dropped, tuple(examples), by_tokens, fraction, cut)
+
+
+def _splits(
+    settings: ShardsConfig,
+    names: Sequence[str],
+    where: Documents,
+    source: np.ndarray,
+    train: np.ndarray,
+    heldout: np.ndarray,
+    fraction: float,
+) -> tuple[SplitPlan, ...]:
+    """Return the splits of each source. ``source``: number of the source of each document; ``train`` and ``heldout``: places of
+    their documents in ``where``, in order."""
+    lay = look_up({"concat": _cut, "best_fit": _fit}, "shards.packing", settings.packing)
     splits: list[SplitPlan] = []
-    for split, mine in {TRAIN: order[~held_out], HELDOUT: order[held_out]}.items():
+    for split, mine in {TRAIN: train, HELDOUT: heldout}.items():
         mine = mine[np.argsort(source[mine], kind="stable")]
         bounds = np.searchsorted(source[mine], range(len(names) + 1))
         number = 0
@@ -167,9 +210,31 @@ def make_plan(
             shards = tuple(lay(settings, split, number, chosen))
             splits.append(SplitPlan(name, split, len(chosen.segment), int(chosen.length.sum()), shards))
             number += len(shards)
-    counted = np.histogram(length[order], [*_EDGES, np.inf])[0].tolist()
-    by_tokens = tuple(zip(_EDGES, counted, strict=True))
-    return Plan(tuple(splits), dropped, tuple(examples), by_tokens, fraction)
+    return tuple(splits)
+
+
+def _is_empty(splits: Sequence[SplitPlan], split: str) -> bool:
+    return not any(one.shards for one in splits if one.split == split)
+
+
+def _part_to_hold_out(settings: ShardsConfig, longest: int, total: int) -> int:
+    """Return how many tokens of a document of ``longest`` tokens to hold out: the share of the ``total`` that the settings hold
+    out, but a row at least, and half of the document at most; 0 if that is less than a row."""
+    row = settings.sequence_length + 1
+    wanted = round(settings.heldout_fraction * total)
+    if settings.heldout_tokens:
+        wanted = min(wanted, int(settings.heldout_tokens))
+    tokens = min(max(wanted, row), longest // 2)
+    return tokens if tokens >= row else 0
+
+
+def _with_part(where: Documents, document: int, tokens: int) -> Documents:
+    """Return the documents with one more, the first ``tokens`` of ``document``, which loses them."""
+    found = Documents(*(np.append(column, column[document]) for column in where))
+    found.length[-1] = tokens
+    found.begin[document] += tokens
+    found.length[document] -= tokens
+    return found
 
 
 def check_plan(plan: Plan, settings: ShardsConfig, corpus: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from springtide.config.data import ShardsConfig
 from springtide.dataset.columns import Sizes
-from springtide.dataset.plan import Documents, Drop, Plan, ShardPlan, SplitPlan
+from springtide.dataset.plan import Cut, Documents, Drop, Plan, ShardPlan, SplitPlan
 from springtide.dataset.segments import Segment
 from springtide.store import Folder, to_json
 
@@ -59,6 +59,7 @@ def write_plan(work: Folder, plan: Plan, segments: Sequence[Segment], settings: 
         "examples": plan.examples,
         "documents_by_tokens": plan.documents_by_tokens,
         "heldout_fraction": plan.heldout_fraction,
+        "cut": plan.cut,
         "bundles": bundles,
     }
     work.write(_PLAN, to_json(record))
@@ -121,5 +122,6 @@ def _planned(record: dict[str, Any]) -> Planned:
         examples=tuple(Drop(reason, place(at), place(kept), how) for reason, at, kept, how in record["examples"]),
         documents_by_tokens=tuple((edge, count) for edge, count in record["documents_by_tokens"]),
         heldout_fraction=record["heldout_fraction"],
+        cut=(cut := record.get("cut")) and Cut(place(cut[0]), cut[1]),
     )
     return Planned(plan, tuple(((source, split), shards) for (source, split), shards in record["bundles"]))

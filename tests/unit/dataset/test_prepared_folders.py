@@ -6,15 +6,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from prepared import prepare, small
+from prepared import LENGTH, prepare, small
 
 from springtide.app.prepare import write_card
 from springtide.cli.inspect import inspect_dataset
+from springtide.corpus import Document
 from springtide.dataset import open_dataset
 from springtide.errors import CorpusError
+from springtide.shards import HELDOUT, TRAIN, SplitReader
+from springtide.store import Folder
 
 TEXTS = [f"Document {number} of some length, and {number * 7919} is its number." for number in range(300)]
 
@@ -134,3 +138,64 @@ def test_a_source_without_text_is_refused_for_what_it_is(tmp_path: Path, name: s
     else:
         (tmp_path / name).write_bytes(b'{"text": "one"}\r{"text": "two"}')
         refused(tmp_path, tmp_path / name, r"1 of 1 records cannot be used: 1 not JSON; the first: a\.jsonl@0: ")
+
+
+BOOK = "\n".join(f"Line {number} of the book, and {number * 7919} is its number." for number in range(400))
+
+
+def text_of(url: str, split: str) -> str:
+    """Return the text of a split end to end."""
+    manifest, vocabulary = open_dataset(url)
+    rows = SplitReader(Folder(url), manifest, split).read(np.arange(manifest.splits[split].rows)).tokens
+    return vocabulary.decode([*rows[:, :-1].ravel().tolist(), int(rows[-1, -1])])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["book.txt", "book.jsonl"])
+def test_the_beginning_of_a_single_document_is_held_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, seed: int
+) -> None:
+    """The rest is trained on, and no token is in both."""
+    book = f"{seed}\n{BOOK}"
+    (tmp_path / name).write_text(book if name == "book.txt" else json.dumps({"text": book}))
+    config = small(tmp_path / "made", tmp_path / name, corpus__tokenizer="bytes")
+    url = prepare(config).shards.dataset
+    heldout, train = text_of(url, HELDOUT), text_of(url, TRAIN)
+    assert book.startswith(heldout)
+    assert len(book) * 0.1 - LENGTH <= len(heldout) <= len(book) * 0.1 + 1
+    assert train in book[len(heldout) :]
+    assert len(train) + len(heldout) > len(book) - 3 * LENGTH
+    shown = name if name == "book.txt" else "book.jsonl@0"
+    assert (
+        f"too few documents to hold out one: the first {round(0.1 * (len(book) + 1)):,} tokens of {shown}"
+        in caplog.text
+    )
+    assert prepare(config).shards.dataset == url
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_of_a_few_books_a_part_of_the_longest_is_held_out(tmp_path: Path, packing: str) -> None:
+    for number, length in enumerate((2000, 9000, 3000)):
+        (tmp_path / "books" / f"{number}.txt").parent.mkdir(exist_ok=True)
+        (tmp_path / "books" / f"{number}.txt").write_text(f"Book {number}\n" + BOOK[number:length])
+    changes = {"shards__packing": packing, "shards__mask_across_documents": packing == "best_fit"}
+    changes |= {"shards__heldout_fraction": 0.0001, "corpus__tokenizer": "bytes", "corpus__near_duplicates": False}
+    manifest, _ = open_dataset(prepare(small(tmp_path / "made", tmp_path / "books", **changes)).shards.dataset)
+    assert (manifest.splits[TRAIN].documents, manifest.splits[HELDOUT].documents) == (3, 1)
+    assert manifest.splits[HELDOUT].tokens == LENGTH + 1
+
+
+def test_a_single_document_that_would_be_held_out_is_cut(tmp_path: Path) -> None:
+    books = (f"{number}\n{BOOK}" for number in range(100))
+    book = next(one for one in books if int.from_bytes(Document("", one).digest[:8], "little") < 2**62)
+    (tmp_path / "book.txt").write_text(book)
+    changes = {"corpus__tokenizer": "bytes", "shards__heldout_fraction": 0.4}
+    url = prepare(small(tmp_path / "made", tmp_path / "book.txt", **changes)).shards.dataset
+    assert open_dataset(url)[0].splits[HELDOUT].tokens == round(0.4 * (len(book) + 1))
+    assert text_of(url, TRAIN) in book
+
+
+def test_a_document_of_less_than_two_rows_is_too_short(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 2 * LENGTH)
+    told = r"the heldout split of '.*a\.txt' has only 0 tokens in 0 documents, not one row; shorten the sequence"
+    refused(tmp_path, tmp_path / "a.txt", told, corpus__tokenizer="bytes", shards__heldout_fraction=0.0001)
