@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import UNSPLIT
-from springtide.corpus.chats import EMPTY, EQUAL, ONE_SIDED, UNANSWERED
+from springtide.corpus.chats import EMPTY, EQUAL, ONE_SIDED, REFUSED, UNANSWERED
 from springtide.dataset.chats import TOO_LONG
 from springtide.errors import CorpusError, explain, printable, redacted
 
@@ -16,7 +16,7 @@ NOT_UTF_8 = "bytes that are not UTF-8 replaced: documents"
 """What the edits of a unit call documents with U+FFFD."""
 _TOLD_FROM, _REFUSED_FROM = 0.01, 0.5
 """Shares of the records of a source."""
-_SHOWN = 60
+_SHOWN = 120
 DROPPED_AS_NOT_UTF_8 = "not UTF-8"
 _MAY_BE_MANY = (EMPTY, UNANSWERED, EQUAL, ONE_SIDED, TOO_LONG, DROPPED_AS_NOT_UTF_8)
 """Reasons that are no sign of a wrong setting or a damaged file."""
@@ -126,7 +126,7 @@ def no_text(field: str) -> str:
 def lost_of(broken: Mapping[str, int], dropped: Mapping[str, int]) -> dict[str, int]:
     """Return the records of a unit that no filter dropped, by reason. ``broken``: records that are no documents; ``dropped``:
     documents."""
-    reasons = (TOO_LONG, DROPPED_AS_NOT_UTF_8, f"{UNSPLIT} it")
+    reasons = (TOO_LONG, DROPPED_AS_NOT_UTF_8, REFUSED, f"{UNSPLIT} it")
     return {**broken, **{reason: dropped[reason] for reason in reasons if dropped.get(reason)}}
 
 
