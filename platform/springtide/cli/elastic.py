@@ -40,7 +40,8 @@ def add(commands: Commands) -> None:
     commands.command("simulate", _simulate, help, _simulate_options, _SIMULATE)
     help = "Train on a local cluster whose nodes are lost, and compare with an undisturbed twin."
     commands.command("drill", _drill, help, _drill_options, _DRILL)
-    help = "Announce that this node goes away, so that training leaves it in time."
+    help = "Announce that this node goes away, so that training leaves it in time. This cannot be taken back: "
+    help += "Ray places nothing on the node until Ray itself is restarted there."
     commands.command("notice", _notice, help, _notice_options, _NOTICE)
 
 

@@ -380,7 +380,9 @@ def _lack(bounds: Bounds, table: NodeTable) -> str:
     if bounds.fits > bounds.min_workers:
         least = f"a step needs the memory of {bounds.fits}"
     reasons = [f"room for {table.places} workers, {least}"]
-    reasons += [f"leaving: {_names(table.leaving)}"] if table.leaving else []
+    if table.leaving:
+        final = "" if table.places else " (Ray uses such a node again only after `ray stop` and `ray start` on it)"
+        reasons.append(f"leaving: {_names(table.leaving)}{final}")
     reasons += [f"excluded: {', '.join(left_out)}"] if left_out else []
     reasons += [bounds.others] if bounds.others else []
     return "waiting for capacity: " + "; ".join(reasons)

@@ -71,6 +71,13 @@ _ENVIRONMENT = {
     "RAY_worker_niceness": "0",
 }
 
+_PRIVATE_ENVIRONMENT = {
+    # It ends the record of a run whose driver has died, and looks for that driver in the cluster that
+    # /tmp/ray/ray_current_cluster names: another one, or a dead one, for which the run's last report then waits 30 to 40 s.
+    # A private cluster ends with its driver.
+    "RAY_TRAIN_ENABLE_STATE_ACTOR_RECONCILIATION": "0",
+}
+
 
 def set_environment(**more: str) -> None:
     """Set the variables that Ray reads in this process and those it starts; variables that are set already stay."""
@@ -127,7 +134,7 @@ def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, st
         finally:
             ray.shutdown()
     else:
-        with private_folder() as folder, private_network(folder):
+        with private_folder() as folder, private_network(folder), temporary_environment(_PRIVATE_ENVIRONMENT):
             cpus = round(config.elastic.max_workers * config.elastic.cpus_per_worker + 0.5)
             with _safe_path(), _in_one_sentence():
                 context = ray.init(
