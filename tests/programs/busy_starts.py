@@ -51,7 +51,7 @@ def start(number: int, base: Any) -> tuple[str, float, list[str]]:
         ended = [repr(error)]
     took_s = time.monotonic() - begin_s
     ended += [str(one) for one in heard if isinstance(one, Failed)]
-    ended += [one.reason for one in heard if isinstance(one, Decided) and one.reason != f"{WORKERS} workers train"]
+    ended += [str(one) for one in heard if isinstance(one, Decided) and one.decision in ("leave", "replace")]
     ended += [f"{starts} groups"] if (starts := sum(isinstance(one, Started) for one in heard)) != 1 else []
     return kind, took_s, ended
 
