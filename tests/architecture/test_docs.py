@@ -34,6 +34,13 @@ def test_the_pages_are_built_strictly(tmp_path: Path) -> None:
     assert "stream.global_batch" in settings
 
 
+def test_tests_that_the_pages_name_exist() -> None:
+    named = [found for page in PAGES for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())]
+    missing = [one for one in named if f"def {one[1]}(" not in (REPOSITORY / one[0]).read_text()]
+    assert named
+    assert not missing
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())

@@ -38,7 +38,9 @@ NOT_RUN = {
         ),
         "a chat model: test_chat_tutorial.py",
     ),
-    **dict.fromkeys(("springtide init", "springtide train mine.yaml"), "tests/unit/cli: a config file, and its lengths"),
+    **dict.fromkeys(
+        ("springtide init", "springtide train mine.yaml"), "tests/unit/cli: a config file, and its lengths"
+    ),
     "transformers serve": "tests/unit/interop/test_served_export.py runs it",
     "vllm serve": "vLLM",
     "serve run": "vLLM",
