@@ -219,12 +219,11 @@ def _is_empty(splits: Sequence[SplitPlan], split: str) -> bool:
 
 def _part_to_hold_out(settings: ShardsConfig, longest: int, total: int) -> int:
     """Return how many tokens of a document of ``longest`` tokens to hold out: the share of the ``total`` that the settings hold
-    out, but a row at least, and half of the document at most; 0 if that is less than a row."""
+    out, but a row at least, half of the document and ``shards.heldout_tokens`` at most; 0 if that is less than a row."""
     row = settings.sequence_length + 1
-    wanted = round(settings.heldout_fraction * total)
+    tokens = min(max(round(settings.heldout_fraction * total), row), longest // 2)
     if settings.heldout_tokens:
-        wanted = min(wanted, int(settings.heldout_tokens))
-    tokens = min(max(wanted, row), longest // 2)
+        tokens = min(tokens, int(settings.heldout_tokens))
     return tokens if tokens >= row else 0
 
 
