@@ -14,7 +14,7 @@ from springtide.dataset.plan import Documents, ShardPlan
 from springtide.dataset.plan_files import read_bundle
 from springtide.dataset.segments import Segment
 from springtide.dataset.signatures import write_signatures
-from springtide.shards import Shard, ids_of, is_predicted, masked, memory_type, write_shard
+from springtide.shards import HELDOUT, Shard, ids_of, is_predicted, masked, memory_type, write_shard
 from springtide.store import Folder
 
 _GAP_BYTES = 2**20
@@ -53,10 +53,12 @@ def seal_shards(job: SealJob) -> None:
     bundle = read_bundle(job.work, job.number)
     where = Documents(*map(np.concatenate, zip(*(one.documents for one in bundle.shards), strict=True)))
     tokens, bands = _read(job, where, bundle.segments)
+    whole = _whole(job, where, bundle.segments) if bundle.shards[0].split == HELDOUT else {}
     records, begin = [], 0
     for plan in bundle.shards:
         mine = slice(begin, begin + len(plan.documents.segment))
-        shard, num_bytes = _seal(job, plan, tokens[mine], bands[mine])
+        compared = [whole.get(place, tokens[place]) for place in range(mine.start, mine.stop)]
+        shard, num_bytes = _seal(job, plan, tokens[mine], bands[mine], compared)
         records.append((shard.model_dump(mode="json"), num_bytes))
         begin = mine.stop
     job.work.write_json(job.output, records)
@@ -81,6 +83,21 @@ def _read(job: SealJob, where: Documents, segments: Mapping[int, Segment]) -> tu
     return tokens, bands
 
 
+def _whole(job: SealJob, where: Documents, segments: Mapping[int, Segment]) -> dict[int, np.ndarray]:
+    """Return all tokens of the documents of which only the beginning is held out, by their places in ``where``."""
+    found: dict[int, np.ndarray] = {}
+    for segment in np.unique(where.segment).tolist():
+        file = segments[segment].file(job.work, job.settings.token_type)
+        here = np.flatnonzero(where.segment == segment)
+        first, last = int(where.row[here].min()), int(where.row[here].max()) + 1
+        lengths = file.read("length", first, last)[where.row[here] - first]
+        for place, length in zip(here.tolist(), lengths.tolist(), strict=True):
+            if length != where.length[place]:
+                begin = int(where.begin[place])
+                found[place] = file.read("tokens", begin, begin + length)
+    return found
+
+
 def _ranges(here: np.ndarray, where: Documents, token_bytes: int) -> Iterator[np.ndarray]:
     """Yield the documents ``here``, int64 (n,), of one segment, in the order of its rows, cut where a gap between two is not
     worth reading."""
@@ -90,8 +107,11 @@ def _ranges(here: np.ndarray, where: Documents, token_bytes: int) -> Iterator[np
     yield from np.split(here, np.flatnonzero(gaps > _GAP_BYTES) + 1)
 
 
-def _seal(job: SealJob, plan: ShardPlan, documents: list[np.ndarray], bands: np.ndarray) -> tuple[Shard, int]:
-    """Pack and write one shard; return its record, and how many bytes of text it holds."""
+def _seal(
+    job: SealJob, plan: ShardPlan, documents: list[np.ndarray], bands: np.ndarray, compared: list[np.ndarray]
+) -> tuple[Shard, int]:
+    """Pack and write one shard; return its record, and how many bytes of text it holds. ``compared``: the documents, those of
+    which only the beginning is held out whole."""
     length = job.settings.sequence_length
     if plan.pieces is None:
         line = np.concatenate(documents)[plan.skip :]
@@ -102,7 +122,10 @@ def _seal(job: SealJob, plan: ShardPlan, documents: list[np.ndarray], bands: np.
     wide = memory_type(job.settings.token_type, len(lengths))
     num_bytes = np.array([_num_bytes(row[1:].astype(wide, copy=False), lengths) for row in rows], dtype=np.int64)
     shard = write_shard(job.dataset, plan.name, job.settings, plan.first_row, num_bytes, rows)
-    texts = [ids_of(document[1:]) for document in documents] if job.has_begin else documents
+    texts = [ids_of(document[1:]) for document in compared] if job.has_begin else compared
+    if plan.skip > length * job.settings.rows_per_group * job.settings.groups_per_shard:
+        # the shard before this one has its shingles; in every shard, they would take the square of its length
+        texts = [texts[0][:0], *texts[1:]]
     return write_signatures(job.dataset, shard, plan.split, bands, texts), int(num_bytes.sum())
 
 

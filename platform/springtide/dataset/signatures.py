@@ -28,10 +28,11 @@ def write_signatures(
     dataset: Folder, shard: Shard, split: str, bands: np.ndarray, documents: list[np.ndarray]
 ) -> Shard:
     """Write the signatures of a shard's documents; return its record with their digest. ``bands``: uint64 (documents, BANDS);
-    ``documents``: their token ids."""
+    ``documents``: their token ids; none for one that begins before the shard before, which has its shingles."""
     columns: dict[str, Any] = {name: bands[:, number] for number, name in enumerate(BAND_COLUMNS)}
     if split == HELDOUT:
-        columns[_SHINGLES] = pa.array([shingles(ids) for ids in documents], pa.list_(pa.uint32()))
+        found = [shingles(ids) if len(ids) else np.empty(0, np.uint32) for ids in documents]
+        columns[_SHINGLES] = pa.array(found, pa.list_(pa.uint32()))
     out = io.BytesIO()
     pq.write_table(pa.table(columns), out, compression="none", use_dictionary=False)
     dataset.write(_name(shard), out.getvalue())

@@ -14,8 +14,9 @@ from prepared import prepare
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.corpus.near_duplicates import SHINGLE
+from springtide.corpus.near_duplicates import SHINGLE, shingles
 from springtide.dataset import open_dataset
+from springtide.dataset.signatures import read_shingles
 from springtide.errors import ConfigError, CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader
 from springtide.store import Folder
@@ -222,3 +223,29 @@ def test_a_dataset_to_evaluate_on_only_holds_out_all_its_text(tmp_path: Path, fi
     assert open_data(mixed(b=apart).override({"stream.eval_datasets": {"only": only}}).data).leaks == ()
     with pytest.raises(ConfigError, match=r"shards.heldout_fraction.*0\.7"):
         config_of(tmp_path, shards__heldout_fraction=0.7)
+
+
+def test_shingles_of_a_long_document_are_kept_twice_at_most(tmp_path: Path) -> None:
+    """They were stored in every shard that it spans: time and bytes grew with the square of its length."""
+    rng = random.Random(0)
+    book = " ".join(rng.choices(WORDS, k=20_000))
+    changes = {"shards__rows_per_group": 32, "shards__groups_per_shard": 8, "corpus__tokenizer": "bytes"}
+    held = made(write(tmp_path / "held", [book]), shards__heldout_fraction=1.0, **changes)
+    manifest, vocabulary = open_dataset(held)
+    shards = manifest.splits[HELDOUT].shards
+    assert len(shards) > 10
+    counts = [len(read_shingles(Folder(held), shard)[0].values) for shard in shards]
+    [ids] = vocabulary.encode([book])
+    assert counts == [len(shingles(ids))] * 2 + [0] * (len(shards) - 2)
+    others = write(tmp_path / "others", [*texts(40, 1), edited(book, 1)])
+    dropped = open_dataset(made(others, corpus__apart_from=[held], **changes))[0].source["dropped"]
+    assert dropped["held out by corpus.apart_from"] == 1
+
+
+def test_a_book_whose_beginning_is_held_out_is_kept_apart_whole(tmp_path: Path) -> None:
+    book = " ".join(random.Random(0).choices(WORDS, k=5000))
+    held = made(write(tmp_path / "held", [book]), corpus__tokenizer="bytes")
+    assert open_dataset(held)[0].splits[HELDOUT].tokens < len(book) * 0.3
+    others = write(tmp_path / "others", [*texts(40, 1), edited(book, 1)])
+    changes = {"corpus__apart_from": [held], "corpus__tokenizer": "bytes"}
+    assert open_dataset(made(others, **changes))[0].source["dropped"]["held out by corpus.apart_from"] == 1
