@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
+import posixpath
 import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +24,7 @@ from springtide.checkpoint.other_orders import check_order
 from springtide.config import Config
 from springtide.config.code import LISTENER, find_code
 from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE
+from springtide.config.steps import StepsDone
 from springtide.dataset import Progress
 from springtide.events import Event, Sampled, Started, Stopped
 from springtide.events.listeners import Listeners
@@ -183,10 +186,15 @@ def _train(
             make: Callable[..., Any] = find_code(LISTENER, source)
             listeners.append(stack.enter_context(OwnListener(source, functools.partial(make, run))))
 
-        tell_all = Listeners(listeners)
+        tell_all, has_started = Listeners(listeners), False
+        own = found.starts_from if found.starts_from.startswith(f"{run.folder.url}/") else ""
+        saved = step_of(posixpath.basename(own)) or StepsDone(0)
 
         def on_event(event: Event) -> None:
-            nonlocal before
+            nonlocal before, has_started
+            has_started = has_started or isinstance(event, Started)
+            if isinstance(event, Stopped) and not has_started:  # it stands where it would have begun
+                event = dataclasses.replace(event, step=max(event.step, saved))
             tell_all(event)
             if isinstance(event, Started) and event.step < before:
                 console.say(

@@ -74,13 +74,26 @@ def _train(options: argparse.Namespace) -> int:
             return _show(resolve(config, **how, progress=progress))
         run = demonstrate(config, progress) if options.demo else train(config, **how, progress=progress)
     if not run.finished:
-        steps = f"step {run.last_step} of {run.config.num_steps}"
-        say(f"\nstopped at {steps}; the same command with --resume continues from there")
+        say(f"\n{_how_it_goes_on(run)}")
     elif options.demo:
         _farewell(run)
     else:
         say(f"\nrun {run.id}: {len(run.steps)} steps; report {run.report}")
     return 0
+
+
+def _how_it_goes_on(run: Run) -> str:
+    """Return where a run stopped and where it resumes: a driver that was killed has saved less than it trained."""
+    from springtide.checkpoint.format import step_of
+
+    names, steps = run.checkpoints, f"step {run.last_step} of {run.config.num_steps}"
+    saved = step_of(names[-1]) if names else None
+    if saved is None:
+        return f"stopped at {steps}, before its first checkpoint; the same command with --resume begins again"
+    if saved >= run.last_step:
+        return f"stopped at {steps}; the same command with --resume continues from there"
+    lost = f"step {saved} is the newest that is saved"
+    return f"stopped at {steps}; {lost}, and the same command with --resume continues from it"
 
 
 def _of_length(config: Config, options: argparse.Namespace, progress: Progress) -> Config:

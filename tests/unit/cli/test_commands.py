@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -16,6 +18,7 @@ import yaml
 from springtide import config as configs
 from springtide.cli.main import main
 from springtide.cli.options import COMMON
+from springtide.cli.train import _how_it_goes_on as how_it_goes_on
 from springtide.config import Config
 from springtide.config.fields import fields
 from springtide.events import Stopped
@@ -298,3 +301,21 @@ def test_what_the_output_cannot_encode_ends_no_command(tmp_path: Path, monkeypat
             assert main(words) == 0
             out.flush()
             assert b"??" in out.buffer.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("last", "checkpoints", "said"),
+    [
+        (300, ["step-0000000300"], "stopped at step 300 of 60; the same command with --resume continues from there"),
+        (
+            304,
+            ["step-0000000300"],
+            "stopped at step 304 of 60; step 300 is the newest that is saved, and the same command",
+        ),
+        (4, [], "stopped at step 4 of 60, before its first checkpoint; the same command with --resume begins again"),
+    ],
+)
+def test_a_stopped_run_says_from_which_step_it_resumes(last: int, checkpoints: list[str], said: str) -> None:
+    """A driver that was killed has saved less than it trained."""
+    run: Any = SimpleNamespace(last_step=last, checkpoints=checkpoints, config=configs.recipes.tiny())
+    assert how_it_goes_on(run).startswith(said)
