@@ -10,8 +10,6 @@ import sysconfig
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fsspec.utils import glob_translate
-
 from springtide.errors import CorpusError, SpringtideError, explain
 from springtide.store import Folder
 from springtide.store.local_files import stays_inside
@@ -71,7 +69,7 @@ def find_files(source: str) -> Found:
         fixed, pattern = _cut_pattern(source)
         root = Folder(fixed, is_source=True)
         if pattern:
-            found = _matching(root, pattern)
+            found = root.glob(pattern)
         elif not root.exists():
             raise CorpusError(explain("corpus.source", source, "does not exist", "check the path or URL"))
         elif root.fs.isfile(root.path):
@@ -116,16 +114,6 @@ def _has_magic(part: str) -> bool:
 
 def _exists(url: str) -> bool:
     return Folder(url, is_source=True).exists()
-
-
-def _matching(root: Folder, pattern: str) -> dict[str, Any]:
-    """Return the entries below ``root`` that match ``pattern``, as fsspec's glob does."""
-    if not _has_magic(root.path):
-        return dict(root.fs.glob(posixpath.join(root.path, pattern), detail=True))
-    matches = re.compile(glob_translate(pattern)).match
-    return {
-        path: info for path, info in root.fs.find(root.path, detail=True).items() if matches(path[len(root.path) + 1 :])
-    }
 
 
 def changed_files(source: str, seen: Mapping[str, Look | None]) -> list[str]:

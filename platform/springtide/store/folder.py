@@ -11,12 +11,14 @@ import json
 import math
 import os
 import posixpath
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import fsspec
+import fsspec.utils
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 from pydantic import TypeAdapter, ValidationError
@@ -283,6 +285,14 @@ class Folder:
                 return float(self.fs.modified(self.where(name)).timestamp())
         except NotImplementedError:
             return math.nan
+
+    def glob(self, pattern: str) -> dict[str, Any]:
+        """Return the entries below this folder that match ``pattern``, as fsspec's glob does: path -> entry of a listing. The
+        folder's own name may look like a pattern."""
+        if not any(char in self.path for char in "*?["):
+            return dict(self.fs.glob(posixpath.join(self.path, pattern), detail=True))
+        matches, begin = re.compile(fsspec.utils.glob_translate(pattern)).match, len(self.path) + 1
+        return {path: one for path, one in self.fs.find(self.path, detail=True).items() if matches(path[begin:])}
 
     def names(self) -> list[str]:
         """Return the names directly in the folder, sorted; none if the folder does not exist. Unfinished writes are not
