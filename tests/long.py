@@ -149,7 +149,10 @@ SUBJECTS = {
     "pages": Subject(
         30,
         "the commands of README and docs, each run trained to its end",
-        (pytest("pages", "tests/elastic/test_commands_of_the_pages.py"),),
+        (
+            pytest("pages", "tests/elastic/test_commands_of_the_pages.py"),
+            pytest("chat", "tests/elastic/test_chat_tutorial.py"),
+        ),
     ),
     "slurm": Subject(
         30,
