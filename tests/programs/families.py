@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ THEIRS = {
     "pad_token_id": None,  # or its embedding has no gradient
 }
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+SHORT, LONG = tuple(1.0 + 0.05 * one for one in range(8)), tuple(1.5 + 0.5 * one for one in range(8))
+LONGROPE = {"rope_type": "longrope", "short_factor": [*SHORT], "long_factor": [*LONG]}
+LONGROPE |= {"original_max_position_embeddings": 16}
 DEFAULT = {"rope_type": "default", "rope_theta": 1e4}
 GEMMA = {
     "activation": "gelu",
@@ -108,6 +113,30 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "Phi3",
         {"rotary_fraction": 0.75},
         {"tie_word_embeddings": True, "rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.75}},
+    ),
+    "phi35": (
+        "Phi3",
+        {
+            **SHAPE,
+            "tied_head": False,
+            "rope_scaling": "longrope",
+            "rope_original_length": 16,
+            "rope_short_factors": SHORT,
+            "rope_long_factors": LONG,
+            "rope_attention_factor": math.sqrt(1 + math.log(64 / 16) / math.log(16)),
+        },
+        {"original_max_position_embeddings": 16, "rope_parameters": {"rope_theta": 1e4, **LONGROPE}},
+    ),
+    "sharpened": (
+        "Llama",
+        {
+            "rope_scaling": "yarn",
+            "rope_factor": 4.0,
+            "rope_original_length": 16,
+            "tied_head": False,
+            "rope_attention_factor": (0.1 * 0.7 * math.log(4.0) + 1.0) / (0.1 * 0.5 * math.log(4.0) + 1.0),
+        },
+        {"rms_norm_eps": 1e-5, "rope_parameters": {"rope_theta": 1e4, "mscale": 0.7, "mscale_all_dim": 0.5, **YARN}},
     ),
     "olmo2": (
         "Olmo2",

@@ -93,13 +93,21 @@ class ModelConfig(Section):
     """The same in local layers, as in Gemma 3; 0 is rope_theta [1]."""
     rotary_fraction: float = Field(1.0, gt=0, le=1)
     """Fraction of each head that is rotated, its first features, as in Phi 4 mini [ratio]."""
-    rope_scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
-    """How wavelengths are stretched for longer sequences than a model was trained on: all by the same factor (linear); or only
-    the long ones, as in Llama 3, or by YaRN, which also sharpens attention; in global layers only, if there are any [name]."""
+    rope_scaling: Literal["none", "linear", "llama3", "yarn", "longrope"] = "none"
+    """How wavelengths are stretched for longer sequences than a model was trained on: all by the same factor (linear); only
+    the long ones, as in Llama 3, or by YaRN, which also sharpens attention; or each by its own factor (longrope); in global
+    layers only, if there are any [name]."""
     rope_factor: float = Field(8.0, ge=1)
     """Factor that wavelengths are stretched by [ratio]."""
     rope_original_length: int = Field(8192, ge=2)
-    """Length of the sequences the model was trained on before; for llama3 and yarn [tokens]."""
+    """Length of the sequences the model was trained on before; for llama3, yarn and longrope [tokens]."""
+    rope_short_factors: tuple[float, ...] = ()
+    """Factor of each wavelength in rows of at most rope_original_length tokens; for longrope, as in Phi 3.5 [ratio]."""
+    rope_long_factors: tuple[float, ...] = ()
+    """The same in longer rows [ratio]."""
+    rope_attention_factor: float = Field(0.0, ge=0)
+    """Factor of queries and keys; for longrope, whose 0 is 1, and yarn, whose 0 is what its paper gives for rope_factor
+    [ratio]."""
     rope_low_freq_factor: float = Field(1.0, gt=0)
     """Wavelengths above rope_original_length divided by this are stretched fully; for llama3 [ratio]."""
     rope_high_freq_factor: float = Field(4.0, gt=0)
@@ -203,6 +211,11 @@ class ModelConfig(Section):
         if self.rope_scaling == "yarn" and self.rope_theta <= 1:
             problem = "has no wavelengths that yarn could tell apart"
             raise ValueError(explain("model.rope_theta", self.rope_theta, problem, "use more than 1, such as 10000"))
+        for name in ("rope_short_factors", "rope_long_factors") if self.rope_scaling == "longrope" else ():
+            factors = getattr(self, name)
+            if len(factors) != self.rotary_width // 2 or not all(0 < one < math.inf for one in factors):
+                problem = f"is not a positive factor for each of the {self.rotary_width // 2} wavelengths"
+                raise ValueError(explain(f"model.{name}", factors, problem, "give those of the model's config.json"))
         if self.rope_high_freq_factor <= self.rope_low_freq_factor:
             raise ValueError(
                 explain(

@@ -43,7 +43,11 @@ RETIRED_SETTINGS: dict[str, Retired] = {
 RENAMED_SETTINGS: dict[str, str] = {}
 """Old dotted name -> new dotted name, oldest first. A run's identity hashes the old one."""
 
-ADDED_SETTINGS: dict[str, Any] = {}
+ADDED_SETTINGS: dict[str, Any] = {
+    "model.rope_short_factors": [],
+    "model.rope_long_factors": [],
+    "model.rope_attention_factor": 0.0,
+}
 """Dotted name of a setting that is not free and that commit 0ba2dd87 does not have -> the value at which the training is as it
 was without it, as a config.yaml has it. A run's identity leaves it out at that value."""
 

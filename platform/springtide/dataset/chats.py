@@ -23,6 +23,11 @@ def templates(corpus: CorpusConfig) -> dict[str, str]:
     return {name: read_template(path(name), tokenizer) if name else "" for name in names}
 
 
+def only_chats(texts: Mapping[str, str]) -> bool:
+    """Return whether all documents are chats, so that none is cut. ``texts``: as from ``templates``."""
+    return bool(texts) and all(texts.values())
+
+
 def check_chats(texts: Mapping[str, str], shards: ShardsConfig) -> None:
     """Raise ConfigError if the rows would cut chats or let one attend to another. ``texts``: as from ``templates``."""
     used = [name for name, text in texts.items() if text]

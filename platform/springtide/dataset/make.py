@@ -30,7 +30,7 @@ from springtide.corpus import (
     tokenizer_file,
 )
 from springtide.dataset.apart import ApartFrom, names, open_apart
-from springtide.dataset.chats import check_chats, check_pairs, templates
+from springtide.dataset.chats import check_chats, check_pairs, only_chats, templates
 from springtide.dataset.disk_room import check_room, explain_full
 from springtide.dataset.lost_records import check_lost
 from springtide.dataset.near import bands, find_sharing
@@ -155,7 +155,7 @@ def fingerprint(
     hashed = as_hashed(sections)
     code = [code_digest({"corpus.filter": corpus.filter})] if corpus.filter else []
     code += [digest.of_bytes(text.encode()) for text in texts.values() if text]
-    code += ["whole documents"] if all(texts.values()) else []  # older datasets of chats are laid out otherwise
+    code += ["whole documents"] if only_chats(texts) else []  # older datasets of chats are laid out otherwise
     if file := tokenizer_file(corpus.path(corpus.tokenizer)):
         code.append(f"tokenizer {digest.of_bytes(Folder(file.parent).read(file.name))}")
     text = json.dumps(
@@ -189,7 +189,7 @@ def _part_jobs(
         for unit in source.units()
     ]
     return [
-        PartJob(number, *unit, shards, work, apart.datasets, texts[unit[1].chat_template], all(texts.values()))
+        PartJob(number, *unit, shards, work, apart.datasets, texts[unit[1].chat_template], only_chats(texts))
         for number, unit in enumerate(units)
     ]
 
@@ -213,7 +213,7 @@ def _make(
     for each in corpus.each().values():
         infilling_of(vocabulary, each, shards)
         if each.chat_template:
-            chat_template(vocabulary, each, shards, texts[each.chat_template], all(texts.values()))
+            chat_template(vocabulary, each, shards, texts[each.chat_template], only_chats(texts))
     apart.prepare(work)
     if corpus.deduplicate != "documents":
         _run_all(run, find_pieces, jobs, f"finding {corpus.deduplicate}", progress)
@@ -252,7 +252,7 @@ def _make(
         end_of_text=vocabulary.end_of_text,
         begin_of_text=vocabulary.end_of_text if bos_id is None else bos_id,
         mask_across_documents=shards.mask_across_documents,
-        whole_documents=shards.mask_across_documents and all(texts.values()),
+        whole_documents=shards.mask_across_documents and only_chats(texts),
         has_loss_mask=bos_id is not None,
         tokenizer_digest=tokenizer_digest,
         fingerprint=dataset.name,

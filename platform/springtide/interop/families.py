@@ -174,7 +174,7 @@ FAMILIES: dict[str, Family] = {
             {**_PRE_NORMS, **_FUSED},
             defaults={"rms_norm_eps": 1e-5},
             windows="all",
-            scalings=("none",),
+            scalings=("none", "longrope"),
             partial_rotary=True,
         ),
         Family(

@@ -17,16 +17,19 @@ _OF_TYPE: dict[str, dict[str, str]] = {
     "linear": {"factor": "rope_factor"},
     "llama3": {**_LEGACY, **_LLAMA3},
     "yarn": _LEGACY,
+    "longrope": {"original_max_position_embeddings": "rope_original_length"},
 }
 """Our scaling -> their key -> our field."""
 _YARN_ONLY: dict[str, tuple[Any, ...]] = {
     "beta_fast": (32, None),
     "beta_slow": (1, None),
-    "mscale": (None,),
-    "mscale_all_dim": (None,),
     "truncate": (True, None),
 }
 """What YaRN is computed with here."""
+_FACTORS = {"short_factor": "rope_short_factors", "long_factor": "rope_long_factors"}
+_MOST_FACTORS = 2**12
+_PHI3_LENGTH = 4096
+"""original_max_position_embeddings of a Phi 3 whose config.json does not say it."""
 _OTHER = "import a model without it: this decoder does not compute it"
 
 
@@ -82,7 +85,11 @@ def _read_one(family: Family, given: Any, theta: float, config: Mapping[str, Any
     if not isinstance(given, dict):
         raise ConfigError(explain(named, given, "is not a JSON object", "correct the file"))
     kind = given.get("rope_type", given.get("type", "default"))
-    scaling = "none" if kind in ("default", None) else kind
+    scaling = kind
+    if kind in ("default", None):
+        scaling = "none"
+    elif kind == "su":  # the name in the first releases of Phi 3
+        scaling = "longrope"
     if not isinstance(scaling, str) or scaling not in _OF_TYPE or scaling not in family.scalings:
         there = ", ".join("default" if one == "none" else one for one in family.scalings)
         raise ConfigError(explain(f"{named}: rope_type", kind, f"{family.architecture} has {there} here", _OTHER))
@@ -96,7 +103,7 @@ def _read_one(family: Family, given: Any, theta: float, config: Mapping[str, Any
     for key, field in _OF_TYPE[scaling].items():
         value = given.get(key)
         if key == "original_max_position_embeddings":
-            outer = config.get(key)
+            outer = config.get(key) or (_PHI3_LENGTH if scaling == "longrope" else None)
             if None not in (value, outer) and value != outer:
                 problem = f"differs from the {outer} beside rope_parameters, which transformers takes"
                 raise ConfigError(explain(f"{named}: {key}", value, problem, "correct the one that is wrong"))
@@ -108,23 +115,46 @@ def _read_one(family: Family, given: Any, theta: float, config: Mapping[str, Any
             )
         number = _positive(value, f"{named}: {key}", 0.0)
         found[field] = int(number) if field == "rope_original_length" else number
+    if scaling == "longrope":
+        found |= {field: _factors(given.get(key), f"{named}: {key}") for key, field in _FACTORS.items()}
+        longest = _positive(config.get("max_position_embeddings"), f"{named}: max_position_embeddings", 1.0)
+        factor = _positive(given.get("factor"), f"{named}: factor", longest / found["rope_original_length"])
+        usual = math.sqrt(1 + math.log(factor) / math.log(found["rope_original_length"])) if factor > 1 else 1.0
+        found["rope_attention_factor"] = _positive(given.get("attention_factor"), f"{named}: attention_factor", usual)
+    elif scaling == "yarn" and (sharpened := _yarn_attention(given, found["rope_factor"], named)) is not None:
+        found["rope_attention_factor"] = sharpened
     _check_rest(scaling, given, found, named)
     return found
+
+
+def _yarn_attention(given: Mapping[str, Any], factor: float, named: str) -> float | None:
+    """Return the factor of attention, None for that of the paper."""
+    usual = 0.1 * math.log(factor) + 1.0
+    parts = [_positive(given.get(key), f"{named}: {key}", 0.0) for key in ("mscale", "mscale_all_dim")]
+    told = (
+        (0.1 * parts[0] * math.log(factor) + 1.0) / (0.1 * parts[1] * math.log(factor) + 1.0) if all(parts) else usual
+    )
+    found = _positive(given.get("attention_factor"), f"{named}: attention_factor", told)
+    return None if math.isclose(found, usual, rel_tol=1e-6) else found
+
+
+def _factors(value: Any, named: str) -> tuple[float, ...]:
+    if not isinstance(value, list) or not 0 < len(value) <= _MOST_FACTORS:
+        raise ConfigError(explain(named, value, "is not a list of factors", "correct the file"))
+    return tuple(_positive(one, f"{named}.{number}", 0.0) for number, one in enumerate(value))
 
 
 def _check_rest(scaling: str, given: Mapping[str, Any], found: Mapping[str, Any], named: str) -> None:
     """Raise ConfigError for parameters that change what is computed."""
     read = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_OF_TYPE[scaling]}
+    read |= {"attention_factor", "mscale", "mscale_all_dim"} if scaling == "yarn" else set()
+    read |= {"attention_factor", "factor", *_FACTORS} if scaling == "longrope" else set()
     for key, value in given.items():
         if key in read or value is None:
             continue
         if scaling == "yarn" and key in _YARN_ONLY and value in _YARN_ONLY[key]:
             continue
-        if scaling == "yarn" and key == "attention_factor":
-            usual = 0.1 * math.log(found["rope_factor"]) + 1.0
-            if math.isclose(_positive(value, f"{named}: {key}", 0.0), usual, rel_tol=1e-6):
-                continue
-        elif scaling in ("none", "linear") and key == "original_max_position_embeddings":
+        if scaling in ("none", "linear") and key == "original_max_position_embeddings":
             continue  # no part of what these compute
         raise ConfigError(explain(f"{named}: {key}", value, "is not computed here", _OTHER))
 
@@ -143,11 +173,17 @@ def written_rope(family: Family, model: ModelConfig) -> dict[str, Any]:
     if model.rope_scaling != "none":
         whole["rope_type"] = model.rope_scaling
         whole |= {key: getattr(model, field) for key, field in _OF_TYPE[model.rope_scaling].items()}
+    if model.rope_scaling == "longrope":
+        whole |= {key: list(getattr(model, field)) for key, field in _FACTORS.items()}
+    if model.rope_scaling == "longrope" or (model.rope_scaling == "yarn" and model.rope_attention_factor):
+        whole["attention_factor"] = model.rope_attention_factor or 1.0
     if family.partial_rotary:
         whole["partial_rotary_factor"] = model.rotary_fraction
     scaled = {key: value for key, value in whole.items() if key not in ("rope_theta", "partial_rotary_factor")}
     found: dict[str, Any] = {"rope_theta": model.rope_theta, "rope_parameters": whole}
     found["rope_scaling"] = scaled if model.rope_scaling != "none" else None
+    if model.rope_scaling == "longrope":
+        found["original_max_position_embeddings"] = model.rope_original_length
     if family.partial_rotary:
         found["partial_rotary_factor"] = model.rotary_fraction
     if family.rope_by_layer_type:

@@ -132,7 +132,9 @@ class Decoder(nn.Module):
         self.sin: Tensor
         self.local_cos: Tensor | None
         self.local_sin: Tensor | None
-        for table in ("cos", "sin", "local_cos", "local_sin"):
+        self.short_cos: Tensor | None
+        self.short_sin: Tensor | None
+        for table in ("cos", "sin", "local_cos", "local_sin", "short_cos", "short_sin"):
             self.register_buffer(table, None, persistent=False)
 
     def forward(
@@ -180,13 +182,16 @@ class Decoder(nn.Module):
     def _places(self, tokens_BL: Tensor, past: KVCache | None) -> tuple[Place, Place]:
         """Return the rotary tables and the attention mask of the tokens in global and in local layers; the mask is None if
         attention is plainly causal. Windows are in masks of FlexAttention only."""
-        length, tables = tokens_BL.shape[1], [(self.cos, self.sin)]
+        length = tokens_BL.shape[1]
+        ids_BL = tokens_BL if past is None else past.append(tokens_BL)
+        tables = [(self.cos, self.sin)]
+        if self.short_cos is not None and self.short_sin is not None and ids_BL.shape[1] <= len(self.short_cos):
+            tables = [(self.short_cos, self.short_sin)]
         if self.local_cos is not None and self.local_sin is not None:
             tables.append((self.local_cos, self.local_sin))
         if past is None and self.eos_id is None:
             places: list[Place] = [(cos[:length], sin[:length], None) for cos, sin in tables]
             return places[0], places[-1]
-        ids_BL = tokens_BL if past is None else past.append(tokens_BL)
         no_id = -1
         ends, begins = (no_id if index is None else index for index in (self.eos_id, self.bos_id))
         masks: tuple[Tensor | BlockMask, Tensor | BlockMask]
@@ -224,6 +229,8 @@ class Decoder(nn.Module):
         self.tie()
         length = self.config.max_sequence_length
         self.cos, self.sin = rotary_table(self.config, length, device)
+        if self.config.rope_scaling == "longrope" and length > self.config.rope_original_length:
+            self.short_cos, self.short_sin = rotary_table(self.config, self.config.rope_original_length, device)
         if self.config.window and self.config.global_every:
             self.local_cos, self.local_sin = rotary_table(self.config, length, device, local=True)
 

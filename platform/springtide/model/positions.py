@@ -21,7 +21,8 @@ def rotary_table(
     config: ModelConfig, length: int, device: torch.device | None = None, local: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the cosines and sines of Su et al., "RoFormer" (2021), fp32 (length, R / 2) each. ``local``: of local layers of a
-    model that has global ones, too."""
+    model that has global ones, too. LongRoPE (Ding et al., 2024, as Phi 3 has it) has one table for rows of up to
+    ``rope_original_length`` tokens and another one for longer rows: ``length`` says which."""
     width, sharpened = config.rotary_width, 1.0
     theta = config.local_rope_theta or config.rope_theta if local else config.rope_theta
     rates = theta ** (-torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
@@ -32,7 +33,12 @@ def rotary_table(
     elif config.rope_scaling == "yarn":
         kept = 1.0 - _yarn_ramp(config, device)
         rates = kept * rates + (1.0 - kept) * rates / config.rope_factor
-        sharpened = 0.1 * math.log(config.rope_factor) + 1.0  # products of queries and keys grow by its square
+        # products of queries and keys grow by its square
+        sharpened = config.rope_attention_factor or 0.1 * math.log(config.rope_factor) + 1.0
+    elif config.rope_scaling == "longrope":
+        factors = config.rope_long_factors if length > config.rope_original_length else config.rope_short_factors
+        rates = rates / torch.tensor(factors, device=device)
+        sharpened = config.rope_attention_factor or 1.0
     elif config.rope_scaling == "llama3":
         # turns of each wave within the original length; between the two limits, interpolate (Llama 3.1, 2024)
         turns = config.rope_original_length * rates / (2 * math.pi)

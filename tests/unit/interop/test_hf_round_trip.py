@@ -63,6 +63,16 @@ def test_a_model_comes_in_and_goes_out_with_its_logits(family: str, tmp_path: Pa
     assert back.config.model == run.config.model
 
 
+@pytest.mark.parametrize("length", [12, 16, 17])
+def test_rows_up_to_the_original_length_have_their_own_factors(length: int, tmp_path: Path) -> None:
+    """Phi 3.5 has one table of factors for short texts and one for long ones."""
+    theirs = their_model("phi35")
+    theirs.save_pretrained(tmp_path / "in")
+    run = import_model(str(tmp_path / "in"), str(tmp_path / "run"))
+    tokens = torch.randint(0, VOCABULARY, (2, length))
+    torch.testing.assert_close(logits(decoder(run), tokens), logits(theirs, tokens), atol=1e-5, rtol=0.0)
+
+
 @pytest.mark.parametrize("family", ["llama3", "phi4_mini", "gemma3"])
 def test_bf16_comes_in_and_goes_out_bit_by_bit(family: str, tmp_path: Path) -> None:
     theirs = their_model(family).to(torch.bfloat16)

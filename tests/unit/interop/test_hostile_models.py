@@ -32,6 +32,13 @@ SHAPE = {
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **SHAPE}
 GEMMA2 = {"architectures": ["Gemma2ForCausalLM"], **SHAPE, "sliding_window": 8}
 GEMMA3 = {"architectures": ["Gemma3ForCausalLM"], **SHAPE, "sliding_window": 8}
+PHI3 = {**LLAMA, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "original_max_position_embeddings": 16}
+LONGROPE = {
+    "type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 16,
+}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 
 
@@ -82,15 +89,21 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
         ({**LLAMA, "rope_scaling": {"rope_type": ["yarn"]}}, "rope_type"),
         ({**LLAMA, "rope_scaling": {"rope_type": "linear"}}, "factor = None: is missing, and linear needs it"),
         ({**LLAMA, "rope_parameters": {**YARN, "beta_fast": 16}}, "beta_fast = 16: is not computed here"),
-        ({**LLAMA, "rope_parameters": {**YARN, "attention_factor": 2.0}}, r"attention_factor = 2\.0: is not computed"),
         ({**LLAMA, "rope_theta": -1}, "rope_theta = -1: is not a number above 0"),
         (
             {**LLAMA, "rope_parameters": {"partial_rotary_factor": 0.5}},
             r"partial_rotary_factor = 0\.5: is not computed",
         ),
+        ({**LLAMA, "rope_scaling": {"type": "longrope"}}, "'longrope': .*has default"),
         (
-            {**LLAMA, "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "rope_scaling": {"type": "longrope"}},
-            "'longrope': .*has default",
+            {**PHI3, "rope_scaling": LONGROPE | {"short_factor": [1.0]}},
+            "short_factor.*is not a positive factor for each",
+        ),
+        ({**PHI3, "rope_scaling": LONGROPE | {"long_factor": "x"}}, "long_factor = 'x': is not a list of factors"),
+        ({**PHI3, "rope_scaling": LONGROPE | {"long_factor": [0] * 8}}, r"long_factor\.0 = 0: is not a number above 0"),
+        (
+            {**PHI3, "original_max_position_embeddings": None, "rope_scaling": LONGROPE},
+            "original_max_position_embeddings = 16: differs from the 4096",
         ),
         ({**GEMMA2, "layer_types": ["full_attention"]}, "is not a list of 2 times sliding_attention or full_attention"),
         ({**GEMMA2, "layer_types": ["chunked_attention"] * 2}, "is not a list of 2 times"),
