@@ -111,7 +111,7 @@ def _source_lines(source: dict[str, Any]) -> list[str]:
     lengths = ", ".join(f"{count} from {edge}" for edge, count in source["documents_by_tokens"] if count)
     return [
         f"  from {source['source']}: {source['documents']} documents; dropped: {dropped or 'none'}",
-        *([f"  left out, because they are no data: {', '.join(source['left_out'])}"] if source.get("left_out") else []),
+        *([f"  files left out: {', '.join(source['left_out'])}"] if source.get("left_out") else []),
         f"  documents by number of tokens: {lengths}",
         *(f"  broken: {one['name']}: {one['reason']}: {one['sample'][:60]!r}" for one in source["broken"]),
     ]

@@ -18,12 +18,13 @@ _FORMATS = (
     (rb"PK\x03\x04", "is a zip archive", "unpack it", ".zip"),
     (rb"PAR1[^\t\n\r -\x7e]", "is Parquet", "name it {stem}.parquet", ".parquet"),
     (rb"ARROW1\0\0|\xff\xff\xff\xff", "is Arrow", "name it {stem}.arrow", ".arrow"),
-    (rb"(?s).{257}ustar", "is a tar archive", "name it {stem}.tar", ".tar"),
+    (rb"[\0-\xff]{257}ustar", "is a tar archive", "name it {stem}.tar", ".tar"),
     (rb"%PDF-", "is a PDF", "extract its text", ""),
     (rb"\xff\xfe\0\0|\0\0\xfe\xff", "is UTF-32, not UTF-8", _UTF_16.replace("16", "32", 1), ""),
     (rb"\xff\xfe|\xfe\xff", "is UTF-16, not UTF-8", _UTF_16, ""),
 )
 """(beginning, problem, remedy, suffix that such a file should have)."""
+_ANY_FORMAT = re.compile(b"|".join([rb"version https://git-lfs", *(pattern for pattern, *_ in _FORMATS)]))
 
 
 def not_text(beginning: bytes, name: str) -> tuple[str, str] | None:
@@ -36,8 +37,10 @@ def not_text(beginning: bytes, name: str) -> tuple[str, str] | None:
     if found := other_format(beginning, name):
         return found
     sample = beginning[:SAMPLE_BYTES]
-    text = codecs.getincrementaldecoder("utf-8")("replace").decode(sample)
-    bad = text.count("\ufffd") - sample.count(b"\xef\xbf\xbd") + len(sample) - len(sample.translate(None, _CONTROL))
+    bad = len(sample) - len(sample.translate(None, _CONTROL))
+    if not sample.isascii():
+        text = codecs.getincrementaldecoder("utf-8")("replace").decode(sample)
+        bad += text.count("\ufffd") - sample.count(b"\xef\xbf\xbd")
     if bad <= max(_ALWAYS_ALLOWED, len(sample) // 10):
         return None
     problem = f"is not text in UTF-8: {bad:,} of its first {len(sample):,} bytes are not"
@@ -52,6 +55,8 @@ def lfs_pointer(beginning: bytes) -> tuple[str, str] | None:
 
 def other_format(beginning: bytes, name: str) -> tuple[str, str] | None:
     """Return which known format a file has that its name does not say, and the remedy; None if it has none."""
+    if not _ANY_FORMAT.match(beginning):
+        return None
     base = name.rpartition("/")[2]
     for pattern, problem, remedy, suffix in _FORMATS:
         if re.match(pattern, beginning) and not (suffix and base.lower().endswith(suffix)):

@@ -93,7 +93,7 @@ class CorpusReader:
     is_code: bool = False
     """Whether .json, .csv and .tsv files are text like the others, as in source code."""
     left_out: tuple[str, ...] = dataclasses.field(default=(), compare=False)
-    """Files that are not read, because they are no data."""
+    """Files that are not read: no data, hidden, or of another split of a saved dataset."""
     state: str = ""
     """Fingerprint of all files, of a reader without their names."""
 
@@ -189,7 +189,8 @@ class CorpusReader:
                 yield from from_tokens(self._records(name, unit, vocabulary), self.folder.where(name), vocabulary)
 
     def _records(self, name: str, unit: Unit, vocabulary: Tokenizer | None) -> Iterator[Document | Broken | Tokens]:
-        if self.is_chat and self._kind(name) == "text":
+        kind = self._kind(name)
+        if self.is_chat and kind == "text":
             limit = "is text, and chats are records, in JSON lines, JSON, CSV, Parquet, Arrow or tar"
             remedy = "point corpus.source at those files only"
             raise CorpusError(explain("corpus.source", self.folder.where(name), limit, remedy))
@@ -199,16 +200,16 @@ class CorpusReader:
                     self._refuse(name, lfs_pointer(file.read(SAMPLE_BYTES)))
             span = (unit.begin, unit.end)
             yield from token_files.read(self.folder, name, span, unit.layout, self.field, vocabulary)
-        elif self._kind(name) == "text" and self.separator:
+        elif kind == "text" and self.separator:
             yield from self._separated(name, unit)
-        elif self._kind(name) == "text":
+        elif kind == "text":
             with self._open(name, must_be_text=True) as file:
                 data = _without_mark(file.read(_MOST_BYTES + 1))
             yield _document(name, data)
         else:
             readers = {"lines": self._lines, "json": self._values, "csv": self._table, "tar": self._samples}
             readers |= {"parquet": self._rows, "arrow": self._batches}
-            yield from readers[self._kind(name)](name, unit)
+            yield from readers[kind](name, unit)
 
     def documents(self) -> Iterator[Document]:
         """Yield every readable document, unit by unit."""

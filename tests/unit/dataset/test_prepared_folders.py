@@ -41,7 +41,7 @@ def test_files_left_out_are_named_beside_the_counts(tmp_path: Path, capsys: pyte
     assert source["documents"] == len(TEXTS)
     assert (len(source["left_out"]), source["left_out"][-1]) == (21, "13 more")
     inspect_dataset(url, False, False)
-    assert "left out, because they are no data: data/README.md, data/_SUCCESS, " in capsys.readouterr().out
+    assert "files left out: data/README.md, data/_SUCCESS, " in capsys.readouterr().out
     assert "data/_SUCCESS" in Path(write_card(url)).read_text()
 
 
