@@ -39,6 +39,8 @@ _MERGE = f"{_TAG}merge"
 _NULL = f"{_TAG}null"
 _WORDS = {f"{_TAG}int": "number", f"{_TAG}float": "number", f"{_TAG}bool": "flag", f"{_TAG}timestamp": "date"}
 """Tag of a value without quotes that is not text -> what YAML reads it as."""
+_MOST_PARTS = 8
+"""Commas in a number that are looked for, and colons of one in base 60."""
 _PART_OF_NUMBER = re.compile(r"\d[\d_]*\.?\d*(?:e[+-]?\d+)?[A-Za-z]*")
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+[A-Za-z]*")
 
@@ -156,6 +158,16 @@ class _Loader(yaml.SafeLoader):
             problem = f"<< brings {len(node.value)} values, and {_MOST_PAIRS} is the limit"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """As PyYAML, but for numbers in base 60 that would take hours."""
+        if node.value.count(":") > _MOST_PARTS:
+            problem = f"a number in base 60 has more than {_MOST_PARTS} colons"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_yaml_int(node)
+
+
+_Loader.add_constructor(f"{_TAG}int", _Loader.construct_yaml_int)
+
 
 def _short(error: Exception) -> str:
     """Return an error's text, of which YAML's may quote a line that is as long as the file."""
@@ -186,8 +198,8 @@ def _parse(text: bytes | str, kind: Any, path: Path, where: Callable[[int], str]
             return Parsed(None, {})
         reader.check(node, path, kind)
         if reader.problems:
-            more = len(reader.problems) - _MOST_PROBLEMS
-            raise ConfigError("\n".join(reader.problems[:_MOST_PROBLEMS] + [f"and {more} more"] * (more > 0)))
+            more = [f"and {reader.more} more"] * (reader.more > 0)
+            raise ConfigError("\n".join(reader.problems + more))
         return Parsed(loader.construct_document(node), reader.lines)
     finally:
         loader.dispose()
@@ -201,6 +213,8 @@ class _Reader:
         self._seen: set[int] = set()  # aliases of aliases stand for exponentially many values
         self.lines: dict[Path, int] = {}
         self.problems: list[str] = []
+        self.more = 0
+        """Problems beyond those."""
 
     def check(self, node: yaml.Node, path: Path, kind: Any) -> None:
         """Check ``node``, which is at ``path`` and should be of ``kind``: an annotation, None if it is not known."""
@@ -236,7 +250,7 @@ class _Reader:
                 continue
             if key.style is None and key.tag in _WORDS:
                 self._refuse(here, line, f": the name was read as {_reading(key)}; put quotes around it")
-            number = _number_with_commas(node.value[at:]) if node.flow_style else ""
+            number = _number_with_commas(node.value, at) if node.flow_style else ""
             if parts := number.count(","):
                 right = number.replace(",", "" if _THOUSANDS.fullmatch(number) else ".")
                 self._refuse(here, line, f" = {number}: a comma separates entries here; write {right}")
@@ -256,7 +270,11 @@ class _Reader:
         self._refuse(path, node.start_mark.line + 1, value)
 
     def _refuse(self, path: Path, line: int, what: str) -> None:
-        self.problems.append(printable(redacted(f"{self._where(line)}{'.'.join(map(str, path))}{what}")))
+        if len(self.problems) < _MOST_PROBLEMS:  # to redact each of a hostile file takes minutes
+            field = ".".join(map(str, path))[:_SHOWN]
+            self.problems.append(printable(redacted(f"{self._where(line)}{field}{what}")))
+        else:
+            self.more += 1
 
 
 def _base(text: str) -> int:
@@ -273,6 +291,8 @@ def _reading(node: yaml.ScalarNode) -> str:
     read = _WORDS[node.tag]
     if read == "date":
         return "a date"
+    if len(node.value) > _VALUE_SHOWN:  # Python does not print it
+        return "a number"
     try:
         value: Any = yaml.SafeLoader("").construct_object(node)
     except ValueError:  # PyYAML takes 0x_ and the like for a number
@@ -280,20 +300,19 @@ def _reading(node: yaml.ScalarNode) -> str:
     if read == "flag":
         return "true" if value else "false"
     base = _base(node.value)
-    shown = f"{value:,}".replace(",", "") if isinstance(value, int) and value.bit_length() < 1000 else repr(value)[:20]
-    return f"the number {shown}{f', in base {base}' if base != 10 else ''}"
+    return f"the number {value}{f', in base {base}' if base != 10 else ''}"
 
 
-def _number_with_commas(pairs: list[tuple[yaml.Node, yaml.Node]]) -> str:
-    """Return the value of the first pair together with the pairs into which commas without a space cut it; they have no value.
+def _number_with_commas(pairs: list[tuple[yaml.Node, yaml.Node]], at: int) -> str:
+    """Return the value of pair ``at`` together with the pairs into which commas without a space cut it; they have no value.
 
     ``{peak_lr: 3,5e-4}`` is two entries: peak_lr is 3, and 5e-4 is nothing.
     """
-    _, last = pairs[0]
+    _, last = pairs[at]
     if not isinstance(last, yaml.ScalarNode) or last.style is not None or not re.fullmatch(r"[-+]?\d+", last.value):
         return ""
     found = [last.value]
-    for key, value in pairs[1:]:
+    for key, value in pairs[at + 1 : at + 1 + _MOST_PARTS]:
         is_part = isinstance(key, yaml.ScalarNode) and key.style is None and _PART_OF_NUMBER.fullmatch(key.value)
         has_value = value.tag != _NULL or value.value != ""
         if not is_part or has_value or key.start_mark.index != last.end_mark.index + 1:

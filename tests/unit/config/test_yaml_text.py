@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -152,3 +153,25 @@ def test_keys_that_are_no_text_are_refused_at_once() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     assert "is not YAML" in refused("\n".join([*lines, "? *a11\n: 1"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("stream: {a: 1," + "1," * 40_000 + "1}", "stream.a = 1,1,1"),
+        ("stream: {" + "a: 1, " * 20_000 + "}", "and 19969 more"),
+        ("stream: {skip: [" + "010," * 20_000 + "]}", "and 19970 more"),
+        ("stream: {seed: 0" + "7" * 900_000 + "}", "was read as a number; write it in decimal"),
+        ("stream: {seed: 1" + ":1" * 400_000 + "}", "was read as a number; write it in decimal"),
+        ("what: 1" + ":1" * 400_000, "a number in base 60 has more than 8 colons"),
+        ("stream: {" + "k" * 900_000 + ": 1}", "is not YAML"),
+    ],
+    ids=["commas", "twice", "octal", "digits", "colons", "colons of nothing", "key"],
+)
+def test_a_hostile_file_is_refused_in_time(text: str, said: str) -> None:
+    """Each was quadratic somewhere, or printed what it read."""
+    before_s = time.process_time()
+    told = refused(text)
+    assert said in told
+    assert len(told) < 20_000
+    assert time.process_time() - before_s < 20
