@@ -337,7 +337,7 @@ def _below(kind: Any, key: int | str) -> Any:
         origin, arguments = typing.get_origin(one), typing.get_args(one)
         if isinstance(one, type) and issubclass(one, BaseModel) and key in one.model_fields:
             return one.model_fields[str(key)].annotation
-        if origin is dict:
+        if origin is dict and isinstance(key, str):
             return arguments[1]
         if origin is tuple and isinstance(key, int):
             return arguments[0] if arguments[-1] is Ellipsis else arguments[min(key, len(arguments) - 1)]
