@@ -168,15 +168,20 @@ def _health(node: str) -> Health:
 
 
 class Call(Reference):
-    """A call of an actor: it is never answered while the node is stopped, and fails with it."""
+    """A call of an actor: it is never answered while the node is stopped, and fails with it. An answer that was there stays
+    with who has called: Ray sends small ones along."""
 
     def __init__(self, actor: Actor, takes_s: float, value: Any) -> None:
         clock = actor.simulated.clock
         super().__init__(clock, max(clock.now, actor.ready_at_s) + takes_s, value)
-        self.actor = actor
+        self.actor, self._was_there = actor, False
 
     @property
     def is_there(self) -> bool:
+        self._was_there = self._was_there or self._is_there_now()
+        return self._was_there
+
+    def _is_there_now(self) -> bool:
         machine = self.actor.simulated.cluster.machines[self.actor.node]
         if not machine.alive or not self.actor.alive:
             self.error = RayActorError(error_msg="The actor died unexpectedly")
@@ -215,10 +220,13 @@ class Ray:
         return Reference(self.clock, self.clock.now, value)
 
     def kill(self, actor: Actor) -> None:
-        """A process that was stopped is ended, too, and the next one on its node is not."""
+        """A process that was stopped is ended, too, as soon as its node's Ray runs, and the next one on its node is not."""
         machine = actor.simulated.cluster.machines[actor.node]
         machine.worker_frozen_until_s = machine.frozen_until_s
         actor.alive = False
+        for process in self.clock.processes:
+            if process.rank and process.rank.actor is actor:
+                self.clock.after(max(0.0, machine.frozen_until_s - self.clock.now), process.kill)
 
 
 class ScalingPolicy(policies.SpringtideScalingPolicy):
@@ -524,6 +532,8 @@ class Controller:
             for node in nodes
         ]
         self.group = WorkerGroup(simulated.setting, nodes, self.owner, self.mailbox, simulated.watch)
+        for rank in self.group.ranks:
+            rank.actor = by_node[rank.node].actor
 
     def _release(self) -> None:
         if self.group is None:

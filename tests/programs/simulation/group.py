@@ -127,6 +127,8 @@ class Rank:
 
     def __init__(self, group: WorkerGroup, rank: int) -> None:
         self.group, self.rank, self.node = group, rank, group.nodes[rank]
+        self.actor: Any = None
+        """The process that runs it, as the driver's pool knows it."""
         self.left = False
         self._saves: list[Any] = []
         self._writer: Process | None = None
