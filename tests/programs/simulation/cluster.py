@@ -34,10 +34,15 @@ class Machine:
     lies: bool = False
     """Whether it reads other bytes than are stored."""
     frozen_until_s: float = 0.0
-    worker_frozen_until_s: float = 0.0
-    """The same of its worker's process alone."""
+    workers: list[Any] = dataclasses.field(default_factory=list)
+    """The workers' processes that were started on it."""
     last_frozen_s: float = -1e9
     snapshots: dict[tuple[int, int, int], tuple[Snapshot, bytes]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def worker_frozen_until_s(self) -> float:
+        """Until when the process of one of its workers is stopped, or the node."""
+        return max([self.frozen_until_s, *(one.frozen_until_s for one in self.workers if one.alive)])
 
     def hold(self, snapshot: Snapshot, data: bytes) -> None:
         """Keep a part, and the one before it of the same rank."""
@@ -109,7 +114,8 @@ class Cluster:
     def freeze(self, name: str, seconds: float, worker_only: bool = False) -> None:
         """SIGSTOP of all processes of a node, or of its worker's alone, and SIGCONT later."""
         machine, until_s = self.machines[name], self.clock.now + seconds
-        machine.worker_frozen_until_s = max(machine.worker_frozen_until_s, until_s)
+        for actor in machine.workers:
+            actor.frozen_until_s = max(actor.frozen_until_s, until_s)
         if not worker_only:
             machine.frozen_until_s = max(machine.frozen_until_s, until_s)
         machine.last_frozen_s = until_s
@@ -127,7 +133,7 @@ class Cluster:
 
     def _is_silent(self, actor: Any, now: float) -> bool:
         machine = self.machines[actor.node]
-        until_s = machine.frozen_until_s if isinstance(actor, SnapshotServer) else machine.worker_frozen_until_s
+        until_s = machine.frozen_until_s if isinstance(actor, SnapshotServer) else actor.frozen_until_s
         return machine.alive and until_s > now
 
     def ask_head(self) -> None:

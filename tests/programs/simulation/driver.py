@@ -148,6 +148,9 @@ class Actor:
         self.simulated, self.node, self.alive = simulated, node, True
         clock = simulated.clock
         self.ready_at_s = clock.now + clock.random.uniform(5.0, 12.0)
+        machine = simulated.cluster.machines[node]
+        self.frozen_until_s = machine.frozen_until_s
+        machine.workers.append(self)
         simulated.actors.append(self)
         if clock.now < simulated.cluster.crashes_until_s:
             clock.after(clock.random.uniform(1.0, 4.0), self.crash)
@@ -186,7 +189,7 @@ class Call(Reference):
         if not machine.alive or not self.actor.alive:
             self.error = RayActorError(error_msg="The actor died unexpectedly")
             return self.clock.now >= machine.died_s + 1.0
-        return machine.worker_frozen_until_s <= self.clock.now and self.clock.now >= self.at_s
+        return self.actor.frozen_until_s <= self.clock.now and self.clock.now >= self.at_s
 
     def get(self, timeout_s: float | None = None) -> Any:
         until_s = self.clock.now + (timeout_s if timeout_s is not None else 1e9)
@@ -222,7 +225,6 @@ class Ray:
     def kill(self, actor: Actor) -> None:
         """A process that was stopped is ended, too, as soon as its node's Ray runs, and the next one on its node is not."""
         machine = actor.simulated.cluster.machines[actor.node]
-        machine.worker_frozen_until_s = machine.frozen_until_s
         actor.alive = False
         for process in self.clock.processes:
             if process.rank and process.rank.actor is actor:
