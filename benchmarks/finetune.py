@@ -105,7 +105,7 @@ def prepared(folder: str, steps: int, small: bool) -> dict[str, Any]:
         data = open_data(config.data)
         reader = data.reader(0, 1)
         batches = list(load(reader, reader.plan(0, config.num_steps, int(config.feed.read_bytes))))
-        ends = [data.eos_id, data.bos_id] if data.eos_id is not None else []
+        ends = [*data.document_ids] if data.eos_id is not None else []
         rows = {"ids": np.stack([one.ids for one in batches]), "labels": np.stack([one.labels for one in batches])}
         np.savez(f"{folder}/{task}.npz", ends=np.array(ends, dtype=np.int64), **rows)
         found[task] = config.model_dump(mode="json")
@@ -208,7 +208,7 @@ def _batches(file: str) -> Any:
         if not len(data["ends"]):
             yield [(ids, targets, None)]
             continue
-        position, _ = documents(ids, *(int(one) for one in data["ends"]))
+        position, _ = documents(ids, *(int(one) for one in data["ends"][:2]), are_whole=bool(data["ends"][2]))
         found = []
         for row, wanted, place in zip(ids, targets, position, strict=True):
             begins = [*torch.nonzero(place == 0).flatten().tolist(), len(row)]

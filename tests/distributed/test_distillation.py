@@ -115,7 +115,7 @@ def initial_log_probabilities(config: Config) -> torch.Tensor:
     manifest = load_manifest(Folder(config.shards.dataset))
     reader = SplitReader(Folder(config.shards.dataset), manifest, "train")
     ids = ids_of(reader.read(np.arange(manifest.splits["train"].rows)).tokens)
-    model = build(config.model, manifest.vocab_size, manifest.eos_id, manifest.bos_id)
+    model = build(config.model, manifest.vocab_size, *manifest.document_ids)
     with torch.no_grad():
         return model(torch.from_numpy(ids[:, :-1].astype(np.int64))).log_softmax(-1)
 
@@ -199,7 +199,7 @@ def test_a_student_learns_the_same_bits_beside_its_teacher_at_any_world_size(tau
 
 def teacher_of(config: Config) -> Teacher:
     """The teacher of a config, loaded."""
-    teacher = Teacher(config, 257, 256, None, torch.device("cpu"))
+    teacher = Teacher(config, 257, 256, None, False, torch.device("cpu"))
     teacher.load()
     return teacher
 

@@ -43,7 +43,7 @@ def grown(config: Config, name: str, **changes: Any) -> Config:
 
 def loaded(run: Folder, config: Config, data: Data, new_blocks: tuple[int, ...] = ()) -> nn.Module:
     """The model of a run's newest checkpoint."""
-    model = build(config.model, data.vocab_size, data.eos_id, data.bos_id)
+    model = build(config.model, data.vocab_size, *data.document_ids)
     load(run, committed(run)[-1], model, new_blocks=new_blocks)
     return model
 

@@ -37,7 +37,7 @@ def chat_run(root: Path, step: int = 7, **changes: Any) -> Run:
     given |= {f"model__{name}": value for name, value in MODEL.items()} | {"track__mlflow_uri": "off", **changes}
     config = prepare(small(root / "made", source, **given))
     manifest, _ = open_dataset(config.shards.dataset)
-    model = whole(config.model, manifest.vocab_size, manifest.eos_id, manifest.bos_id)
+    model = whole(config.model, manifest.vocab_size, *manifest.document_ids)
     torch.manual_seed(3)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -45,7 +45,7 @@ def plain_log_probabilities(
     """The ids of all rows, (T, L + 1), and the log-probabilities of a checkpoint of ``run``, (T, L, V)."""
     dataset, folder = Folder(config.shards.dataset), Folder(run)
     manifest = load_manifest(dataset)
-    model = build(config.model, manifest.vocab_size, manifest.eos_id, manifest.bos_id)
+    model = build(config.model, manifest.vocab_size, *manifest.document_ids)
     load(folder, checkpoint or committed(folder)[-1], model)
     ids = ids_of(SplitReader(dataset, manifest, split).read(np.arange(manifest.splits[split].rows)).tokens)
     inputs = torch.from_numpy(ids[:, :-1].astype(np.int64))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +62,9 @@ class ShardPlan:
     @property
     def name(self) -> str:
         return f"{self.split}-{self.number:05d}.parquet"
+
+
+Lay = Callable[[ShardsConfig, str, int, Documents], Iterator[ShardPlan]]
 
 
 class Drop(NamedTuple):
@@ -129,6 +132,7 @@ def make_plan(
     them. With ``near_duplicates`` the buckets of ``near`` must be there. ``may_cut``: whether the beginning of a document may
     be held out where no document is, such as of a book that is the whole corpus.
     """
+    lay = look_up({"concat": _cut, "best_fit": _fit}, "shards.packing", settings.packing)
     where, high, low, share = _index(work, segments, settings.token_type)
     length = where.length
     names = list(dict.fromkeys(segment.source for segment in segments))
@@ -171,7 +175,7 @@ def make_plan(
         dropped[TRAINED_ON] = int(met.sum())
         examples += [Drop(TRAINED_ON, place(index), None, 0.0) for index in order[met][:EXAMPLES].tolist()]
         order, held_out = order[~met], held_out[~met]
-    splits = _splits(settings, names, where, source, order[~held_out], order[held_out], fraction)
+    splits = _splits(lay, settings, names, where, source, order[~held_out], order[held_out], fraction)
     cut = None
     if may_cut and fraction < 1 and len(order) and (_is_empty(splits, HELDOUT) or held_out.all()):
         train = order if held_out.all() else order[~held_out]
@@ -180,13 +184,14 @@ def make_plan(
             cut = Cut(place(longest), tokens)
             heldout = np.append(order[:0] if held_out.all() else order[held_out], len(length))
             parts = _with_part(where, longest, tokens)
-            splits = _splits(settings, names, parts, np.append(source, source[longest]), train, heldout, fraction)
+            splits = _splits(lay, settings, names, parts, np.append(source, source[longest]), train, heldout, fraction)
     counted = np.histogram(length[order], [*_EDGES, np.inf])[0].tolist()
     by_tokens = tuple(zip(_EDGES, counted, strict=True))
     return Plan(splits, dropped, tuple(examples), by_tokens, fraction, cut)
 
 
 def _splits(
+    lay: Lay,
     settings: ShardsConfig,
     names: Sequence[str],
     where: Documents,
@@ -195,9 +200,8 @@ def _splits(
     heldout: np.ndarray,
     fraction: float,
 ) -> tuple[SplitPlan, ...]:
-    """Return the splits of each source. ``source``: number of the source of each document; ``train`` and ``heldout``: places of
-    their documents in ``where``, in order."""
-    lay = look_up({"concat": _cut, "best_fit": _fit}, "shards.packing", settings.packing)
+    """Return the splits of each source. ``lay`` lays documents out in rows; ``source``: number of the source of each document;
+    ``train`` and ``heldout``: places of their documents in ``where``, in order."""
     splits: list[SplitPlan] = []
     for split, mine in {TRAIN: train, HELDOUT: heldout}.items():
         mine = mine[np.argsort(source[mine], kind="stable")]

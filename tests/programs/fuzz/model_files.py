@@ -53,7 +53,7 @@ class Models(Target):
         told = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": 4, "target_modules": ["q_proj"]}
         told |= {"bias": "none", "use_dora": False, "lora_dropout": 0.0, "rank_pattern": {}, "revision": None}
         files = {
-            HF_CONFIG: json.dumps(written_config(family, model, VOCABULARY, "float32", 1, 0)).encode(),
+            HF_CONFIG: json.dumps(written_config(family, model, VOCABULARY, "float32", (1,), 0)).encode(),
             SINGLE: tensors_of(entries),
             TOKENIZER: open_tokenizer("bytes", (), 0).to_json().encode(),
             SETTINGS: json.dumps({"eos_token": "<|endoftext|>", "chat_template": BUILT_IN["plain"]}).encode(),

@@ -128,7 +128,7 @@ def test_the_first_token_is_trained_from_the_begin_of_text(config: Config, layou
     data = open_data(ready.data)
     _, _, rows = rows_of(ready.shards.dataset)
     rows_BL = torch.from_numpy(signed(rows))
-    model = whole(ready.model, data.vocab_size, data.eos_id, data.bos_id)
+    model = whole(ready.model, data.vocab_size, *data.document_ids)
     total, _ = token_loss(model, rows_BL)
     total.backward()
     assert model.embedding.weight.grad[data.bos_id].norm() > 1.0

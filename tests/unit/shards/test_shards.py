@@ -196,7 +196,7 @@ def test_a_manifest_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
 def test_a_dataset_of_another_format_is_refused_with_both_numbers(tiny: Config, tmp_path: Path) -> None:
     record = Folder(tiny.shards.dataset).read_json(MANIFEST)
     Folder(tmp_path).write_json(MANIFEST, {**record, "format": 99, "new": 1})
-    with pytest.raises(CorpusError, match=f"format 99.*8 and {FORMAT}"):
+    with pytest.raises(CorpusError, match=f"format 99.*8 to {FORMAT}"):
         load_manifest(Folder(tmp_path))
 
 
