@@ -91,6 +91,7 @@ def test_looks_at_runs_datasets_and_two_runs(capsys: pytest.CaptureFixture[str])
     assert compared["common_steps"] > 20
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", [name for name in RUNS if name != "own"])
 def test_models_export_the_same_weights(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from safetensors.numpy import load_file
