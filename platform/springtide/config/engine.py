@@ -137,6 +137,13 @@ class ModelConfig(Section):
         """Features of a head that are rotated [features]."""
         return round(self.head_width * self.rotary_fraction)
 
+    @property
+    def written_length(self) -> int:
+        """Most tokens that are read at once when a text is written. With LongRoPE a longer text has other factors than its
+        beginning, whose keys are in the cache: texts stay within the original length [tokens]."""
+        most = self.max_sequence_length
+        return min(most, self.rope_original_length) if self.rope_scaling == "longrope" else most
+
     def window_of(self, layer: int) -> int:
         """Return the window of ``layer``, from 0; 0 if it is global [tokens]."""
         return 0 if self.global_every and (layer + 1) % self.global_every == 0 else self.window

@@ -13,7 +13,7 @@ from __future__ import annotations
 import collections
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -188,7 +188,11 @@ class ChatTemplate:
             if len(ids) and ids[0] == self.begin_of_text:
                 ids, flags = ids[1:], flags[1:]
             if not len(ids) or ids[-1] != end:
-                ids, flags = np.append(ids, np.uint32(end)), np.append(flags, False)
+                # a template without special tokens has nothing else that could end its last answer
+                is_last = (
+                    not self._template.has_marks and bool(flags[-1:].any()) and ids[-1] not in self._special.values()
+                )
+                ids, flags = np.append(ids, np.uint32(end)), np.append(flags, is_last)
             self._check_ends(ids)
             if not flags.any():
                 raise BadChat("the template lays out no token of an answer", _MARK_REMEDY)
@@ -268,8 +272,10 @@ class ChatTemplate:
                 raise BadChat(
                     "the template lays out another chat when answers are marked", "do not let it look at the answer"
                 )
-            messages = asked.popleft().messages
+            rendering = asked.popleft()
+            messages = rendering.messages
             found = [piece for piece in found if piece[0]]
+            _check_calls(rendering, whole, "".join(text for text, is_answer in found if is_answer))
             if self._unwritten_end and found[-1][1] and not messages[-1].get("tool_calls"):
                 found.append((self._unwritten_end, True))
             yield found
@@ -319,7 +325,7 @@ class ChatTemplate:
             begin = self._begin(whole, prompt)
             if begin is None or begin < done:
                 raise BadChat(f"the template changes what stands before message {number} by what follows", _MARK_REMEDY)
-            said = messages[number]["content"].rpartition(_THOUGHT_ENDS)[2].strip()
+            said = (messages[number]["content"] or "").rpartition(_THOUGHT_ENDS)[2].strip()
             place = whole.find(said, begin)
             if place < 0 or (whole.startswith(upto) and place + len(said) > len(upto)):
                 raise BadChat(f"the answer of message {number} does not follow its prompt", _MARK_REMEDY)
@@ -360,6 +366,23 @@ class ChatTemplate:
                 if unknown := _SPECIAL.findall(part):
                     raise BadChat(*self._lacks(sorted({*unknown})[:8]))
                 yield part.replace(APART, ""), is_answer
+
+
+def _check_calls(rendering: Rendering, whole: str, answers: str) -> None:
+    """Raise BadChat if a template leaves out the tools of a chat, or what its answers call: it would train on empty answers."""
+    for names, text, what in (
+        (_names(rendering.tools or ()), whole, "the tool"),
+        (_names(call for one in rendering.messages for call in one.get("tool_calls") or ()), answers, "the call of"),
+    ):
+        if missing := [name for name in names if name not in text]:
+            problem = f"the template leaves out {what} {missing[0]}"
+            raise BadChat(problem, "use a template for tools, or write the calls into the contents")
+
+
+def _names(functions: Iterable[Any]) -> list[str]:
+    """Return the names of functions, which stand in a table of their own or not."""
+    tables = [one.get("function", one) if isinstance(one, Mapping) else {} for one in functions]
+    return [one["name"] for one in tables if isinstance(one, Mapping) and isinstance(one.get("name"), str)]
 
 
 def _answers(messages: Sequence[Mapping[str, Any]]) -> Iterator[int]:

@@ -245,6 +245,8 @@ def _turn(number: int, message: Any, of: str = "") -> Turn:
     if content is None and not more and not any(key in message for key in _CONTENT_KEYS):
         raise BadChat(f"{where}: content is missing", "add it, or leave the chat out", NO_TEXT)
     text = _joined("" if content is None else content, where)
+    if content is None and "tool_calls" in more and "content" in message:
+        more["content"] = None  # templates tell it from an empty one
     return Turn(role, text, _dumped(_changed(more, _as_text)) if more else "")
 
 

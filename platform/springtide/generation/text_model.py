@@ -64,6 +64,8 @@ class TextModel:
     """Most ids that the model reads at once: the length of a row."""
     template: tuple[str, str] | None = None
     """Name and text of the chat template of its data."""
+    begins_chats: bool = True
+    """Whether ``begin`` stands before chats, too."""
     ends: tuple[int, ...] = ()
     """Ids that end a text besides ``end``: those of its ``generation_config.json``."""
 
@@ -90,7 +92,7 @@ class TextModel:
             ids = self._chat.prompt([Turn("user", prompt)]) if chat else self.encode(prompt)
         except BadChat as error:
             raise ConfigError(explain("prompt", prompt, error.problem, error.remedy)) from None
-        found = [*self.begin, *ids] or [self.end]
+        found = [*(self.begin if self.begins_chats or not chat else ()), *ids] or [self.end]
         if len(found) > self.max_length:
             limit = f"has {len(found)} tokens, more than the {self.max_length} that the model reads at once"
             raise ConfigError(explain("prompt", prompt, limit, "shorten it"))
@@ -256,7 +258,7 @@ def open_checkpoint(run: Folder, name: str, config: ModelConfig, datasets: Seque
         begin=(manifest.begin_of_text,),
         end=manifest.end_of_text,
         vocab_size=manifest.vocab_size,
-        max_length=min(config.max_sequence_length, manifest.sequence_length),
+        max_length=min(config.written_length, manifest.sequence_length),
         template=_template(Folder(datasets[0])),
     )
 
@@ -331,14 +333,16 @@ def _of_others(
     if begin is None:
         plain, whole_ids = (vocabulary.tokenizer.encode("a", add_special_tokens=some).ids for some in (False, True))
         begin = tuple(whole_ids[: whole_ids.index(plain[0])]) if plain and plain[0] in whole_ids else ()
+    template = _template(folder)
     return TextModel(
         model=_placed(model),
         vocabulary=vocabulary,
         begin=begin,
         end=vocabulary.end_of_text,
         vocab_size=min(vocabulary.size, config.vocab_size),
-        max_length=config.max_sequence_length,
-        template=_template(folder),
+        max_length=config.written_length,
+        template=template,
+        begins_chats=folder.exists(MARKER) or template is None or "bos_token" in template[1],
         ends=ends,
     )
 

@@ -7,7 +7,6 @@ stop where ``model generate`` does.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -50,7 +49,8 @@ def read_generation(folder: Folder, config: Mapping[str, Any], vocab_size: int) 
     if padding := ids_of(found.get("pad_token_id"), vocab_size):
         kept["pad_token_id"] = padding[0]
     kept |= {key: found[key] for key in _FLAGS if isinstance(found.get(key), bool)}
-    kept |= {key: found[key] for key in _NUMBERS if _is_number(found.get(key))}
+    if kept.get("do_sample"):  # without it transformers refuses to write them
+        kept |= {key: found[key] for key in _NUMBERS if _is_number(found.get(key))}
     if left := [key for key in found if key not in kept and key not in _NOT_MISSED and found[key] is not None]:
         _log.warning("%s: left out %s", folder.where(GENERATION), printable(", ".join(map(str, left[:8]))))
     return kept
@@ -71,4 +71,4 @@ def ids_of(value: Any, vocab_size: int) -> tuple[int, ...]:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and abs(value) < 2**31
+    return type(value) in (int, float) and abs(value) < 2**31

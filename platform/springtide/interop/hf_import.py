@@ -91,8 +91,10 @@ class ImportedModel:
 
     @property
     def begin_of_text(self) -> str:
-        """The token that begins a text; empty if there is none."""
-        return token_of(self.tokenizer, self.bos_id) or "" if self.tokenizer else ""
+        """The token that begins a text, and each chat; empty if there is none, or the template of a chat model does not
+        write it."""
+        has_none = not self.tokenizer or (self.template and "bos_token" not in self.template)
+        return "" if has_none else token_of(self.tokenizer, self.bos_id) or ""
 
 
 def model_folder(url: str) -> Folder:

@@ -72,6 +72,10 @@ def tokenizer_files(
     if (folder := next((one for one in known if one.exists(CHAT_TEMPLATE)), None)) is not None:
         template = read_file(folder, CHAT_TEMPLATE, TEMPLATE_BYTES).decode("utf-8", "replace")
         files[CHAT_TEMPLATE] = template
+        if manifest is not None and bos_id not in (None, eos_id) and "bos_token" not in template:
+            # chats of the dataset begin with it, and transformers asks the template alone
+            template = f"{{{{- bos_token }}}}{template}"
+            files[CHAT_TEMPLATE] = template
         ends, problems = _ends_of(template, text, eos_id, bos_id)
         remarks += problems
     folder = next((one for one in known if one.exists(GENERATION)), None)

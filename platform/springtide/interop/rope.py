@@ -28,6 +28,7 @@ _YARN_ONLY: dict[str, tuple[Any, ...]] = {
 """What YaRN is computed with here."""
 _FACTORS = {"short_factor": "rope_short_factors", "long_factor": "rope_long_factors"}
 _MOST_FACTORS = 2**12
+_LENGTH = "original_max_position_embeddings"
 _PHI3_LENGTH = 4096
 """original_max_position_embeddings of a Phi 3 whose config.json does not say it."""
 _OTHER = "import a model without it: this decoder does not compute it"
@@ -117,6 +118,11 @@ def _read_one(family: Family, given: Any, theta: float, config: Mapping[str, Any
         found[field] = int(number) if field == "rope_original_length" else number
     if scaling == "longrope":
         found |= {field: _factors(given.get(key), f"{named}: {key}") for key, field in _FACTORS.items()}
+        if found["rope_original_length"] < 2:
+            problem = "must be at least 2"
+            raise ConfigError(
+                explain(f"{named}: {_LENGTH}", found["rope_original_length"], problem, "correct the file")
+            )
         longest = _positive(config.get("max_position_embeddings"), f"{named}: max_position_embeddings", 1.0)
         factor = _positive(given.get("factor"), f"{named}: factor", longest / found["rope_original_length"])
         usual = math.sqrt(1 + math.log(factor) / math.log(found["rope_original_length"])) if factor > 1 else 1.0
@@ -129,11 +135,11 @@ def _read_one(family: Family, given: Any, theta: float, config: Mapping[str, Any
 
 def _yarn_attention(given: Mapping[str, Any], factor: float, named: str) -> float | None:
     """Return the factor of attention, None for that of the paper."""
-    usual = 0.1 * math.log(factor) + 1.0
-    parts = [_positive(given.get(key), f"{named}: {key}", 0.0) for key in ("mscale", "mscale_all_dim")]
-    told = (
-        (0.1 * parts[0] * math.log(factor) + 1.0) / (0.1 * parts[1] * math.log(factor) + 1.0) if all(parts) else usual
-    )
+    grown = math.log(max(factor, 1.0))
+    usual = told = 0.1 * grown + 1.0
+    parts = [_positive(given.get(key) or None, f"{named}: {key}", 0.0) for key in ("mscale", "mscale_all_dim")]
+    if all(parts):
+        told = (0.1 * parts[0] * grown + 1.0) / (0.1 * parts[1] * grown + 1.0)
     found = _positive(given.get("attention_factor"), f"{named}: attention_factor", told)
     return None if math.isclose(found, usual, rel_tol=1e-6) else found
 

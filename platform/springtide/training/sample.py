@@ -41,7 +41,7 @@ def write_sample(
     if problem:
         yield Warned(step=step, reason=f"no sample is written: {problem}")
         return
-    context = min(config.model.max_sequence_length, data.sequence_length)
+    context = min(config.model.written_length, data.sequence_length)
 
     def written(length: int) -> list[int]:
         [ids] = write(

@@ -315,7 +315,7 @@ def test_tools_calls_and_reasoning_reach_the_template() -> None:
     """What a call spells is text, also if it spells a special token."""
     found = turns_of(CALLING, "text")
     text = (
-        "{{ tools | tojson }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.reasoning_content }}{{ m.content }}"
+        "{{ tools | tojson }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.reasoning_content }}{{ m.content or '' }}"
         "{% for call in m.tool_calls %}{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}<|im_end|>\n"
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
@@ -354,3 +354,23 @@ def test_a_chat_nested_too_deeply_is_bad() -> None:
         deep = [deep]
     with pytest.raises(BadChat, match="nested"):
         turns_of({"messages": [{"role": "assistant", "content": "a", "tool_calls": deep}]}, "text")
+
+
+@pytest.mark.parametrize("text", [read_template("chatml"), PLAIN], ids=["marked", "grown"])
+def test_calls_and_tools_that_a_template_leaves_out_are_refused(text: str) -> None:
+    """Else an empty answer would be trained on."""
+    calling = {"role": "assistant", "content": "", "tool_calls": [WEATHER]}
+    call = turns_of({"messages": [CALLING["messages"][0], calling, *CALLING["messages"][2:]]}, "text")
+    tools = turns_of({"messages": CALLING["messages"][:1] + CALLING["messages"][3:], "tools": [TOOL]}, "text")
+    for turns, problem in ((call, "the call of weather"), (tools, "the tool weather")):
+        assert not isinstance(turns, str)
+        with pytest.raises(BadChat, match=problem):
+            spelled(text, turns)
+
+
+def test_a_template_without_special_tokens_ends_with_the_end_of_text() -> None:
+    text = (
+        "{% for m in messages %}### {{ m.role }}:\n{{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}### assistant:\n{% endif %}"
+    )
+    assert spelled(text)[-1] == (" 4\n\n<|endoftext|>", True)

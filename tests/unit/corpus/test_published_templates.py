@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from published import ENDS, VOCABULARY, trl_template
+from published import ENDS, SPECIAL, VOCABULARY, trl_template
 
-from springtide.corpus import ChatTemplate
+from springtide.corpus import ChatTemplate, open_tokenizer
 from springtide.corpus.chats import Turn, turns_of
 
 pytestmark = pytest.mark.processes
@@ -115,6 +115,7 @@ def test_the_date_in_a_template_is_always_the_same() -> None:
     assert "Today Date: 26 Jul 2024" in VOCABULARY.decode(laid.ids.tolist())
 
 
+CALL_TOKENS = tuple(f"<｜tool▁{name}｜>" for name in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end"))
 CALLS = {
     "qwen2_5": '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call><|im_end|>',
     "qwen3": '<think>\n\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call><|im_end|>',
@@ -141,3 +142,18 @@ def test_a_call_of_a_tool_is_an_answer(family: str) -> None:
     whole, _ = rendered(trl_template(family), record["messages"], tools=[tool])
     assert "".join(piece for piece, _ in pieces) == whole
     assert '"name": "add"' in whole.partition("2 + 3?")[0] or "type add" in whole
+
+
+def test_a_content_that_is_null_is_no_empty_one() -> None:
+    """DeepSeek's template asks for that, and takes arguments as text."""
+    call = {"type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+    record = {
+        "messages": [{"role": "user", "content": "2?"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    }
+    turns, text = turns_of(record, "text"), trl_template("deepseek_r1_distill")
+    assert not isinstance(turns, str)
+    pieces = ChatTemplate(
+        "r1", text, open_tokenizer("bytes", (), 0, special_tokens=(*SPECIAL, *CALL_TOKENS)), None
+    ).pieces(turns)
+    assert "".join(piece for piece, _ in pieces) == rendered(text, record["messages"])[0]
+    assert "add" in next(piece for piece, is_answer in pieces if is_answer)

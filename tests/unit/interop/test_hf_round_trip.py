@@ -71,6 +71,7 @@ def test_rows_up_to_the_original_length_have_their_own_factors(length: int, tmp_
     run = import_model(str(tmp_path / "in"), str(tmp_path / "run"))
     tokens = torch.randint(0, VOCABULARY, (2, length))
     torch.testing.assert_close(logits(decoder(run), tokens), logits(theirs, tokens), atol=1e-5, rtol=0.0)
+    assert run.config.model.written_length == 16  # a text that is written stays within the table of its beginning
 
 
 @pytest.mark.parametrize("family", ["llama3", "phi4_mini", "gemma3"])

@@ -102,6 +102,15 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_pos
         ({**PHI3, "rope_scaling": LONGROPE | {"long_factor": "x"}}, "long_factor = 'x': is not a list of factors"),
         ({**PHI3, "rope_scaling": LONGROPE | {"long_factor": [0] * 8}}, r"long_factor\.0 = 0: is not a number above 0"),
         (
+            {
+                **PHI3,
+                "original_max_position_embeddings": 1,
+                "rope_scaling": LONGROPE | {"original_max_position_embeddings": 1},
+            },
+            "original_max_position_embeddings = 1: must be at least 2",
+        ),
+        ({**LLAMA, "rope_parameters": {**YARN, "factor": 1e-5, "mscale": 1, "mscale_all_dim": 1}}, "factor"),
+        (
             {**PHI3, "original_max_position_embeddings": None, "rope_scaling": LONGROPE},
             "original_max_position_embeddings = 16: differs from the 4096",
         ),

@@ -11,6 +11,7 @@ import pytest
 from chains import write_chain
 from chatting import chat_run
 from published import ENDS, VOCABULARY, trl_template
+from tokenizers.processors import TemplateProcessing
 
 from springtide.corpus import Tokenizer
 from springtide.errors import ConfigError
@@ -19,11 +20,15 @@ from springtide.generation.text_model import open_export
 from springtide.interop import GENERATION
 from springtide.interop.hf_tokenizer import SETTINGS
 from springtide.run.exchange import export_model, import_model
+from springtide.run.text import open_text
 from springtide.store import Folder
 
 pytestmark = pytest.mark.processes
 
 transformers = pytest.importorskip("transformers")
+
+
+HI = [{"role": "user", "content": "Hi"}]
 
 
 def id_of(token: str, vocabulary: Tokenizer = VOCABULARY) -> int:
@@ -67,6 +72,11 @@ def test_a_chat_model_of_ours_ends_with_its_turn(tmp_path: Path) -> None:
     assert json.loads((out / "config.json").read_text())["eos_token_id"] == ends
     assert json.loads((out / GENERATION).read_text())["eos_token_id"] == ends
     assert tokenizer.eos_token == "<|im_end|>"
+    [begin] = tokenizer.convert_tokens_to_ids(["<s>"])
+    assert tokenizer.apply_chat_template(HI, add_generation_prompt=True, return_dict=True)["input_ids"] == (
+        open_export(Folder(str(out))).prompt_ids("Hi", chat=True)
+    )
+    assert open_export(Folder(str(out))).prompt_ids("Hi", chat=True)[0] == begin
 
 
 def test_all_ends_and_sampling_defaults_come_in_and_go_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -120,3 +130,29 @@ def test_a_damaged_generation_config_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"generation_config\.json.*JSON object"):
         import_model(str(model), str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_chats_begin_as_the_template_begins_them(tmp_path: Path) -> None:
+    """A tokenizer may put a begin-of-text before texts that the template of the model does not put before chats."""
+    vocabulary = Tokenizer.from_json(VOCABULARY.to_json())
+    vocabulary.tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", id_of("<s>"))])
+    ids = {"eos_token_id": id_of("<|endoftext|>"), "bos_token_id": id_of("<s>")}
+    write_chain(tmp_path / "in", vocabulary, {}, id_of("A"), trl_template("qwen2_5"), **ids)
+    run = import_model(str(tmp_path / "in"), str(tmp_path / "run"))
+    assert run.config.corpus.begin_of_text == ""
+    model = open_text(run.folder.url)
+    assert model.prompt_ids("Hi")[0] == id_of("<s>")
+    assert id_of("<s>") not in model.prompt_ids("Hi", chat=True)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 10**400, "do_sample": True}, {"temperature": 0.5}, {"eos_token_id": "x"}]
+)
+def test_sampling_that_transformers_would_refuse_does_not_go_out(settings: dict[str, Any], tmp_path: Path) -> None:
+    model = chain(tmp_path / "in", "qwen2_5", "<|im_end|>", eos_token_id=id_of("<|im_end|>"))
+    (model / GENERATION).write_text(json.dumps(settings))
+    out = Path(export_model(import_model(str(model), str(tmp_path / "run")), str(tmp_path / "out")).url)
+    found = transformers.GenerationConfig.from_pretrained(out)
+    found.save_pretrained(tmp_path / "again")
+    assert found.temperature is None or found.temperature == 1.0
+    assert found.eos_token_id == id_of("<|im_end|>")
