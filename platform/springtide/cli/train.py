@@ -97,7 +97,7 @@ def _how_it_goes_on(run: Run) -> str:
 
 
 def _of_length(config: Config, options: argparse.Namespace, progress: Progress) -> Config:
-    """Return ``config`` with the length that --epochs or --steps gives, and print it. ConfigError if several give one."""
+    """Set ``train.total`` from --epochs or --steps, and print it. Raises ConfigError if the length is given more than once."""
     from springtide.app.length import with_epochs, with_steps
 
     lengths = {"--epochs": options.epochs, "--steps": options.steps, "--train.total": vars(options).get("train.total")}

@@ -139,8 +139,8 @@ class ModelConfig(Section):
 
     @property
     def written_length(self) -> int:
-        """Most tokens that are read at once when a text is written. With LongRoPE a longer text has other factors than its
-        beginning, whose keys are in the cache: texts stay within the original length [tokens]."""
+        """Longest context while generating [tokens]. LongRoPE switches to other factors beyond ``rope_original_length``, and
+        cached keys would keep the old ones: so generation stays within that length."""
         most = self.max_sequence_length
         return min(most, self.rope_original_length) if self.rope_scaling == "longrope" else most
 

@@ -1,4 +1,4 @@
-"""The paths that a config names: inputs are looked up beside its file, and ``$HOME`` is the home folder.
+"""Resolve the paths of a config: look inputs up beside its file and in the current folder, and expand ``$HOME``.
 
     an input of a config file    in the current folder, and beside the file; refused if both have it, and they are two files
     an input of an option        in the current folder

@@ -55,7 +55,7 @@ class Parsed:
     """Line of each value, from 1; what an alias repeats has the line of the alias."""
 
     def line(self, path: Path) -> int:
-        """Return the line of a value, or of what it would be in."""
+        """Return the line of the value at a path; of a missing one, the line of the table that would hold it."""
         while path not in self.lines and path:
             path = path[:-1]
         return self.lines.get(path, 1)

@@ -184,13 +184,14 @@ def without_nulls(value: Any) -> Any:
 
 
 def with_texts(turn: Turn, change: Callable[[str], str]) -> Turn:
-    """Return a turn with ``change`` of its content and of each text in its other keys."""
+    """Apply ``change`` to the content of a turn and to every string in ``more``, and return the new turn."""
     more = _dumped(_changed(json.loads(turn.more), change)) if turn.more else ""
     return Turn(turn.role, change(turn.content), more)
 
 
 def message_of(turn: Turn, change: Callable[[str], str] = str) -> dict[str, Any]:
-    """Return a turn as templates read it, with ``change`` of each text. The ``tools`` of a chat are in its first message."""
+    """Return the message that templates read for a turn, with ``change`` applied to every string. The first message of a chat
+    also has its ``tools``."""
     more = _changed(json.loads(turn.more), change) if turn.more else {}
     return {"role": turn.role, "content": change(turn.content), **more}
 
@@ -292,7 +293,8 @@ def _as_text(text: str) -> str:
 
 
 def _changed(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
-    """Return a value of JSON with ``change`` of each text but the names of its keys. BadChat if it is nested too deeply."""
+    """Apply ``change`` to every string of a JSON value, keys excepted, and return the result. Raises BadChat if the value is
+    nested too deeply."""
     if depth > _MOST_DEPTH:
         raise BadChat(f"is nested more than {_MOST_DEPTH} times", "leave the chat out", NO_TEXT)
     if isinstance(value, str):

@@ -39,7 +39,7 @@ class Document(NamedTuple):
         """16 bytes over the text only, so that equal texts have equal digests wherever they are; over the ids if they spell
         bytes that are not UTF-8, because many such byte strings have one text; of a chat over the turns."""
         if self.turns:
-            # a turn of a role and a content only is hashed as such, as it was before there were others
+            # hash a plain turn as (role, content): digests of datasets made before ``more`` existed stay
             turns, rejected = ([turn if turn.more else turn[:2] for turn in one] for one in (self.turns, self.rejected))
             said = [turns, rejected] if rejected else turns
             return hashlib.blake2b(to_json(said).encode(), digest_size=16, person=b"chat").digest()

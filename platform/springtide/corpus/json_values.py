@@ -14,7 +14,7 @@ from typing import IO
 _READ_BYTES = 2**20
 _OUTSIDE = re.compile(rb'["\[\]{},]')
 _INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-"""The rest of a string, to its closing quote or the end of what is read."""
+"""Matches the rest of a JSON string: up to its closing quote, or to the end of the buffer."""
 _SPACES = re.compile(rb"[ \t\r\n]*+")
 
 

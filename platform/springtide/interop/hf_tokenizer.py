@@ -57,12 +57,13 @@ def tokenizer_files(
         remark = "no tokenizer is known for this checkpoint: none is written"
         return TokenizerFiles({}, () if eos_id is None else (eos_id,), bos_id), [remark]
     confined = [folder.confined() for folder in folders]
-    known = [folder for folder in confined if _text(folder, meta.tokenizer_digest) is not None]
+    texts = {folder: found for folder in confined if (found := _text(folder, meta.tokenizer_digest)) is not None}
+    known = list(texts)
     if not known:
         looked = ", ".join(folder.url for folder in folders) or "nowhere"
         remark = f"the tokenizer {meta.tokenizer_digest} was not found, and is not written; looked in {looked}"
         return TokenizerFiles({}, () if eos_id is None else (eos_id,), bos_id), [remark]
-    text = _text(known[0], meta.tokenizer_digest) or ""
+    text = texts[known[0]]
     if (manifest := _manifest(known[0])) is not None:
         eos_id = manifest.end_of_text
         is_separator = manifest.whole_documents and manifest.begin_of_text == eos_id
