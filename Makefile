@@ -29,6 +29,7 @@ check: .venv/.ready
 	$(BIN)/python tests/architecture/long_code.py
 
 bench: .venv/.ready .venv-peers
+	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/step_overhead.py
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/prepare_growth.py

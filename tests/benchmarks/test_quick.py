@@ -14,7 +14,7 @@ from quick import BENCHMARKS, claims, claims_here, traces
 
 from springtide.config.recipes import RECIPES
 
-ON_RAY = {"drilled", "kill_gap", "node_reads", "prepare", "recovery", "step_overhead", "sweep"}
+ON_RAY = {"drilled", "kill_gap", "node_reads", "prepare", "recovery", "startup", "step_overhead", "sweep"}
 """In tests/elastic/test_benchmarks.py."""
 CLAIMS = {
     "checkpoint": {

@@ -33,6 +33,10 @@ def test_a_kill_is_noticed_while_the_report_is_written() -> None:
     assert claims("kill_gap").keys() == {"kill_noticed_s", "kill_noticed_later_s"}
 
 
+def test_the_start_of_a_run_is_timed() -> None:
+    assert claims("startup").keys() == {"startup_vs_floor", "end_s"}
+
+
 def test_what_nodes_fetch_is_counted_and_a_drained_node_reads_elsewhere() -> None:
     assert claims("node_reads").keys() == {"row_groups_fetched", "row_groups_vs_spread"}
 
