@@ -7,7 +7,7 @@ import re
 
 from springtide.config.fields import fields
 from springtide.events import EVENTS, Evaluated, StepDone
-from springtide.events.metrics import EVAL_METRICS, EXTRA_METRICS, STEP_METRICS
+from springtide.events.metrics import EVAL_METRICS, EXTRA_METRICS, SOURCE_EVAL_METRICS, STEP_METRICS
 from springtide.track.ledger import KINDS
 
 
@@ -36,7 +36,7 @@ def test_metrics_are_those_of_the_events_and_their_names_agree_with_their_units(
 
     assert figures(StepDone) == STEP_METRICS.keys()
     assert figures(Evaluated) - {"tokens"} == EVAL_METRICS.keys()
-    for name, metric in (STEP_METRICS | EXTRA_METRICS | EVAL_METRICS).items():
+    for name, metric in (STEP_METRICS | EXTRA_METRICS | EVAL_METRICS | SOURCE_EVAL_METRICS).items():
         if name.endswith("_per_s"):
             assert metric.unit.endswith("/s"), name
         elif name.endswith("_s"):

@@ -33,9 +33,9 @@ STEP_METRICS: dict[str, Metric] = {
         "bytes", "peak memory of rank 0: device memory on a GPU, resident set on a CPU", "throughput/memory_bytes"
     ),
     "world_size": Metric("workers", "workers in the step", "elastic/world_size"),
-    "energy_j": Metric("J", "energy of all workers since the step before (docs/how-to/monitor.md)", "energy/energy_j"),
+    "energy_j": Metric("J", "energy of all workers since the step before (docs/how-to/monitor.md)", "energy/joules"),
     "energy_between_j": Metric(
-        "J", "part of it used between the steps: evaluations, saves, waits for data", "energy/energy_between_j"
+        "J", "part of it used between the steps: evaluations, saves, waits for data", "energy/joules_between"
     ),
     "loss_scale": Metric("1", "factor that the loss is multiplied by before backward", "train/loss_scale"),
 }
@@ -53,10 +53,12 @@ EXTRA_METRICS: dict[str, Metric] = {
     "anchor_penalty": Metric(
         "nats/token", "penalty for the distance from the first weights, with objective.anchor", "train/anchor_penalty"
     ),
-    "objective/NAME": Metric("1", "part NAME of the objective, over its weight", "objective/NAME"),
-    "loss/NAME": Metric("nats/token", "training loss over the valid tokens of source NAME in the step", "loss/NAME"),
-    "step_tokens/NAME": Metric("tokens", "valid tokens of source NAME in the step", "step_tokens/NAME"),
-    "epochs/NAME": Metric("epochs", "how many times the run has read source NAME", "epochs/NAME"),
+    "objective/NAME": Metric("1", "part NAME of the objective, over its weight", "train/objective/NAME"),
+    "loss/NAME": Metric(
+        "nats/token", "training loss over the valid tokens of source NAME in the step", "train/loss/NAME"
+    ),
+    "step_tokens/NAME": Metric("tokens", "valid tokens of source NAME in the step", "train/step_tokens/NAME"),
+    "epochs/NAME": Metric("epochs", "how many times the run has read source NAME", "train/epochs/NAME"),
 }
 """Figures in ``StepDone.extra``; those of sources in runs on 2 to 32 of them."""
 
@@ -70,15 +72,42 @@ EVAL_METRICS: dict[str, Metric] = {
     ),
 }
 
+SOURCE_EVAL_METRICS: dict[str, Metric] = {
+    "heldout_loss/NAME": Metric("nats/token", "loss on held-out rows of source NAME", "heldout/loss/NAME"),
+    "heldout_bits_per_byte/NAME": Metric(
+        "bits/byte", "the same per byte of the text that its tokens stand for", "heldout/bits_per_byte/NAME"
+    ),
+    "forgetting/NAME": Metric(
+        "nats/token", "how much worse the loss on source NAME is than before", "heldout/forgetting/NAME"
+    ),
+}
+"""Figures of the sources in ``Evaluated``."""
+_ALL = STEP_METRICS | EXTRA_METRICS | EVAL_METRICS | SOURCE_EVAL_METRICS
+_OF_SOURCES = "/NAME"
+
 
 def tracked_name(name: str) -> str:
-    """Return the name in MLflow of a figure of an event; one that the table lacks, such as ``loss/wiki``, keeps its own.
+    """Return the name in MLflow of a figure of an event; one that the tables lack, such as a task's score, keeps its own.
 
-    >>> tracked_name("heldout_loss"), tracked_name("loss/wiki")
-    ('heldout/loss', 'loss/wiki')
+    >>> tracked_name("heldout_loss"), tracked_name("loss/wiki"), tracked_name("task/f1")
+    ('heldout/loss', 'train/loss/wiki', 'task/f1')
     """
-    found = STEP_METRICS.get(name) or EXTRA_METRICS.get(name) or EVAL_METRICS.get(name)
-    return found.tracked if found else name
+    if found := _ALL.get(name):
+        return found.tracked
+    family, _, source = name.partition("/")
+    found = _ALL.get(f"{family}{_OF_SOURCES}")
+    return f"{found.tracked.removesuffix(_OF_SOURCES)}/{source}" if found and source else name
+
+
+def grouped_name(name: str) -> str:
+    """Return the name in MLflow of a figure for a run that began while figures of sources, and energy, kept their own names.
+
+    >>> grouped_name("heldout_loss"), grouped_name("loss/wiki"), grouped_name("energy_j")
+    ('heldout/loss', 'loss/wiki', 'energy/energy_j')
+    """
+    if "/" in name:
+        return name
+    return f"energy/{name}" if name.startswith("energy_") else tracked_name(name)
 
 
 def utilisation(mfu: float) -> str:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 from springtide.config.inherit import is_named
 from springtide.errors import SpringtideError, printable, redacted
 from springtide.events import Evaluated, Event, Rejected, Saved, Started, StepDone, Stopped
-from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
+from springtide.events.metrics import EVAL_METRICS, STEP_METRICS, grouped_name
 from springtide.store import Folder
 from springtide.store.full_disk import is_full
 from springtide.track.mlflow_client import (
@@ -46,8 +46,13 @@ from springtide.track.mlflow_client import (
 
 _STEP_MARK, _EVAL_MARK = "springtide.step_sent", "springtide.eval_sent"
 _RUN, _FOLDER_MARK = "springtide.run", "springtide.folder_digest"
-_NAMES, _GROUPED = "springtide.metric_names", "grouped"
-"""Tag of a run whose metrics have the names of ``events.metrics``; an earlier run keeps the names that it began with."""
+_NAMES, _PRESENT = "springtide.metric_names", "by group and source"
+"""Tag of a run, and its value if the run's metrics have the names of ``events.metrics``."""
+_NAMING: dict[str, Callable[[str], str]] = {
+    _PRESENT: metric_name,
+    "grouped": lambda name: valid_name(grouped_name(name)),
+}
+"""Value of that tag -> the names that a run of then keeps; a run without the tag has those of the events."""
 _CHECKPOINT, _NODE = "springtide.newest_checkpoint", "springtide.system_metrics_node"
 _NOTE = "mlflow.note.content"
 """The tag that the page of an MLflow run shows as its description, in Markdown."""
@@ -97,6 +102,8 @@ class MlflowSink:
         self._earlier, self._datasets = earlier, datasets
         self._queue: collections.deque[Event] = collections.deque(maxlen=_MOST_UNSENT)
         self._changed, self._leaving, self._give_up_s = threading.Condition(), threading.Event(), math.inf
+        self._trains = False
+        """Whether a step is done: only then is MLflow imported, which takes core-seconds that the first step would wait for."""
         self.num_dropped = 0
         """Events that the full queue dropped; they are in the journal."""
         self._num_recovered = -1
@@ -133,12 +140,15 @@ class MlflowSink:
     def __call__(self, event: Event) -> None:
         """Queue one event; returns at once."""
         with self._changed:
+            self._trains = self._trains or isinstance(event, StepDone)
             self.num_dropped += len(self._queue) == self._queue.maxlen
             self._queue.append(event)
             self._changed.notify()
 
     def _work(self) -> None:
         unsent, is_last = list[Event](), False
+        with self._changed:
+            self._changed.wait_for(lambda: self._trains or self._leaving.is_set())
         while True:
             try:
                 self._connect()
@@ -192,7 +202,7 @@ class MlflowSink:
         found = client.get_run(self._run_id).data
         self._marks = {mark: int(found.tags.get(mark, start)) for mark, start in self._marks.items()}
         self._known = dict(found.tags)
-        self._names = metric_name if found.tags.get(_NAMES) == _GROUPED else valid_name
+        self._names = _NAMING.get(found.tags.get(_NAMES), valid_name)
         self._log_settings(client, found.params)
         _log_datasets(client, self._run_id, self._datasets)
         client.update_run(self._run_id, status="RUNNING")
@@ -231,7 +241,7 @@ class MlflowSink:
         if same:
             run_id = same[0].info.run_id
         else:
-            tags = {**self._now({}), _FOLDER_MARK: mark, _NAMES: _GROUPED}
+            tags = {**self._now({}), _FOLDER_MARK: mark, _NAMES: _PRESENT}
             if parent := self._settings["track.parent"]:
                 tags["mlflow.parentRunId"] = parent
             run_id = client.create_run(experiment_id, tags=tags, run_name=self._settings["run.id"]).info.run_id
@@ -329,6 +339,8 @@ def _figures(event: StepDone | Evaluated) -> dict[str, float]:
     names = STEP_METRICS if isinstance(event, StepDone) else EVAL_METRICS
     found = {name: getattr(event, name) for name in names if getattr(event, name) is not None}
     if isinstance(event, StepDone):
+        if event.loss_scale == 1.0:  # nothing is scaled but in fp16
+            del found["loss_scale"]
         return found | event.extra
     found |= {f"forgetting/{name}": worse for name, worse in event.forgetting.items()}
     if len(event.corpora) > 1:

@@ -90,9 +90,12 @@ def test_restarts_are_one_run_and_steps_never_go_back(config: Config, uri: str, 
     compared = dataclasses.replace(evaluated(0), forgetting={"old": 0.25})
     first: list[Event] = [compared, told, *(step(number, 5.0) for number in range(2, 8))]
     send(config, run, uri, [], first)
-    assert (history(uri, run, "train/largest_logit"), history(uri, run, "objective/kl")) == ([(1, 9.0)], [(1, 0.5)])
-    assert history(uri, run, "objective/x_y") == [(1, 0.25)]  # of a character that MLflow does not take
-    assert history(uri, run, "forgetting/old") == [(0, 0.25)]
+    assert (history(uri, run, "train/largest_logit"), history(uri, run, "train/objective/kl")) == (
+        [(1, 9.0)],
+        [(1, 0.5)],
+    )
+    assert history(uri, run, "train/objective/x_y") == [(1, 0.25)]  # of a character that MLflow does not take
+    assert history(uri, run, "heldout/forgetting/old") == [(0, 0.25)]
     # killed at 7, resumed from 5: 6 and 7 are trained again, and what was sent once is not sent again
     again: list[Event] = [
         Rejected(step=5, name="step-0000000006", reason="a bit flipped"),
@@ -228,6 +231,17 @@ def test_a_run_of_earlier_names_keeps_them(config: Config, uri: str, tmp_path: P
     assert history(uri, run, "loss") == [(2, 1.0)]
 
 
+def test_a_run_of_grouped_names_keeps_those_of_its_sources(config: Config, uri: str, tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    run, named = Folder(tmp_path / "run"), [dataclasses.replace(step(one), extra={"loss/web": 2.0}) for one in (1, 2)]
+    send(config, run, uri, [], named[:1])
+    MlflowClient(uri).set_tag(read_run_note(run), "springtide.metric_names", "grouped")
+    send(config, run, uri, named[:1], named[1:])
+    assert history(uri, run, "train/loss") == [(1, 1.0), (2, 1.0)]
+    assert (history(uri, run, "train/loss/web"), history(uri, run, "loss/web")) == ([(1, 2.0)], [(2, 2.0)])
+
+
 def test_what_a_user_chose_in_mlflow_stays(config: Config, uri: str, tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
@@ -284,8 +298,8 @@ def test_values_beyond_mlflow_limits_are_cut(
         [*said, dataclasses.replace(step(1), extra=odd), step(2), Stopped(step=2, status="finished")],
     )
     assert [record.getMessage() for record in caplog.records] == []
-    assert history(uri, run, "loss/_/x") == [(1, 2.0)]
-    assert history(uri, run, "loss/___") == [(1, 3.0)]
+    assert history(uri, run, "train/loss/_/x") == [(1, 2.0)]
+    assert history(uri, run, "train/loss/___") == [(1, 3.0)]
     assert [number for number, _ in history(uri, run, "train/loss")] == [1, 2]
 
 
@@ -293,7 +307,9 @@ def test_a_refused_batch_is_skipped(
     config: Config, uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch that is refused is skipped and the next is sent."""
-    monkeypatch.setattr(mlflow_sink, "metric_name", lambda name: name)  # a name that MLflow refuses gets through
+    monkeypatch.setitem(
+        mlflow_sink._NAMING, mlflow_sink._PRESENT, lambda name: name
+    )  # a name that MLflow refuses gets through
     run = Folder(tmp_path / "run")
     send(config, run, uri, [], [dataclasses.replace(step(1), extra={"loss/#": 1.0})])
     send(config, run, uri, [step(1)], [step(2)])
