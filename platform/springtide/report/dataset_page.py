@@ -46,7 +46,7 @@ def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[s
     dropped_texts = "\n".join(map(_dropped, source["examples"]))
     sections = [
         cards(_figures(source, splits, kept)),
-        draw(charts),
+        f'<div class="charts">{"".join(f"<figure>{draw([chart])}</figure>" for chart in charts)}</div>',
         table("Facts", facts.items()),
         _sources(manifest["sources"]) if len(manifest["sources"]) > 1 else "",
         text("Broken documents, examples", broken) if broken else "",

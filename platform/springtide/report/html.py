@@ -41,7 +41,12 @@ figure { margin: 0; } figcaption { font-size: .85rem; }
 #controls { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; position: sticky; top: 0; background: var(--bg);
   margin: .5rem 0; }
 #note { flex-basis: 100%; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
-.wide { overflow-x: auto; overflow-wrap: normal; } .wide table { font-size: .85rem; }
+.wide { overflow-x: auto; overflow-wrap: normal;
+  background: linear-gradient(to right, var(--bg), var(--bg)) 0 / 1.2rem 100% no-repeat local,
+    linear-gradient(to left, var(--bg), var(--bg)) 100% / 1.2rem 100% no-repeat local,
+    linear-gradient(to right, var(--soft), transparent) 0 / .6rem 100% no-repeat scroll,
+    linear-gradient(to left, var(--soft), transparent) 100% / .6rem 100% no-repeat scroll; }
+.wide table { font-size: .85rem; }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 tr.best td { font-weight: 600; color: var(--fg); } a { color: inherit; }
 .switch > .on, .switch > input:checked ~ .off { display: none; } .switch > input:checked ~ .on { display: block; }
@@ -109,7 +114,7 @@ def table(title: str, rows: Iterable[tuple[str, Cell]]) -> str:
     """Return a table of (key, value) rows, below a heading if ``title`` is not empty."""
     lines = (f"<tr><td>{html.escape(key)}</td><td>{_cell(value)}</td></tr>" for key, value in rows)
     heading = f"<h2>{html.escape(title)}</h2>" if title else ""
-    return f'{heading}<div class="wide"><table>{"".join(lines)}</table></div>'
+    return f"{heading}<table>{''.join(lines)}</table>"
 
 
 def switch(name: str, label: str, off: str, on: str) -> str:

@@ -163,7 +163,9 @@
     }
     note = element("output", { id: "note" });
     controls.append(note);
-    host.before(controls);
+    const frame = element("div");  // the switches stay in sight beside the charts, not beyond them
+    host.before(frame);
+    frame.append(controls, host);
     host.classList.add("drawn");
     draw();
     new ResizeObserver(() => {

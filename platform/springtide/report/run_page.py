@@ -26,8 +26,12 @@ from springtide.track.timeline import StepColumns, Timeline
 _ROWS, _SAMPLES, _SAMPLE_CHARACTERS = 200, 10, 2000
 """Most rows of a table, most samples, and most characters of one."""
 _CELL_CHARACTERS = 500
-_UNITS = {"spent": "worker-seconds"}
+_UNITS = {"spent": "worker-seconds", "energy_kwh": "energy, kWh"}
 """Field of the ledger -> heading of its column, where they differ."""
+_JOULES = 3.6e6
+"""Of a kWh."""
+_LAST = 20
+"""The loss of a run is the mean over the last of so many parts of its steps: a step's own is noise."""
 
 
 class RunFacts(NamedTuple):
@@ -96,19 +100,25 @@ def handle(run_id: str, timeline: Timeline) -> str:
 
 
 def figures(timeline: Timeline) -> list[tuple[str, str, str]]:
-    """Return (label, figure, remark) of each headline card."""
+    """Return (label, figure, remark) of each headline card: what came out first, then how fast, then what got in the way."""
     steps, events = timeline.steps, timeline.events
     starts = [event for event in events if isinstance(event, Started)]
     evaluations = [event for event in events if isinstance(event, Evaluated)]
     found = []
     if len(steps):
         found.append(("steps", f"{steps['step'][-1]:,.0f}", f"{steps['tokens'][-1]:,.0f} tokens"))
-        name = "final loss" if run_state(events).is_over else "loss"
-        found.append((name, f"{steps['loss'][-1]:.3f}", STEP_METRICS["loss"].unit))
     if len(evaluations) > 1:
         before, after = evaluations[0].heldout_bits_per_byte, evaluations[-1].heldout_bits_per_byte
         less = f"{1 - after / before:.0%} less" if before else ""
         found.append(("held-out bits per byte", f"{before:.2f} → {after:.2f}", less))
+    if len(steps):
+        last = steps["loss"][-max(1, len(steps) // _LAST) :]
+        name = "final loss" if run_state(events).is_over else "loss"
+        unit = STEP_METRICS["loss"].unit
+        found.append((name, f"{_mean(last):.3f}", unit if len(last) == 1 else f"{unit}, last {len(last):,} steps"))
+    if starts:
+        begin, end = timeline.spans()
+        found.append(("time", _duration(end - begin), "from the first start to the last event"))
     if len(steps):
         found.append(("throughput", f"{_median(steps['tokens_per_s']):,.0f}", "tokens/s, median"))
         mfu, source = _median(steps["mfu"]), starts[-1].peak_source if starts else ""
@@ -116,8 +126,10 @@ def figures(timeline: Timeline) -> list[tuple[str, str, str]]:
         if starts and starts[-1].hardware_flops_per_token > starts[-1].flops_per_token > 0:
             again = starts[-1].hardware_flops_per_token / starts[-1].flops_per_token
             found.append(("HFU", utilisation(mfu * again), "includes recomputation in backward"))
-        if excluded := int((steps["updated"] == 0).sum()):
-            found.append(("steps skipped", f"{excluded:,}", "gradients not finite, or spikes"))
+    if starts:
+        found.append(("starts", f"{len(starts):,}", f"{max(start.world_size for start in starts)} workers at most"))
+    if excluded := int((steps["updated"] == 0).sum()) if len(steps) else 0:
+        found.append(("steps skipped", f"{excluded:,}", "gradients not finite, or spikes"))
     waits = [event.data_waits_s for event in events if isinstance(event, Waited) and event.data_waits_s]
     if waits:
         longest = max(waits[-1])
@@ -127,10 +139,6 @@ def figures(timeline: Timeline) -> list[tuple[str, str, str]]:
         failed = sum(isinstance(event, SaveFailed) for event in events)
         stall_s = sum(event.stall_s for event in saves)
         found.append(("waited for saves", _duration(stall_s), f"{len(saves):,} checkpoints, {failed:,} failed"))
-    if starts:
-        found.append(("starts", f"{len(starts):,}", f"{max(start.world_size for start in starts)} workers at most"))
-        begin, end = timeline.spans()
-        found.append(("time", _duration(end - begin), "from the first start to the last event"))
     return found
 
 
@@ -139,6 +147,11 @@ def _duration(seconds: float) -> str:
     sizes = ((86_400, "days"), (3600, "hours"), (60, "min"))
     size, unit = next(((size, unit) for size, unit in sizes if seconds >= 2 * size), (1, "s"))
     return f"{seconds / size:,.1f} {unit}"
+
+
+def _mean(values: np.ndarray) -> float:
+    known = values[np.isfinite(values)]
+    return float(known.mean()) if len(known) else math.nan
 
 
 def _median(values: np.ndarray) -> float:
@@ -159,7 +172,7 @@ def _about(timeline: Timeline, facts: RunFacts) -> str:
         last = starts[-1]
         rows += [("model", f"{last.num_parameters:,} parameters")] if last.num_parameters else []
         rows.append(("workers", last.where))
-        rows += [("hardware", last.peak_source)] if last.peak_source else []
+        rows += [("peak of a device", last.peak_source)] if last.peak_source else []
     rows += [(key, _cut(value) if isinstance(value, str) else value) for key, value in facts.about]
     return table("", rows) if rows else ""
 
@@ -169,14 +182,16 @@ def _evaluations(events: Sequence[Event]) -> str:
     found = [event for event in events if isinstance(event, Evaluated)][::-1]
     if not found:
         return ""
-    columns = [("step", True), ("held-out loss", True), ("bits per byte", True), ("of the averaged weights", True)]
+    columns = [("step", True), ("held-out loss", True), ("bits per byte", True)]
+    averages = any(one.ema_heldout_loss is not None for one in found)
+    columns += [("of the averaged weights", True)] if averages else []
     sets = list(dict.fromkeys(name for one in found[:_ROWS] for name in one.corpora))[:8]
     columns += [(name, True) for name in sets]
     rows = []
     for one in found[:_ROWS]:
-        averaged = "" if one.ema_heldout_loss is None else f"{one.ema_heldout_loss:.4f}"
+        averaged = ["" if one.ema_heldout_loss is None else f"{one.ema_heldout_loss:.4f}"] if averages else []
         each = [f"{one.corpora[name]:.4f}" if name in one.corpora else "" for name in sets]
-        figures = [f"{one.step:,}", f"{one.heldout_loss:.4f}", f"{one.heldout_bits_per_byte:.4f}", averaged, *each]
+        figures = [f"{one.step:,}", f"{one.heldout_loss:.4f}", f"{one.heldout_bits_per_byte:.4f}", *averaged, *each]
         rows.append((figures, False))
     return grid("Evaluations", columns, rows) + more(len(found) - _ROWS)
 
@@ -227,7 +242,11 @@ def _ledger(book: Ledger) -> str:
     }
     if not amounts:
         return ""
-    heads = [(_UNITS.get(name, name.replace("_", " ")), True) for name in amounts]
+    units = dict(_UNITS)
+    joules = {kind: kwh * _JOULES for kind, kwh in amounts.get("energy_kwh", {}).items()}
+    if 0 < sum(joules.values()) < _JOULES / 10:
+        amounts["energy_kwh"], units["energy_kwh"] = joules, "energy, J"
+    heads = [(units.get(name, name.replace("_", " ")), True) for name in amounts]
     rows = []
     for kind, seconds in book.spent.items():
         figures = [f"{each.get(kind, 0.0):,.2f}" for each in amounts.values()]
