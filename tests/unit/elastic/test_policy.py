@@ -110,11 +110,11 @@ def test_doomed_nodes_train_until_the_group_must_leave() -> None:
     ("prospects", "room", "needs_s"),
     [
         (RestartForecast(step_s=0.0), True, 5.0),  # the reserve
-        (RestartForecast(step_s=10.0), True, 25.0),  # asked in one step, agreed on in it or in the next
-        (RestartForecast(step_s=10.0, save_s=20.0), True, 55.0),  # no copy is measured: a save has to fit, too
-        (RestartForecast(step_s=10.0, save_s=20.0, copy_s=4.0), True, 26.0),
-        (RestartForecast(step_s=10.0, copy_s=4.0, leave_steps=4), True, 46.0),  # as measured
-        (RestartForecast(step_s=10.0, save_s=20.0, copy_s=4.0), False, 70.0),  # after a save that is under way
+        (RestartForecast(step_s=10.0), True, 29.0),  # asked in one step, agreed on in it or in the next
+        (RestartForecast(step_s=10.0, save_s=20.0), True, 59.0),  # no copy is measured: a save has to fit, too
+        (RestartForecast(step_s=10.0, save_s=20.0, copy_s=4.0), True, 30.0),
+        (RestartForecast(step_s=10.0, copy_s=4.0, leave_steps=4), True, 54.0),  # as measured
+        (RestartForecast(step_s=10.0, save_s=20.0, copy_s=4.0), False, 74.0),  # after a save that is under way
         (RestartForecast(step_s=math.inf), True, math.inf),  # no step is measured: at once
     ],
 )
