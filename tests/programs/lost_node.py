@@ -30,7 +30,7 @@ from springtide.elastic.copies import place
 from springtide.on_ray.cluster.notices import PreemptionWatchers
 from springtide.on_ray.cluster.session import NAMESPACE
 from springtide.on_ray.train import snapshot_saver
-from springtide.on_ray.train.mailbox import MailboxClient, open_mailbox
+from springtide.on_ray.train.mailbox import MailboxClient, NoticeSender, open_mailbox
 from springtide.on_ray.train.other_reader import read_elsewhere
 from springtide.on_ray.train.snapshot_client import SnapshotClient, snapshot_servers_follow
 from springtide.on_ray.train.snapshot_lookup import name_prefix, servers_named
@@ -189,7 +189,7 @@ def heard_s(node: str, mailbox: MailboxClient) -> tuple[float, bool]:
     """From when a cloud says that a node goes until Ray knows; whether the run's mailbox knows of that deadline by then."""
     with metadata() as cloud:
         cloud.answers = {"/latest/api/token": "t"}
-        watches = PreemptionWatchers("aws", cloud.url, "", False, mailbox.notice)
+        watches = PreemptionWatchers("aws", cloud.url, "", False, NoticeSender(mailbox.name, mailbox.key))
         watches.cover({node})
         while "GET /latest/meta-data/spot/instance-action" not in cloud.asked:
             time.sleep(0.05)  # until it stands

@@ -212,7 +212,7 @@ class Mailbox:
             run.last_event_s = now
 
     async def notice(self, key: str, node: str, left: TimeLeft) -> None:
-        """See ``MailboxClient.notice``."""
+        """See ``NoticeSender``."""
         run, ends_s = self._run, time.monotonic() + left.left_s
         if key == run.key and ends_s < run.notices.get(node, (0, math.inf))[1]:
             run.notices[node] = (left.deadline_ms, ends_s)
@@ -285,6 +285,8 @@ class MailboxClient:
 
     actor: ActorHandle[Mailbox]
     key: str
+    name: str = ""
+    """Of the actor; empty if it has none."""
 
     def post(self, events: Sequence[Event]) -> Reply[None]:
         """Post events to the driver."""
@@ -325,12 +327,6 @@ class MailboxClient:
         """Report that the group's first collective is done."""
         return Reply(self.actor.group_formed.remote(self.key))
 
-    def notice(self, node: str, left: TimeLeft) -> None:
-        """Report when a node leaves, as its watcher says; an earlier report of an earlier end stands. Waits until it has
-        arrived, for a moment at most."""
-        with contextlib.suppress(RayError):
-            ray.get(self.actor.notice.remote(self.key, node, left), timeout=_ANSWER_S)
-
     def notices(self) -> Reply[dict[str, TimeLeft] | None]:
         """Reply with what is left to the nodes that leave."""
         return Reply(self.actor.notices.remote(self.key))
@@ -361,6 +357,21 @@ class MailboxClient:
         return _BLOCK_BYTES / (time.perf_counter() - begin)
 
 
+@dataclasses.dataclass(frozen=True)
+class NoticeSender:
+    """Sends notices to the mailbox of this name. It holds no handle of it: Ray warns of handles among the arguments of an actor
+    that it restarts."""
+
+    name: str
+    key: str
+
+    def __call__(self, node: str, left: TimeLeft) -> None:
+        """Report when a node leaves, as its watcher says; an earlier report of an earlier end stands. Waits until it has
+        arrived, for a moment at most."""
+        with contextlib.suppress(RayError, ValueError):  # the driver is gone, and its mailbox
+            ray.get(ray.get_actor(self.name).notice.remote(self.key, node, left), timeout=_ANSWER_S)
+
+
 def open_mailbox(
     name: str | None, num_steps: int = 0, hang_s: float = 0.0, before: MailboxClient | None = None
 ) -> MailboxClient:
@@ -369,7 +380,7 @@ def open_mailbox(
     key = secrets.token_hex(8)
     if before is not None:
         ray.get(before.actor.open.remote(key, num_steps, hang_s))
-        return MailboxClient(before.actor, key)
+        return MailboxClient(before.actor, key, before.name)
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     actor = ray.remote(Mailbox).options(name=name, num_cpus=0, scheduling_strategy=here)
-    return MailboxClient(actor.remote(key, num_steps, hang_s), key)
+    return MailboxClient(actor.remote(key, num_steps, hang_s), key, name or "")
