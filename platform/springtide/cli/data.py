@@ -32,7 +32,7 @@ def add(commands: Commands) -> None:
 
 
 def _prepare_options(show_all: bool, parser: argparse.ArgumentParser) -> None:
-    add_config(parser, show_all)
+    add_config(parser, show_all, ("corpus", "shards"))
     add_trust(parser)
     parser.add_argument("--save", metavar="FILE", help="write the resolved config there")
     add_json(parser)

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from springtide.cli.output import say
@@ -43,12 +43,14 @@ _OF_CHATS = ("sft", "lora")
 """Recipes that take the chat template of an imported model."""
 
 
-def add_config(parser: argparse.ArgumentParser, show_all: bool) -> None:
-    """Add CONFIG, --recipe, --config and ``--section.field`` for every field; ``show_all``: the help text has all of them."""
+def add_config(parser: argparse.ArgumentParser, show_all: bool, sections: Collection[str] = ()) -> None:
+    """Add CONFIG, --recipe, --config and ``--section.field`` for every field. The help shows the common ones of ``sections``,
+    of all sections if that is empty; with ``show_all`` it shows every field."""
     from springtide import config as configs
     from springtide.config import Config
     from springtide.config.fields import fields, mark
 
+    parser.usage = f"{parser.prog} [CONFIG | --recipe NAME] [--SECTION.SETTING X ...] [OPTION ...]"
     parser.add_argument("config_file", metavar="CONFIG", nargs="?", default="", help="as --config CONFIG")
     begun = ", ".join(configs.recipes.FINE_TUNING)
     about = (
@@ -64,15 +66,18 @@ def add_config(parser: argparse.ArgumentParser, show_all: bool) -> None:
         help="show every setting. Those marked free may change at a resume, those marked ahead for the steps to come",
     )
     for section, field in Config.model_fields.items():
-        group = parser.add_argument_group(section, field.description)
+        is_of_it = show_all or not sections or section in sections
+        group = parser.add_argument_group(section, field.description if is_of_it else None)
         for name, leaf in fields().items():
             if not name.startswith(f"{section}."):
                 continue
             spellings = dict.fromkeys([f"--{name.replace('_', '-')}", f"--{name}"])
-            about = ", ".join(filter(None, [f"default {leaf.default}", mark(leaf)]))
-            text = f"{leaf.description} ({about})".replace("%", "%%")
-            shown = text if show_all or name in COMMON else argparse.SUPPRESS
-            group.add_argument(*spellings, dest=name, metavar="X", default=argparse.SUPPRESS, help=shown)
+            default = "" if leaf.default == "" else f"default {leaf.default}"
+            about = ", ".join(filter(None, [default, mark(leaf)]))
+            text = (f"{leaf.description} ({about})" if about else leaf.description).replace("%", "%%")
+            shown = text if show_all or (is_of_it and name in COMMON) else argparse.SUPPRESS
+            option = group.add_argument(*spellings, dest=name, metavar="X", default=argparse.SUPPRESS, help=shown)
+            option.option_strings = list(spellings)[:1]  # the help shows one spelling
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -275,7 +275,12 @@ def _list(options: argparse.Namespace) -> int:
         loss = "" if row.loss is None else f"{row.loss:.4f}"
         found = [""] * 4  # of a sweep, and of a run that cannot be read
         if row.num_steps:
-            found = [f"{row.workers}", f"{row.goodput:.1%}", f"{row.dollars:.2f}", f"{row.energy_kwh:.3g}"]
+            found = [
+                f"{row.workers}",
+                f"{row.goodput:.1%}",
+                f"{row.dollars:.2f}" if row.dollars else "",
+                f"{row.energy_kwh:.3g}",
+            ]
         step = f"{row.step}/{row.num_steps}" if row.num_steps else ""
         workers, goodput, dollars, energy = found
         say(

@@ -121,9 +121,27 @@ def _show(found: ResolvedRun) -> int:
     from springtide import config as configs
 
     start = redacted(found.starts_from) if found.starts_from else "step 0"
-    lines = [f"run {found.run.id} would start from {start}", *found.remarks]
+    lines = [
+        f"run {found.run.id} would start from {start}",
+        *([] if found.finished else _decided(found)),
+        *found.remarks,
+    ]
     say("".join(f"# {line}\n" for line in lines) + configs.dump(configs.redact(found.config)), end="")
     return 0
+
+
+def _decided(found: ResolvedRun) -> list[str]:
+    """Return what a dry run's settings amount to."""
+    from springtide.app.plan_memory import model_size
+
+    config, data, elastic = found.config, found.data, found.config.elastic
+    read = ", ".join(f"{name} {one.epochs:.3g} times" for name, one in data.drawn(config.num_steps).items())
+    lines = [f"{config.num_steps:,} steps of {config.tokens_per_step:,} tokens; reads {read}"]
+    workers = f"{elastic.min_workers} to {elastic.max_workers} workers, train.micro_batch = {config.train.micro_batch}"
+    if config.model.source:
+        return [*lines, workers]
+    size = model_size(config.model, data.vocab_size, data.sequence_length)
+    return [*lines, f"{size.num_parameters:,} parameters; {workers}"]
 
 
 def _farewell(run: Run) -> None:

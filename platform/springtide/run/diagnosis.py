@@ -71,7 +71,7 @@ REMEDIES = {
     "compute": "parallel.compile, parallel.precision = bf16, a larger train.micro_batch; train.profile = 5 shows the kernels",
     "memory": "a smaller train.micro_batch, parallel.recompute, parallel.strategy = zero3, more workers",
     "restarts": "a cause of each is in `springtide report`; checkpoint.every_steps = auto, docs/how-to/spot.md",
-    "start-up": "nothing if the run is short; the longest phase is named here, and a longer run has the same start",
+    "start-up": "a longer run has the same start; a cluster that stays up (RAY_ADDRESS) saves Ray's part of it",
     "straggler": "take the node out of the cluster, or look at its temperature, its power limit and its other programs",
     "saves": "checkpoint.every_steps = auto, checkpoint.when_busy = skip, checkpoint.stage in memory, a faster store",
     "failed saves": "the reason is in the journal; `springtide doctor --store URL` tries the store",
@@ -342,15 +342,16 @@ class DiagnosisBuilder:
 
     def _shares(self, book: Ledger) -> list[Finding]:
         """Return the findings that a share of the time alone tells."""
-        phases = self.started.phases_s if self.started else {}
-        longest = max(
-            phases.keys() - {"rendezvous"}, key=lambda name: phases[name], default=""
-        )  # that is between groups
-        phase = f"; the longest phase of the last one was {longest[:40]}, {phases[longest]:.1f} s" if longest else ""
+        phases = dict(self.started.phases_s) if self.started else {}
+        phases.pop("rendezvous", None)  # that is between groups
+        longest = max(phases, key=lambda name: phases[name], default="")
+        phase = f", of which {longest[:40]} took longest, {phases[longest]:.1f} s" if longest else ""
+        in_workers = f"the workers' own part of the last start was {sum(phases.values()):.1f} s{phase}"
+        start = f"before the first step of each driver: Ray, new processes, then the model; {in_workers}"
         room = f": {self._out_of_room[:_SHOWN]}" if self._out_of_room else ""
         evaluations = self._counts["evaluated"]
         rows = (
-            ("start-up", book.spent["start_up"], _START_UP, f"before the first step of each driver{phase}"),
+            ("start-up", book.spent["start_up"], _START_UP, start),
             ("capacity", book.spent["waiting"], _WAITING, f"no worker group, for want of capacity{room}"),
             (
                 "evaluation",

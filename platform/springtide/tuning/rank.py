@@ -162,8 +162,9 @@ def words(sweep: Sweep, verdict: SweepResult) -> str:
         point = ", ".join(f"{field.rpartition('.')[2]} {_short(value)}" for field, value in one.point.items())
         mark = "*" if verdict.best is not None and one.number == verdict.best.number else " "
         mark = "+" if mark == " " and one in verdict.front else mark
+        value = f"{one.value:8.4f}" if one.rungs else f"{'none yet':>8}"
         lines.append(
-            f"{mark} {one.name}  {one.value:8.4f}  {one.tokens:>12,} tokens  {one.worker_s:7.0f} s  {point}  {one.state}"
+            f"{mark} {one.name}  {value}  {one.tokens:>12,} tokens  {one.worker_s:7.0f} s  {point}  {one.state}"
         )
     for final in verdict.finals:
         lines.append(

@@ -39,7 +39,7 @@ def test_help_shows_the_usual_fields_and_help_all_every_one(capsys: pytest.Captu
         main(["train", "--help-all"])
     text = capsys.readouterr().out
     for name in fields():
-        option = re.compile(rf"--{re.escape(name)}(?![\w.-])")
+        option = re.compile(rf"--{re.escape(name.replace('_', '-'))}(?![\w.-])")
         assert option.search(text)
         assert bool(option.search(usual)) == (name in COMMON), name
     assert fields().keys() > COMMON

@@ -94,7 +94,7 @@ CASES: dict[str, tuple[list[Event], float, list[str]]] = {
     "start-up": (
         [Decided(step=0, decision="start", reason="", time_s=80.0, term=1), *HUNDRED],
         20 / 70,
-        ["import, 3.0 s"],
+        ["import took longest, 3.0 s"],
     ),
     "straggler": (
         [
