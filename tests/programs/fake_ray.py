@@ -13,6 +13,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError
 from springtide.elastic.health import Health
 from springtide.elastic.survivors import LiveShard
 from springtide.on_ray.cluster import liveness, nodes
+from springtide.on_ray.loading import load_worker
 from springtide.on_ray.train import process_pool
 from springtide.on_ray.train.worker import let_go, settle, warm_up
 
@@ -50,6 +51,8 @@ class Actor:
         if function is settle:
             self.ray.settled[self.node] = arguments[0]
             return self._answer(True, self.ray.settle_s.get(self.node, 0.1))
+        if function is load_worker:
+            return self._answer(None, 0.0)
         return self._answer(function(self.node), 0.1)  # the network, measured again
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -62,6 +63,8 @@ class ResolvedRun:
     """Whether nothing is left to train; the rest is then undecided."""
     dashboard: str = ""
     """Host and port of the dashboard of the cluster that is connected; empty without one."""
+    is_private: bool = False
+    """Whether that cluster was started for this run."""
 
     @functools.cached_property
     def data(self) -> Data:
@@ -110,7 +113,7 @@ def resolve(
         accept_changes=accept_changes,
         from_scratch=from_scratch,
         progress=progress,
-        dashboard=False,
+        trains=False,
     ) as found:
         return found
 
@@ -123,27 +126,19 @@ def resolved(
     accept_changes: bool,
     from_scratch: bool,
     progress: Progress | None,
-    dashboard: bool,
+    trains: bool,
 ) -> Iterator[ResolvedRun]:
-    """Yield what ``resolve`` returns, connected to its cluster for the block unless nothing is left to train."""
-    from springtide.model import make
-    from springtide.on_ray.cluster.session import (  # Ray loads only when needed
-        check_before_start,
-        check_resources,
-        cluster,
-    )
-    from springtide.training.forgetting import with_old_sets
-    from springtide.training.parameter_groups import check_groups
-    from springtide.training.start_check import check_adapter, check_objective
+    """Yield what ``resolve`` returns, connected to its cluster for the block unless nothing is left to train. A private cluster
+    starts as soon as there is data, while torch, and what ``trains`` the run, load and the rest is decided."""
+    from springtide.on_ray.cluster import session  # Ray loads only when needed
+    from springtide.on_ray.loading import without_collections
 
-    check_before_start(config)
+    session.check_before_start(config)
     for field, source in config.sources.items():
         find_code(field, source)
-    check_adapter(config)
-    if (
-        config.optim.groups or config.model.adapter != "none"
-    ) and not config.model.source:  # for a model of yours, the worker group checks them
-        check_groups(make(config.model, 1), config.optim)
+    is_plain = config.model.adapter == "none" and not (config.optim.groups or config.train.new_blocks)
+    if not is_plain or config.objective.anchor:
+        _check_parameters(config)
     if from_scratch and not resume:
         raise ConfigError(explain("--from-scratch", True, "restarts an existing run", "add --resume, or omit it"))
     config, run = find_run(absolute(config), resume, accept_changes)
@@ -159,24 +154,49 @@ def resolved(
         yield ResolvedRun(run, config, run.checkpoints[-1], (remark,), finished=True)
         return
     leases.check_free(run.folder)
-    config, unmeasured = with_old_sets(prepare(config, progress))
-    data = open_data(config.data)
+    config = prepare(config, progress)
+    data, is_private = open_data(config.data), session.is_private()
     data.check_epochs(config.num_steps)
-    check_objective(config, data)
-    if not config.model.source:
-        make(config.model, data.vocab_size)  # refuses a vocabulary that has no room for the ids
-    start, remarks = _start(config, run, data, accept_changes, from_scratch)
-    remarks += of_corpus
-    remarks += [*unmeasured, *data.leaks, *data.repeats(config.num_steps)]
-    if (even := estimate_evenness(config)).evenness.worst < 1:
-        remarks.append(even.describe())
-    with cluster(config, dashboard=dashboard) as address:
-        remarks += check_resources(config) + remarks_on_markets(config)
+    with session.starting_cluster(config) as connected:
+        with without_collections():
+            from springtide.model import make
+            from springtide.training.forgetting import with_old_sets
+            from springtide.training.start_check import check_objective
+
+            if trains:
+                importlib.import_module("springtide.on_ray.train.trainer")
+        config, unmeasured = with_old_sets(config)
+        data = open_data(config.data)
+        check_objective(config, data)
+        if not config.model.source:
+            make(config.model, data.vocab_size)  # refuses a vocabulary that has no room for the ids
+        start, remarks = _start(config, run, data, accept_changes, from_scratch)
+        remarks += of_corpus
+        remarks += [*unmeasured, *data.leaks, *data.repeats(config.num_steps)]
+        if (even := estimate_evenness(config)).evenness.worst < 1:
+            remarks.append(even.describe())
+        address = connected()
+        remarks += session.check_resources(config) + remarks_on_markets(config)
         config, fitting = fitted(config, data)
         if run.folder.exists(configs.RUN_CONFIG):
             changed = configs.difference(run.config, config)
             remarks += [f"resumed with {name}: {before!r} -> {after!r}" for name, (before, after) in changed.items()]
-        yield ResolvedRun(run, config, start, (*remarks, *fitting), from_scratch, accept_changes, False, address)
+        yield ResolvedRun(
+            run, config, start, (*remarks, *fitting), from_scratch, accept_changes, False, address, is_private
+        )
+
+
+def _check_parameters(config: Config) -> None:
+    """Raise ConfigError if groups of parameters, or an adapter, name none that the model has. For a model of the user's own,
+    the worker group checks them."""
+    from springtide.model import make
+    from springtide.training.parameter_groups import check_groups
+    from springtide.training.start_check import check_adapter
+
+    check_adapter(config)
+    is_known = not config.model.source
+    if is_known and (config.optim.groups or config.model.adapter != "none"):
+        check_groups(make(config.model, 1), config.optim)
 
 
 def _start(config: Config, run: Run, data: Data, accept_changes: bool, from_scratch: bool) -> tuple[str, list[str]]:

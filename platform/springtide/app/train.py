@@ -62,7 +62,7 @@ def train(
         from_scratch: with ``resume``, restart the run at step 0; its checkpoints are set aside.
         listen: receives every event in this process, in order of arrival.
         progress: receives the progress of ``prepare``.
-        dashboard: start Ray's dashboard with a private cluster.
+        dashboard: start Ray's dashboard in a private cluster, after the first step.
         workers: for a trial, the workers of its sweep; the sweep then writes the report.
         tracking_uri: MLflow URI, not written to any file; if empty: the config's, else the environment's.
 
@@ -89,18 +89,20 @@ def train(
         accept_changes=accept_changes,
         from_scratch=from_scratch,
         progress=progress,
-        dashboard=dashboard,
+        trains=True,
     ) as found:
         if found.finished:
             with Console(found.config.num_steps, found.config.track.progress) as console:
                 console.say(*found.remarks)
         else:
-            _claim_and_train(found, uri, listen, workers)
+            _claim_and_train(found, uri, listen, workers, dashboard and found.is_private)
     return found.run
 
 
-def _claim_and_train(found: ResolvedRun, uri: str, listen: Callable[[Event], None] | None, workers: Any) -> None:
-    """Hold the run and train it to its end, or until it is stopped."""
+def _claim_and_train(
+    found: ResolvedRun, uri: str, listen: Callable[[Event], None] | None, workers: Any, dashboard: bool
+) -> None:
+    """Hold the run and train it to its end, or until it is stopped. ``dashboard``: start that of Ray after the first step."""
     hears = [listen] if listen else []
     if found.config.run.queue:
         from springtide.on_ray.cluster.worker_queue import check_quota
@@ -116,13 +118,13 @@ def _claim_and_train(found: ResolvedRun, uri: str, listen: Callable[[Event], Non
         from springtide.on_ray.train.ray_metrics import RayMetrics
         from springtide.on_ray.train.worker_lender import workers_of
 
-        own = workers_of(found.config)
+        own = workers_of(found.config, found.is_private)
         stack.callback(own.end)
         own.claim(found.config)
         controls = Controls(found.config, found.run, own, before)
         stack.enter_context(controls.carried_out())
-        metrics = RayMetrics(found.run.id)
-        _train(found, lease, uri, [controls, metrics, *hears], own, before, True, controls.remarks)
+        hears = [controls, RayMetrics(found.run.id), *hears]
+        _train(found, lease, uri, hears, own, before, True, controls.remarks, dashboard)
 
 
 @contextlib.contextmanager
@@ -159,10 +161,12 @@ def _train(
     before: int,
     reports: bool,
     remarks: Sequence[str] = (),
+    dashboard: bool = False,
 ) -> None:
     """Train a claimed run to its end, with all listeners, ``hears`` too; if it ``reports``, the report is written even after an
-    error. ``before``: the last step that was trained; ``remarks`` are printed."""
-    from springtide.on_ray.cluster.session import dashboard_hint  # Ray and torch load only when needed
+    error. ``before``: the last step that was trained; ``remarks`` are printed; ``dashboard``: Ray's is to be started."""
+    from springtide.on_ray.cluster.late_dashboard import LateDashboard  # Ray and torch load only when needed
+    from springtide.on_ray.cluster.session import dashboard_hint
     from springtide.on_ray.train.trainer import train as train_on_ray
 
     run, config = found.run, found.config
@@ -171,11 +175,13 @@ def _train(
         journal = stack.enter_context(Journal(run.folder, term=lease.term, say=console.say))
         for remark in (*found.remarks, *remarks):
             console.say(remark)
-        if found.dashboard:
-            console.say(f"run {run.id}; Ray dashboard: http://{found.dashboard}{dashboard_hint()}")
+        at = f"; Ray dashboard: http://{found.dashboard}{dashboard_hint()}" if found.dashboard else ""
+        console.say(f"run {run.id}{at}")
         if reports:
             console.say(f"its page, written anew while it trains: {run.report}")
         listeners: list[Callable[[Event], None]] = [journal, console, *hears]
+        if dashboard:
+            listeners.append(stack.enter_context(LateDashboard(console.say)))
         if uri != OFF:
             settings = configs.flatten(configs.redact(config))
             earlier = functools.partial(stream_journal, run.folder)

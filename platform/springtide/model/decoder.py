@@ -118,7 +118,9 @@ class Decoder(nn.Module):
         self.flex: FlexKernel | None = None
         self.fused_loss: PartLoss | None = None
         """``loss.part_loss``, compiled; None where the head's loss is computed in single operations."""
-        self.embedding = nn.Embedding(self.padded_vocab_size, config.dim)
+        rows = torch.empty(self.padded_vocab_size, config.dim)
+        # nn.Embedding would draw values, for which torch imports its compiler; on the meta device there is nothing to draw
+        self.embedding = nn.Embedding.from_pretrained(rows, freeze=False) if rows.is_meta else nn.Embedding(*rows.shape)
         self.blocks = nn.ModuleList(Block(config, config.window_of(layer)) for layer in range(config.num_layers))
         adapt(self.blocks, config)
         self.norm = RMSNorm(config.dim, config.norm_eps, config.norm_unit_offset)

@@ -174,6 +174,32 @@ def stay_on_loopback() -> Iterator[None]:
         ray_constants.ENABLE_RAY_CLUSTER = before
 
 
+@contextlib.contextmanager
+def few_head_processes() -> Iterator[None]:
+    """Have a head of Ray that is started in the block start no dashboard, and no autoscaler for its one node: each costs a
+    core-second or more. ``start_dashboard`` starts the dashboard later."""
+    from ray._private.node import Node
+
+    def without_dashboard(node: Any, **_: object) -> None:
+        node._webui_url = ""
+
+    before = Node.start_api_server, Node.start_monitor
+    Node.start_api_server, Node.start_monitor = without_dashboard, lambda node: None
+    try:
+        yield
+    finally:
+        Node.start_api_server, Node.start_monitor = before
+
+
+def start_dashboard() -> str:
+    """Start the dashboard of a head that this process has started with ``few_head_processes``. Returns its host and port; empty
+    if it does not start. Takes seconds."""
+    from ray._private import worker
+
+    worker._global_node.start_api_server(include_dashboard=True, raise_on_failure=False)
+    return worker._global_node.webui_url or ""
+
+
 def read_authentication() -> None:
     """Make Ray read its authentication mode and token from the environment again: it keeps what it has read."""
     raylet: Any = importlib.import_module("ray._raylet")

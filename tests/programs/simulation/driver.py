@@ -240,8 +240,10 @@ class ScalingPolicy(policies.SpringtideScalingPolicy):
     def _send_resource_request(self) -> None:
         return None
 
-    def _reserved(self, alive: set[str], busy: Sequence[str]) -> dict[str, dict[str, float]]:
-        return {name: {"CPU": 1.0} for name in alive} if self._share is None else super()._reserved(alive, busy)
+    def _reserved(self, table: Sequence[dict[str, Any]], busy: Sequence[str]) -> dict[str, dict[str, float]]:
+        if self._share is not None:
+            return super()._reserved(table, busy)
+        return {node["NodeID"]: {"CPU": 1.0} for node in table}
 
     def _get_resize_decision(self, num_workers: int) -> Any:
         return ("start", num_workers)

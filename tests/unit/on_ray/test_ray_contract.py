@@ -229,3 +229,14 @@ def test_what_ray_takes_of_a_folder_is_still_told_so() -> None:
     assert [*inspect.signature(packaging._get_excludes).parameters] == ["path", "excludes"]
     assert packaging.GCS_STORAGE_MAX_SIZE == 512 * 2**20
     assert ray_constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE == "RAY_RUNTIME_ENV_IGNORE_GITIGNORE"
+
+
+def test_a_head_starts_its_dashboard_and_its_autoscaler_by_two_methods() -> None:
+    from ray._private.node import Node
+
+    assert [*inspect.signature(Node.start_api_server).parameters] == ["self", "include_dashboard", "raise_on_failure"]
+    assert [*inspect.signature(Node.start_monitor).parameters] == ["self"]
+    of_head = inspect.getsource(Node.start_head_processes)
+    assert "self.start_api_server(" in of_head
+    assert "self.start_monitor()" in of_head
+    assert "self._webui_url" in inspect.getsource(Node.start_api_server)

@@ -48,7 +48,7 @@ def test_the_watchers_of_a_run_end_with_it(monkeypatch: pytest.MonkeyPatch, erro
     trainer.__dict__.update(run_config=SimpleNamespace(failure_config=None), scaling_config=None)
     trainer._bounds, trainer._watches = SimpleNamespace(worker_multiple=1), watches
     trainer._job = SimpleNamespace(config=recipes.tiny(), mailbox=SimpleNamespace(actor=None))
-    trainer._workers = SimpleNamespace(processes=None)
+    trainer._workers = SimpleNamespace(processes=None, is_alone=False)
     if error:
         with pytest.raises(RuntimeError, match="fails"):
             trainer._initialize_and_run_controller(callbacks=[])

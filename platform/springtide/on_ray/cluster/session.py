@@ -10,11 +10,14 @@ import contextlib
 import logging
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import ray
@@ -26,6 +29,7 @@ from springtide.errors import ConfigError, explain, in_one_line
 from springtide.on_ray._ray_private import (
     LOOPBACK,
     SUPPORTED,
+    few_head_processes,
     is_supported,
     is_token_auth_enabled,
     keep_current_folder_out,
@@ -72,10 +76,10 @@ _ENVIRONMENT = {
 }
 
 _PRIVATE_ENVIRONMENT = {
-    # It ends the record of a run whose driver has died, and looks for that driver in the cluster that
-    # /tmp/ray/ray_current_cluster names: another one, or a dead one, for which the run's last report then waits 30 to 40 s.
-    # A private cluster ends with its driver.
-    "RAY_TRAIN_ENABLE_STATE_ACTOR_RECONCILIATION": "0",
+    # Ray Train's record of runs is an actor that takes core-seconds to start, for a page of the dashboard that is empty in Ray
+    # 2.60. And it looks for the driver in the cluster that /tmp/ray/ray_current_cluster names: in another one, or in a dead
+    # one, for which the run's last report would wait 30 to 40 s
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
 }
 
 
@@ -108,6 +112,42 @@ def check_version(version: str) -> None:
         raise ConfigError(explain("ray", version, limit, f"pip install 'ray>={first},<{end}'"))
 
 
+def is_private() -> bool:
+    """Return whether ``cluster`` would start a private cluster now."""
+    return not ray.is_initialized() and not os.environ.get("RAY_ADDRESS")
+
+
+@contextlib.contextmanager
+def starting_cluster(config: Config) -> Iterator[Callable[[], str]]:
+    """As ``cluster``, but a private one starts in a thread, while this process loads and checks what it needs. Yields a
+    function that waits until this process is connected, and returns the dashboard's URL: empty for a private cluster, whose
+    dashboard ``LateDashboard`` starts."""
+    with contextlib.ExitStack() as stack:
+        if not is_private():
+            yield lambda: stack.enter_context(cluster(config))
+            return
+        # the thread outlives Ray: its shutdown would take 15 s longer without the thread that has connected
+        pool = stack.enter_context(ThreadPoolExecutor(1, "springtide-ray"))
+        ray_ends = stack.enter_context(contextlib.ExitStack())
+        started = pool.submit(ray_ends.enter_context, cluster(config, dashboard=False))
+        stack.callback(wait, [started])
+        with _ends_on_sigterm():
+            yield started.result
+
+
+@contextlib.contextmanager
+def _ends_on_sigterm() -> Iterator[None]:
+    """Have SIGTERM raise SystemExit in the block, as Ray does where the main thread starts it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, str] | None = None) -> Iterator[str]:
     """Connect, and disconnect at the end; yields the dashboard's URL, empty without one.
@@ -118,7 +158,14 @@ def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, st
     own.
     """
     check_version(ray.__version__)
-    set_environment()
+    with temporary_environment(_PRIVATE_ENVIRONMENT if is_private() else {}):
+        set_environment()
+        with _connected(config, dashboard, metadata) as url:
+            yield url
+
+
+@contextlib.contextmanager
+def _connected(config: Config, dashboard: bool, metadata: Mapping[str, str] | None) -> Iterator[str]:
     quiet: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     if _SUBMITTED not in os.environ:  # a submitted job has the metadata that it was submitted with
         quiet["job_config"] = job = JobConfig(metadata=dict(metadata or job_metadata(config)))
@@ -134,9 +181,10 @@ def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, st
         finally:
             ray.shutdown()
     else:
-        with private_folder() as folder, private_network(folder), temporary_environment(_PRIVATE_ENVIRONMENT):
+        with private_folder() as folder, private_network(folder):
             cpus = round(config.elastic.max_workers * config.elastic.cpus_per_worker + 0.5)
-            with _safe_path(), _in_one_sentence():
+            fewer = contextlib.nullcontext() if dashboard else few_head_processes()
+            with _safe_path(), _in_one_sentence(), fewer:
                 context = ray.init(
                     address="local",
                     num_cpus=max(os.cpu_count() or 1, cpus),

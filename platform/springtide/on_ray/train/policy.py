@@ -11,7 +11,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Collection, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import ray
 from ray.exceptions import RayError
@@ -325,7 +325,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
     def _nodes(self, busy: tuple[str, ...] = (), warm: bool = False) -> list[Node]:
         """Return the nodes as observed. ``warm``: start processes where the next group would be and none are."""
         table = live()
-        reserved = self._reserved({node["NodeID"] for node in table}, busy)
+        reserved = self._reserved(table, busy)
         told = lambda: self._mailbox.notices().get(_ANSWER_S) or {}  # noqa: E731
         seen = observed(table, reserved, self.scaling_config._resources_per_worker_not_none, told, self._undated)
         seen = used_for_hours(seen, self._processes.held(busy), time.monotonic())
@@ -368,10 +368,10 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         elif held:
             self._cancel_resource_request()
 
-    def _reserved(self, alive: set[str], busy: Sequence[str]) -> dict[str, dict[str, float]]:
+    def _reserved(self, table: Sequence[dict[str, Any]], busy: Sequence[str]) -> dict[str, dict[str, float]]:
         """Return node -> resources of this run, whose group is on the ``busy`` nodes. Ray looks for new nodes every 20 s; if
-        the nodes that are ``alive`` have changed, it looks at once."""
-        now = time.monotonic()
+        those of the ``table`` have changed, it looks at once."""
+        now, alive = time.monotonic(), {node["NodeID"] for node in table}
         if self._share is not None:
             with contextlib.suppress(RayError):
                 most = 0 if self._limit.paused_by else self._bounds.max_workers
@@ -403,3 +403,20 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if words != self._reported:
             self._reported = words
             self._mailbox.post([Decided(step=step, decision=type(decision).__name__.lower(), reason=decision.reason)])
+
+
+class PrivateScalingPolicy(SpringtideScalingPolicy):
+    """The policy of the one run on a private cluster: all nodes are its own, and no autoscaler could start others. Ray's actor
+    that adds up what runs request, which takes core-seconds to start, is not used."""
+
+    def _send_resource_request(self) -> None:
+        """Request nothing."""
+
+    def _maybe_send_resource_request(self) -> None:
+        """Request nothing."""
+
+    def _cancel_resource_request(self) -> None:
+        """Nothing was requested."""
+
+    def _reserved(self, table: Sequence[dict[str, Any]], busy: Sequence[str]) -> dict[str, dict[str, float]]:
+        return {node["NodeID"]: node["Resources"] for node in table}

@@ -22,6 +22,7 @@ from springtide.elastic.survivors import LiveShard, newest_holders
 from springtide.on_ray._ray_private import Worker, WorkerGroupStartupFailedError
 from springtide.on_ray.cluster.liveness import QUIET_S, Liveness, answers
 from springtide.on_ray.cluster.nodes import silent_nodes
+from springtide.on_ray.loading import load_worker
 from springtide.on_ray.names import name_of
 from springtide.on_ray.train.worker import TrainJob, let_go, settle, warm_up
 
@@ -248,6 +249,7 @@ class WorkerProcessPool:
         measure_network = self._measured.get(node) not in self._all  # the one before may have ended
         if measure_network:
             self._measured[node] = actor
+        actor.execute.remote(load_worker)  # before the job arrives, which would import the same
         ready = actor.execute.remote(warm_up, self._job, measure_network)
         return WorkerProcess(node, actor, ready, time.monotonic())
 

@@ -33,8 +33,8 @@ from springtide.on_ray.train.actor_context import run_as_actor
 from springtide.on_ray.train.async_eval import async_evaluations
 from springtide.on_ray.train.failure_policy import SpringtideFailurePolicy, fatal, first_failure, only_stores
 from springtide.on_ray.train.group import Controller
-from springtide.on_ray.train.mailbox import MailboxClient, Reply
-from springtide.on_ray.train.policy import SpringtideScalingPolicy
+from springtide.on_ray.train.mailbox import MailboxClient, NoticeSender, Reply
+from springtide.on_ray.train.policy import PrivateScalingPolicy, SpringtideScalingPolicy
 from springtide.on_ray.train.process_pool import StartCancelledError, last_line
 from springtide.on_ray.train.snapshot_client import snapshot_servers_follow
 from springtide.on_ray.train.snapshot_saver import OrphanedRun
@@ -204,7 +204,8 @@ class SpringtideTrainer(TorchTrainer):
         failures = self.run_config.failure_config or FailureConfig()
         limits = MemoryLimits(self._job.config.train.rows_at_once, self._bounds.worker_multiple)
         arguments["failure_policy"] = SpringtideFailurePolicy(failures, self._job, self._workers.processes, limits)
-        arguments["scaling_policy"] = SpringtideScalingPolicy(
+        policy = PrivateScalingPolicy if self._workers.is_alone else SpringtideScalingPolicy
+        arguments["scaling_policy"] = policy(
             self.scaling_config, self._bounds, self._job, self._watches, self._workers, limits
         )
         # unused without placement groups and Ray Train datasets, and each would cost a process
@@ -234,7 +235,7 @@ def _watches(config: Config, mailbox: MailboxClient) -> PreemptionWatchers | Non
     if elastic.notices == "off":
         return None
     where = elastic.metadata_url, elastic.notice_file, elastic.leave_on_rebalance
-    return PreemptionWatchers(elastic.notices, *where, mailbox.notice, config.run.id)
+    return PreemptionWatchers(elastic.notices, *where, NoticeSender(mailbox.name, mailbox.key), config.run.id)
 
 
 def _explain(error: BaseException) -> BaseException:

@@ -10,7 +10,6 @@ import ctypes
 import dataclasses
 import functools
 import gc
-import importlib
 import logging
 import math
 import threading
@@ -171,11 +170,9 @@ def _gave_memory_back() -> bool:
 
 
 def warm_up(job: TrainJob, measure_network: bool) -> Health:
-    """Import and start ahead what a group needs, in a new worker's process that has none yet; return the preflight's result.
+    """Start ahead what a group needs, in a new worker's process that has none yet; return the preflight's result.
     ``measure_network``: one process a node does that."""
     arm(job.fault_points)
-    importlib.import_module("ray.data")
-    importlib.import_module("ray.train.torch")  # what forms a group needs it: all ranks would wait for a new one
     servers = SnapshotClient(job.config, job.folder, job.mailbox, owner=job.owner) if job.keeps_snapshots else None
     found = preflight(job.config, job.compiled)
     if measure_network:
@@ -183,7 +180,7 @@ def warm_up(job: TrainJob, measure_network: bool) -> Health:
     if servers is not None:
         servers.wait()
     gc.collect()
-    gc.freeze()  # what is loaded by now stays: collecting garbage in it would take half of a restart's time
+    gc.freeze()  # as ``load_worker`` did with what was loaded before
     return found
 
 

@@ -45,10 +45,10 @@ class ClusterShare(Protocol):
 class WorkerLender:
     """The workers and the mailbox that one driver lends to its runs."""
 
-    def __init__(self, share: ClusterShare | None = None, is_trial: bool = False) -> None:
-        """``share``: the driver's client of a sweep's pool or of the cluster's queue, if it shares workers with other
-        drivers."""
-        self.share, self._is_trial = share, is_trial
+    def __init__(self, share: ClusterShare | None = None, is_trial: bool = False, is_alone: bool = False) -> None:
+        """``share``: the driver's client of a sweep's pool or of the cluster's queue, if it shares workers with other drivers;
+        ``is_alone``: the cluster was started for this driver."""
+        self.share, self._is_trial, self.is_alone = share, is_trial, is_alone
         self.processes = WorkerProcessPool()
         self._mailbox: MailboxClient | None = None
         self._limit = WorkerLimit()
@@ -130,6 +130,7 @@ class WorkerLender:
             self.share.release()
 
 
-def workers_of(config: Config) -> WorkerLender:
-    """Return the workers of a driver of ``config``, which share the cluster's if the run is in a queue."""
-    return WorkerLender(QueueClient() if config.run.queue else None)
+def workers_of(config: Config, is_alone: bool) -> WorkerLender:
+    """Return the workers of a driver of ``config``, which share the cluster's if the run is in a queue. ``is_alone``: the
+    cluster was started for it."""
+    return WorkerLender(QueueClient()) if config.run.queue else WorkerLender(is_alone=is_alone)
