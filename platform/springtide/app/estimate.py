@@ -47,6 +47,12 @@ class MemoryEstimate:
         return {"as configured": self.configured_bytes, **self.changed_bytes}
 
 
+def num_ids(config: Config, given: int = 0) -> int:
+    """Return the number of token ids where no dataset tells it: as ``given``, else of the weights that the run starts from,
+    else of the tokenizer that would be trained."""
+    return given or config.model.vocab_size or config.corpus.vocab_size
+
+
 def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers: int) -> MemoryEstimate:
     """Predict the device memory of a step, as configured and after each change that may lower it. Nothing is trained: the step
     runs on tensors without memory.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from springtide.app.device_memory import usable_bytes
-from springtide.app.estimate import gigabytes
+from springtide.app.estimate import gigabytes, num_ids
 from springtide.app.plan_calibration import Calibration, calibrate
 from springtide.app.plan_memory import ModelSize, model_size, predicted_step_bytes, state_bytes
 from springtide.app.plan_roofline import ASSUMED_EFFICIENCY, step_time
@@ -70,7 +70,7 @@ def plan(config: Config, cluster: str, measured: str = "", measured_on: str = ""
         cluster: path of a cluster file, in the form of docs/how-to/plan.md.
         measured: folder of a run with some steps, which calibrates the roofline; empty assumes an efficiency.
         measured_on: name of the node type that it ran on; needed where neither the file nor its device tells.
-        vocab_size: number of token ids; 0: ``corpus.vocab_size``.
+        vocab_size: number of token ids; 0: ``model.vocab_size``, or ``corpus.vocab_size`` if that is 0.
 
     Returns:
         A row for each node type and number of nodes, cheapest first, those that do not fit last.
@@ -86,7 +86,7 @@ def plan(config: Config, cluster: str, measured: str = "", measured_on: str = ""
     """
     file = load_cluster(cluster)
     _check_known(config)
-    size = model_size(config.model, vocab_size or config.corpus.vocab_size, config.shards.sequence_length)
+    size = model_size(config.model, num_ids(config, vocab_size), config.shards.sequence_length)
     calibration = calibrate(measured, measured_on, file) if measured else None
     markets = {node.name: _market(node, cluster) for node in file.node_types}
     rows = [

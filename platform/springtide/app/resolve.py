@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import posixpath
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -181,9 +182,24 @@ def resolved(
         if run.folder.exists(configs.RUN_CONFIG):
             changed = configs.difference(run.config, config)
             remarks += [f"resumed with {name}: {before!r} -> {after!r}" for name, (before, after) in changed.items()]
+            if changed and start:
+                remarks += _rate_jump(run.config, config, start)
         yield ResolvedRun(
             run, config, start, (*remarks, *fitting), from_scratch, accept_changes, False, address, is_private
         )
+
+
+def _rate_jump(before: Config, config: Config, start: str) -> list[str]:
+    """Return a remark if the next step's learning rate under ``config`` is another than under the config ``before``."""
+    from springtide.training.optim import rate_after
+
+    done = step_of(posixpath.basename(start)) or StepsDone(0)
+    there, here = rate_after(before, done), rate_after(config, done)
+    if abs(there - here) <= _RATE_JUMP * there:
+        return []
+    return [
+        f"the learning rate after step {done} was {there:.3g} with the settings before, and is {here:.3g} with these"
+    ]
 
 
 def _check_parameters(config: Config) -> None:

@@ -49,9 +49,8 @@ def _estimate_options(show_all: bool, parser: argparse.ArgumentParser) -> None:
     add_config(parser, show_all)
     add_trust(parser)
     parser.add_argument("--workers", metavar="N", type=int, default=1, help="number of workers")
-    parser.add_argument(
-        "--vocabulary", metavar="N", type=int, default=0, help="number of token ids; 0: corpus.vocab_size"
-    )
+    help = "number of token ids; 0: model.vocab_size, or corpus.vocab_size if that is 0"
+    parser.add_argument("--vocabulary", metavar="N", type=int, default=0, help=help)
     add_json(parser)
 
 
@@ -127,11 +126,11 @@ def _notice_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _estimate(options: argparse.Namespace) -> int:
-    from springtide.app.estimate import estimate_evenness, estimate_memory, gigabytes
+    from springtide.app.estimate import estimate_evenness, estimate_memory, gigabytes, num_ids
 
     config = config_of(options)
     eos_id = 0 if config.shards.mask_across_documents else None
-    found = estimate_memory(config, options.vocabulary or config.corpus.vocab_size, eos_id, options.workers)
+    found = estimate_memory(config, num_ids(config, options.vocabulary), eos_id, options.workers)
     even = estimate_evenness(config)
     if options.json:
         print_json({**found.as_dict(), "evenness": even.as_dict()})

@@ -32,9 +32,8 @@ def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measured", metavar="RUN", default="", help=measured)
     measured_on = "with --measured: the node type that it ran on, where the file has several"
     parser.add_argument("--measured-on", metavar="NAME", default="", help=measured_on)
-    parser.add_argument(
-        "--vocabulary", metavar="N", type=int, default=0, help="number of token ids; 0: corpus.vocab_size"
-    )
+    help = "number of token ids; 0: model.vocab_size, or corpus.vocab_size if that is 0"
+    parser.add_argument("--vocabulary", metavar="N", type=int, default=0, help=help)
     add_json(parser)
 
 

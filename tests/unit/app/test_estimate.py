@@ -18,8 +18,9 @@ from springtide.app.estimate import (
     estimate_memory,
     gigabytes,
     least_workers,
+    num_ids,
 )
-from springtide.app.resolve import fitted
+from springtide.app.resolve import _rate_jump, fitted
 from springtide.cli.main import main
 from springtide.config import Config
 from springtide.errors import ConfigError
@@ -248,3 +249,18 @@ def test_a_run_on_ray_begins_with_workers_that_fit(monkeypatch: pytest.MonkeyPat
     assert said == [
         f"elastic.min_workers = 2: with fewer workers a step does not fit the {gigabytes(has)} that each has"
     ]
+
+
+def test_ids_are_those_of_the_weights_that_a_run_starts_from() -> None:
+    imported = CONFIG.override({"model.vocab_size": 1000})
+    assert (num_ids(CONFIG), num_ids(imported), num_ids(imported, 300)) == (CONFIG.corpus.vocab_size, 1000, 300)
+
+
+def test_a_longer_run_tells_how_its_learning_rate_jumps() -> None:
+    before = configs.recipes.tiny().override({"optim.schedule": "cosine"})
+    longer = before.override({"train.total": 2 * int(before.train.total)})
+    end = f"runs/a/checkpoints/step-{before.num_steps:010d}"
+    [told] = _rate_jump(before, longer, end)
+    assert f"after step {before.num_steps} " in told
+    assert _rate_jump(before, longer, "runs/a/checkpoints/step-0000000001") == []
+    assert _rate_jump(before, before.override({"train.eval_every": 7}), end) == []
