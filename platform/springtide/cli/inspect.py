@@ -108,6 +108,7 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
 def _source_lines(source: dict[str, Any]) -> list[str]:
     """Return what a manifest says of the text that was read, as lines. Raises what a value of another form raises."""
     dropped = ", ".join(f"{count} {reason}" for reason, count in source["dropped"].items() if count)
+    edits = ", ".join(f"{count} {what}" for what, count in source["edits"].items() if count)
     edges = [edge for edge, _ in source["documents_by_tokens"]]
     ends = [f" to {edge - 1}" for edge in edges[1:]] + [" or more"]
     counts = zip(source["documents_by_tokens"], ends, strict=True)
@@ -115,6 +116,7 @@ def _source_lines(source: dict[str, Any]) -> list[str]:
     return [
         f"  from {source['source']}: {source['documents']} documents; dropped: {dropped or 'none'}",
         *([f"  files left out: {', '.join(source['left_out'])}"] if source.get("left_out") else []),
+        *([f"  edited: {edits}"] if edits else []),
         f"  documents by their tokens: {lengths}",
         *(f"  broken: {one['name']}: {one['reason']}: {one['sample'][:60]!r}" for one in source["broken"]),
     ]

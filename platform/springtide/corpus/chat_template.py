@@ -11,6 +11,7 @@ special token of the template is one id; a content that spells one is text, beca
 from __future__ import annotations
 
 import collections
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 
 from springtide.config.data import CHAT_TOKENS, MODEL_TEMPLATE
 from springtide.corpus.chat_sandbox import APART, BEGIN, END, Rendering, Sandbox
-from springtide.corpus.chats import ANSWERS, TOOLS, BadChat, Turn, message_of
+from springtide.corpus.chats import ANSWERS, THOUGHTS, TOOLS, BadChat, Turn, message_of
 from springtide.corpus.infilling import check_pieces
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import ConfigError, explain
@@ -133,6 +134,8 @@ class ChatTemplate:
             ConfigError: the template does not fit the tokenizer, or cannot lay out a question and an answer.
         """
         self._may_hold_ends = may_hold_ends
+        self.thoughts_left = 0
+        """Answers, of those that were laid out, whose thoughts the template left out."""
         self._name, self._vocabulary, self.begin_of_text = name, vocabulary, begin_of_text
         self._template = _compiled(text, name)
         added = vocabulary.tokenizer.get_added_tokens_decoder().items()
@@ -171,7 +174,8 @@ class ChatTemplate:
         """
         planned: list[list[tuple[int | str, bool]]] = []
         try:
-            for pieces in self._pieces(chats):
+            for turns, pieces in zip(chats, self._pieces(chats), strict=True):
+                self.thoughts_left += _thoughts_left(turns, pieces)
                 planned.append([part for piece in pieces for part in self._parts(*piece)])
         except BadChat:  # those before it come first, so that the caller knows whose fault it is
             yield from self._encoded(planned)
@@ -321,7 +325,7 @@ class ChatTemplate:
         """
         done = 0
         for number in _answers(messages):
-            prompt, upto = next(texts), next(texts)
+            prompt, upto = next(texts) if number else _before_all(texts), next(texts)
             begin = self._begin(whole, prompt)
             if begin is None or begin < done:
                 raise BadChat(f"the template changes what stands before message {number} by what follows", _MARK_REMEDY)
@@ -366,6 +370,26 @@ class ChatTemplate:
                 if unknown := _SPECIAL.findall(part):
                     raise BadChat(*self._lacks(sorted({*unknown})[:8]))
                 yield part.replace(APART, ""), is_answer
+
+
+def _before_all(texts: Iterator[str]) -> str:
+    """Return the next of ``texts``, the prompt of an answer that begins its chat. Most templates cannot render that."""
+    try:
+        return next(texts)
+    except BadChat as error:
+        problem = f"begins with an answer, and the template needs a turn before it ({error.problem})"
+        raise BadChat(problem, "begin the chat with a user's turn, or leave its first message out") from None
+
+
+def _thoughts_left(turns: Sequence[Turn], pieces: Sequence[tuple[str, bool]]) -> int:
+    """Return how many answers of a chat have thoughts that its rendering does not show. Many templates show those of the last
+    answer only."""
+    tables = [json.loads(turn.more) for turn in turns if turn.role == ANSWERS and turn.more]
+    thoughts = [text for one in tables for key in THOUGHTS if isinstance(text := one.get(key), str) and text.strip()]
+    if not thoughts:
+        return 0
+    whole = "".join(text for text, _ in pieces).replace(APART, "")
+    return sum(text.strip() not in whole for text in thoughts)
 
 
 def _check_calls(rendering: Rendering, whole: str, answers: str) -> None:

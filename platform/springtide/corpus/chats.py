@@ -39,7 +39,9 @@ OUT_OF_ORDER, UNLIKE = "chat with a system turn that is not the first", "pair wh
 REFUSED = "chat that the template cannot lay out"
 """Why a chat is dropped that is no use as it is."""
 _FIRST = ("system", "developer")
-_READ_BY_TEMPLATES = ("tool_calls", "reasoning_content", "reasoning", "thinking", "name", "tool_call_id")
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of what an answer was thought out with; data has one of them."""
+_READ_BY_TEMPLATES = ("tool_calls", *THOUGHTS, "name", "tool_call_id")
 """Keys of a message, besides its role and content, that go to the template as they are."""
 _ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
 _NOT_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef]")

@@ -13,6 +13,8 @@ from springtide.errors import ConfigError, CorpusError, explain
 
 TOO_LONG = "chat longer than a row"
 """Why a chat is dropped."""
+THOUGHTS_LEFT = "answers whose thoughts the template leaves out"
+"""What the edits of a unit call them."""
 
 
 def templates(corpus: CorpusConfig) -> dict[str, str]:

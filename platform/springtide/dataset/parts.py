@@ -40,7 +40,7 @@ from springtide.corpus import (
     signature,
 )
 from springtide.dataset.apart import open_exclusions
-from springtide.dataset.chats import laid_out, too_long
+from springtide.dataset.chats import THOUGHTS_LEFT, laid_out, too_long
 from springtide.dataset.columns import ColumnFile, Documents, Layout, Sizes, sizes
 from springtide.dataset.lost_records import NOT_UTF_8, lost_of
 from springtide.dataset.repeats import Repeats, write_pieces
@@ -132,7 +132,7 @@ def make_part(job: PartJob) -> None:
     parts: list[Sizes] = []
     found = _cleaned(job, vocabulary, counts, edits, samples, dropped, fields)
     for documents in _batches(_unrepeated(job, found, edits, dropped) if job.buckets else found):
-        rows = _tokenised(job, documents, vocabulary, dropped)
+        rows = _tokenised(job, documents, vocabulary, dropped, edits)
         if job.template:
             rows = [row for row in rows if not dropped.add(too_long(row["tokens"], job.shards), row["document"])]
         if job.corpus.apart_from:
@@ -261,10 +261,14 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _tokenised(
-    job: PartJob, documents: list[Document], vocabulary: Tokenizer, dropped: _Examples
+    job: PartJob,
+    documents: list[Document],
+    vocabulary: Tokenizer,
+    dropped: _Examples,
+    edits: collections.Counter[str],
 ) -> list[dict[str, Any]]:
-    """Return the rows of a part, in the order of their places in the dataset, and count the documents that cannot be
-    tokenised."""
+    """Return the rows of a part, in the order of their places in the dataset. Counts the documents that cannot be tokenised,
+    and the thoughts that a template leaves out."""
     key = job.shards.seed.to_bytes(8, "little")
     rows: list[dict[str, Any]] = []
     encoded: Iterator[tuple[np.ndarray | None, np.ndarray | None]]
@@ -284,6 +288,8 @@ def _tokenised(
         row = {"document": document, "place": place, "share": share, "group": group, "tokens": ids}
         found = exact_signature(document.digest) if job.template else signature(ids)
         rows.append({**row, "is_predicted": is_predicted, **found._asdict()})
+    if job.template and template.thoughts_left:
+        edits[THOUGHTS_LEFT] += template.thoughts_left
     rows.sort(key=lambda row: row["place"])
     return rows
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from published import ENDS, SPECIAL, VOCABULARY, trl_template
 
-from springtide.corpus import ChatTemplate, open_tokenizer
+from springtide.corpus import BadChat, ChatTemplate, open_tokenizer
 from springtide.corpus.chats import Turn, turns_of
 
 pytestmark = pytest.mark.processes
@@ -157,3 +157,18 @@ def test_a_content_that_is_null_is_no_empty_one() -> None:
     ).pieces(turns)
     assert "".join(piece for piece, _ in pieces) == rendered(text, record["messages"])[0]
     assert "add" in next(piece for piece, is_answer in pieces if is_answer)
+
+
+@pytest.mark.parametrize(("family", "works"), [("llama3", True), ("qwen3", False), ("gemma", False)])
+def test_a_chat_that_begins_with_an_answer_trains_or_says_why_not(family: str, works: bool) -> None:
+    greeted = (Turn("assistant", "Hello"), Turn("user", "Hi"), Turn("assistant", "Yes"))
+    template = ChatTemplate(family, trl_template(family), VOCABULARY, None)
+    if works:
+        assert [text for text, is_answer in template.pieces(greeted) if is_answer] == [
+            "Hello<|eot_id|>",
+            "Yes<|eot_id|>",
+        ]
+        return
+    with pytest.raises(BadChat) as told:
+        template.pieces(greeted)
+    assert "needs a turn before it" in told.value.problem

@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from prepared import contents, prepare, small
 
+from springtide.cli.main import main
 from springtide.config import Config
 from springtide.corpus.chats import NO_CHAT, NO_ROLE, NO_TEXT, REFUSED
 from springtide.dataset import Map, in_process, make_dataset, open_dataset, silent
+from springtide.dataset.chats import THOUGHTS_LEFT
 from springtide.errors import ConfigError, CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader, ids_of, is_predicted
 from springtide.store import Folder
@@ -214,6 +216,17 @@ def test_chats_that_the_template_refuses_are_counted(tmp_path: Path) -> None:
     [example] = [one for one in manifest.source["examples"] if one["reason"] == REFUSED][:1]
     assert "line 2 of the template: not this" in example["sample"]
     assert sum(split.documents for split in manifest.splits.values()) == len(asked)
+
+
+def test_thoughts_that_a_template_leaves_out_are_counted(tmp_path: Path) -> None:
+    records = chats()
+    for record in records[:30]:
+        record["messages"][-1]["reasoning_content"] = "I count."
+    records[0]["messages"][-1]["content"] = "I count. 3"  # which shows them
+    source = write_lines(tmp_path / "chats" / "a.jsonl", records)
+    found = prepare(of_chats(tmp_path / "datasets", source))
+    assert open_dataset(found.shards.dataset)[0].source["edits"] == {THOUGHTS_LEFT: 29}
+    assert main(["data", "inspect", found.shards.dataset]) == 0
 
 
 def test_a_changed_template_makes_another_dataset(tmp_path: Path) -> None:
