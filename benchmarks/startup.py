@@ -67,7 +67,7 @@ def springtide(folder: Path) -> None:
     """The command, with marks where it calls Ray."""
     import ray
 
-    from springtide.cli.main import main
+    from springtide.cli.main import entry
 
     init, shutdown = ray.init, ray.shutdown
 
@@ -85,9 +85,8 @@ def springtide(folder: Path) -> None:
     ray.init, ray.shutdown = timed_init, timed_shutdown
     number = Path(os.environ[TELL]).stem
     words = ["train", "--recipe", "tiny", "--run.root", str(folder / "runs"), "--run.id", number]
-    status = main([*words, "--elastic.max-workers", str(WORKERS), "--track.listener", "startup:listener"])
-    mark("the report is written")
-    sys.exit(status)
+    sys.argv = ["springtide", *words, "--elastic.max-workers", str(WORKERS), "--track.listener", "startup:listener"]
+    entry()
 
 
 def floor(_folder: Path) -> None:

@@ -132,7 +132,6 @@ def resolved(
     """Yield what ``resolve`` returns, connected to its cluster for the block unless nothing is left to train. A private cluster
     starts as soon as there is data, while torch, and what ``trains`` the run, load and the rest is decided."""
     from springtide.on_ray.cluster import session  # Ray loads only when needed
-    from springtide.on_ray.loading import without_collections
 
     session.check_before_start(config)
     for field, source in config.sources.items():
@@ -159,13 +158,12 @@ def resolved(
     data, is_private = open_data(config.data), session.is_private()
     data.check_epochs(config.num_steps)
     with session.starting_cluster(config) as connected:
-        with without_collections():
-            from springtide.model import make
-            from springtide.training.forgetting import with_old_sets
-            from springtide.training.start_check import check_objective
+        from springtide.model import make
+        from springtide.training.forgetting import with_old_sets
+        from springtide.training.start_check import check_objective
 
-            if trains:
-                importlib.import_module("springtide.on_ray.train.trainer")
+        if trains:
+            importlib.import_module("springtide.on_ray.train.trainer")
         config, unmeasured = with_old_sets(config)
         data = open_data(config.data)
         check_objective(config, data)

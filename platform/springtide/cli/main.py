@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import gc
 import io
 import logging
 import os
@@ -39,6 +40,8 @@ from springtide.cli.output import PrintableFormatter, say
 from springtide.cli.status import Status, status_of
 from springtide.errors import ConfigError, SpringtideError, explain
 
+_NEW_OBJECTS = 50_000
+"""New objects after which garbage is looked for."""
 _GUESSES = 3
 """Options that are proposed in place of an unknown one."""
 
@@ -88,6 +91,8 @@ def entry() -> None:
                 stream.flush()
         os._exit(status)
 
+    # looking for garbage after every 700 new objects would take a quarter of the time of all imports
+    gc.set_threshold(_NEW_OBJECTS)
     atexit.register(leave)  # registered first, called last
     try:
         status = main()

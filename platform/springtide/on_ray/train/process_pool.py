@@ -90,6 +90,8 @@ class WorkerProcessPool:
         self._closed = threading.Event()
         self._job: TrainJob | None = None
         """The job that they are prepared for."""
+        self._was_taken = False
+        """Whether processes were taken for a group."""
         self._start: Start | None = None
         """How the newest group starts actors; None before the first."""
         self._all: set[ActorHandle] = set()
@@ -212,6 +214,7 @@ class WorkerProcessPool:
             came_up = done - {ready for ready, is_fit in found.items() if is_fit is None}
             error = UnfitNodesError if came_up else WorkerGroupStartupFailedError
             raise error("; ".join(f"{n[:8]}: {why}" for n, why in self.problems().items()))
+        self._was_taken = True
         return taken
 
     def trim(self, places: Mapping[str, int], busy: Sequence[str]) -> None:
@@ -250,7 +253,7 @@ class WorkerProcessPool:
         if measure_network:
             self._measured[node] = actor
         actor.execute.remote(load_worker)  # before the job arrives, which would import the same
-        ready = actor.execute.remote(warm_up, self._job, measure_network)
+        ready = actor.execute.remote(warm_up, self._job, measure_network, not self._was_taken)
         return WorkerProcess(node, actor, ready, time.monotonic())
 
     def _await(self, processes: Sequence[WorkerProcess]) -> tuple[set[ObjectRef], set[ObjectRef]]:

@@ -169,11 +169,18 @@ def _gave_memory_back() -> bool:
     return held <= _LEFT_BYTES
 
 
-def warm_up(job: TrainJob, measure_network: bool) -> Health:
+def warm_up(job: TrainJob, measure_network: bool, is_first: bool) -> Health:
     """Start ahead what a group needs, in a new worker's process that has none yet; return the preflight's result.
-    ``measure_network``: one process a node does that."""
+
+    Args:
+        job: what will be trained.
+        measure_network: whether to measure it: one process a node does that.
+        is_first: whether the run has had no group. Then this node's snapshot server starts beside the first steps: nobody
+            resumes from it.
+    """
     arm(job.fault_points)
-    servers = SnapshotClient(job.config, job.folder, job.mailbox, owner=job.owner) if job.keeps_snapshots else None
+    ahead = job.keeps_snapshots and not is_first
+    servers = SnapshotClient(job.config, job.folder, job.mailbox, owner=job.owner) if ahead else None
     found = preflight(job.config, job.compiled)
     if measure_network:
         found = found._replace(network_bytes_per_s=job.mailbox.fetch_speed())
