@@ -29,5 +29,5 @@ def test_driver_that_claims_too_late_has_written_nothing(
     monkeypatch.setattr(leases, "_is_alive", lambda run, lease: True)
     before = contents(folder)
     with pytest.raises(RunExists, match="is held by lease 1, begun"):
-        train._claim_and_train(late, "off", None, None)
+        train._claim_and_train(late, "off", None, None, False)
     assert contents(folder) == before
