@@ -76,7 +76,7 @@ class Ready(Event):
     """Since the process was requested."""
 
     def describe(self) -> str:
-        return f"node {self.node[:8]} is ready, {self.took_s:.1f} s after its process was started"
+        return f"a worker on node {self.node[:8]} is ready, {self.took_s:.1f} s after its process was started"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
