@@ -12,9 +12,10 @@ import springtide as st
 from springtide import config as configs
 from springtide.app import train
 from springtide.app.prepare import prepare
+from springtide.cli.status import Status, status_of
 from springtide.config import Config
 from springtide.errors import ConfigError
-from springtide.on_ray.cluster.session import check_before_start, check_resources
+from springtide.on_ray.cluster.session import check_before_start, check_resources, starting_cluster
 
 
 @pytest.fixture
@@ -145,3 +146,18 @@ def test_an_empty_dataset_beside_a_mixture_is_refused(tiny: Config) -> None:
     whole = tiny.override({"stream.mixture": {"new": known, "old": known}})
     assert prepare(whole) == whole
     assert prepare(tiny) == tiny
+
+
+@pytest.mark.processes
+def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def init(**_: object) -> None:
+        raise RuntimeError("The current node timed out during startup.\nThis could happen because ...")
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    tiny = configs.recipes.tiny().override({"run.id": "a", "run.root": str(tmp_path)})
+    with pytest.raises(ConnectionError) as told, starting_cluster(tiny) as connected:
+        connected()
+    assert status_of(told.value) == Status.UNREACHABLE
+    assert str(told.value).startswith("Ray did not start on this machine (The current node timed out")
+    assert "\n" not in str(told.value)
