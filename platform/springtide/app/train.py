@@ -62,7 +62,7 @@ def train(
         from_scratch: with ``resume``, restart the run at step 0; its checkpoints are set aside.
         listen: receives every event in this process, in order of arrival.
         progress: receives the progress of ``prepare``.
-        dashboard: start Ray's dashboard in a private cluster, after the first step.
+        dashboard: start Ray's dashboard in a private cluster, once it has trained for a while.
         workers: for a trial, the workers of its sweep; the sweep then writes the report.
         tracking_uri: MLflow URI, not written to any file; if empty: the config's, else the environment's.
 
@@ -102,7 +102,7 @@ def train(
 def _claim_and_train(
     found: ResolvedRun, uri: str, listen: Callable[[Event], None] | None, workers: Any, dashboard: bool
 ) -> None:
-    """Hold the run and train it to its end, or until it is stopped. ``dashboard``: start that of Ray after the first step."""
+    """Hold the run and train it to its end, or until it is stopped. ``dashboard``: start that of Ray once it trains."""
     hears = [listen] if listen else []
     if found.config.run.queue:
         from springtide.on_ray.cluster.worker_queue import check_quota

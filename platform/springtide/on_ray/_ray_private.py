@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import logging
 import os
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
@@ -176,8 +177,8 @@ def stay_on_loopback() -> Iterator[None]:
 
 @contextlib.contextmanager
 def few_head_processes() -> Iterator[None]:
-    """Have a head of Ray that is started in the block start no dashboard, and no autoscaler for its one node: each costs a
-    core-second or more. ``start_dashboard`` starts the dashboard later."""
+    """Have a head of Ray that is started in the block, in any thread, start no dashboard, and no autoscaler for its one node:
+    each costs a core-second or more. ``start_dashboard`` starts the dashboard later."""
     from ray._private.node import Node
 
     def without_dashboard(node: Any, **_: object) -> None:
@@ -186,9 +187,31 @@ def few_head_processes() -> Iterator[None]:
     before = Node.start_api_server, Node.start_monitor
     Node.start_api_server, Node.start_monitor = without_dashboard, lambda node: None
     try:
-        yield
+        with _processes_of_any_thread():
+            yield
     finally:
         Node.start_api_server, Node.start_monitor = before
+
+
+class _OfAnyThread(subprocess.Popen[bytes]):
+    """A process that Ray starts, without the code that Ray runs in the child before its program. That code has the process end
+    with the thread that started it, and crashes the child if another thread imports a library at that moment. In a session
+    of its own a process gets no Ctrl-C of the terminal, either; ``reaper`` ends it with the driver."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named | {"preexec_fn": None, "start_new_session": True})
+
+
+@contextlib.contextmanager
+def _processes_of_any_thread() -> Iterator[None]:
+    """Let any thread start Ray's processes in the block."""
+    from ray._private import services
+
+    before, services.ConsolePopen = services.ConsolePopen, _OfAnyThread
+    try:
+        yield
+    finally:
+        services.ConsolePopen = before
 
 
 def start_dashboard() -> str:
@@ -196,7 +219,8 @@ def start_dashboard() -> str:
     if it does not start. Takes seconds."""
     from ray._private import worker
 
-    worker._global_node.start_api_server(include_dashboard=True, raise_on_failure=False)
+    with _processes_of_any_thread():
+        worker._global_node.start_api_server(include_dashboard=True, raise_on_failure=False)
     return worker._global_node.webui_url or ""
 
 

@@ -394,7 +394,7 @@ class Simulated:
             mock.patch.object(verifying, "open_data", lambda config: self.setting.data),
             mock.patch.object(session, "check_before_start", lambda config: None),
             mock.patch.object(session, "check_resources", lambda config: []),
-            mock.patch.object(session, "cluster", lambda config, dashboard: contextlib.nullcontext("")),
+            mock.patch.object(session, "starting_cluster", lambda config: contextlib.nullcontext(str)),
             mock.patch.object(files, "yaml", _KnownYaml),
             mock.patch.object(leases, "process_id", self._process),
             mock.patch.object(commit, "ThreadPoolExecutor", _Here),

@@ -10,6 +10,7 @@ import importlib
 import inspect
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,12 @@ def test_a_head_starts_its_dashboard_and_its_autoscaler_by_two_methods() -> None
     assert "self.start_api_server(" in of_head
     assert "self.start_monitor()" in of_head
     assert "self._webui_url" in inspect.getsource(Node.start_api_server)
+
+
+def test_ray_starts_each_process_by_a_popen_that_can_be_replaced() -> None:
+    from ray._private import services
+
+    assert issubclass(services.ConsolePopen, subprocess.Popen)
+    source = inspect.getsource(services.start_ray_process)
+    assert source.count("ConsolePopen(") == 1
+    assert source.count("preexec_fn=") == 1

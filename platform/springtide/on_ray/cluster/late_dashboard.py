@@ -1,14 +1,19 @@
-"""Start Ray's dashboard after a run's first step: it takes some core-seconds, which the first step would wait for."""
+"""Start Ray's dashboard once a run trains: it takes some core-seconds, which the first step, and a short run's end, would wait
+for."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Self
 
 from springtide.events import Event, StepDone
 from springtide.on_ray._ray_private import start_dashboard
 from springtide.on_ray.cluster.session import dashboard_hint
+
+_AFTER_S = 20.0
+"""How long a run trains before the dashboard starts [s]."""
 
 
 class LateDashboard:
@@ -18,6 +23,8 @@ class LateDashboard:
     def __init__(self, say: Callable[[str], None]) -> None:
         """``say`` prints a line."""
         self._say, self._thread = say, threading.Thread(target=self._start, name="springtide-dashboard")
+        self._begun_s = 0.0
+        """When the first step was done, of ``time.monotonic``; 0 before [s]."""
 
     def __enter__(self) -> Self:
         return self
@@ -27,8 +34,11 @@ class LateDashboard:
             self._thread.join()
 
     def __call__(self, event: Event) -> None:
-        """Start the dashboard in a thread if this is the first step."""
-        if isinstance(event, StepDone) and self._thread.ident is None:
+        """Start the dashboard in a thread at the first step that is done so long after the first one."""
+        if not isinstance(event, StepDone) or self._thread.ident is not None:
+            return
+        self._begun_s = self._begun_s or time.monotonic()
+        if time.monotonic() - self._begun_s >= _AFTER_S:
             self._thread.start()
 
     def _start(self) -> None:

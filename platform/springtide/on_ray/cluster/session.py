@@ -126,7 +126,6 @@ def starting_cluster(config: Config) -> Iterator[Callable[[], str]]:
         if not is_private():
             yield lambda: stack.enter_context(cluster(config))
             return
-        # the thread outlives Ray: its shutdown would take 15 s longer without the thread that has connected
         pool = stack.enter_context(ThreadPoolExecutor(1, "springtide-ray"))
         ray_ends = stack.enter_context(contextlib.ExitStack())
         started = pool.submit(ray_ends.enter_context, cluster(config, dashboard=False))
