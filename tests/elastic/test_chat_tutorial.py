@@ -52,7 +52,7 @@ def test_each_command_of_the_chat_tutorial_ends_well(
     numbered = [json.loads(json.dumps(one).replace("?", f" {number}?")) for number in range(60) for one in chats]
     Path("chats.json").write_text(json.dumps(numbered, indent=1))
     Path("calls.jsonl").write_text(
-        "".join(json.dumps(calls).replace("Brest", f"Brest {number}") + "\n" for number in range(60))
+        "".join(json.dumps(calls).replace("Brest", f"Brest {number}") + "\n" for number in range(300))
     )
     small = {"train": "--shards.sequence-length 1536 --elastic.max-workers 2 --track.mlflow-uri off"}
     for command in "".join(blocks("console")).splitlines():

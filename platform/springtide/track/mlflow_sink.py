@@ -115,6 +115,8 @@ class MlflowSink:
         """Tags that the server has."""
         self._names: Callable[[str], str] = valid_name
         """From the name of a figure to that in MLflow."""
+        self._is_present = True
+        """Whether the run began with the present names, not with those of an earlier version."""
         self._monitor: Any = None
         """MLflow's own, of the load of the driver's node."""
         self._last: Event | None = None
@@ -202,6 +204,7 @@ class MlflowSink:
         found = client.get_run(self._run_id).data
         self._marks = {mark: int(found.tags.get(mark, start)) for mark, start in self._marks.items()}
         self._known = dict(found.tags)
+        self._is_present = found.tags.get(_NAMES) == _PRESENT
         self._names = _NAMING.get(found.tags.get(_NAMES), valid_name)
         self._log_settings(client, found.params)
         _log_datasets(client, self._run_id, self._datasets)
@@ -270,7 +273,10 @@ class MlflowSink:
                 self._note(event, tags)
             elif event.step > marks[mark]:
                 marks[mark] = event.step
-                named = {self._names(name): figure for name, figure in _figures(event).items()}
+                figures = _figures(event)
+                if self._is_present and figures.get("loss_scale") == 1.0:  # nothing is scaled but in fp16
+                    del figures["loss_scale"]
+                named = {self._names(name): figure for name, figure in figures.items()}
                 metrics += metrics_of(named, event.time_s, event.step)
                 if len(metrics) > _METRICS:
                     self._log(metrics, marks, tags)
@@ -339,8 +345,6 @@ def _figures(event: StepDone | Evaluated) -> dict[str, float]:
     names = STEP_METRICS if isinstance(event, StepDone) else EVAL_METRICS
     found = {name: getattr(event, name) for name in names if getattr(event, name) is not None}
     if isinstance(event, StepDone):
-        if event.loss_scale == 1.0:  # nothing is scaled but in fp16
-            del found["loss_scale"]
         return found | event.extra
     found |= {f"forgetting/{name}": worse for name, worse in event.forgetting.items()}
     if len(event.corpora) > 1:

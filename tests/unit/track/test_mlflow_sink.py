@@ -240,6 +240,7 @@ def test_a_run_of_grouped_names_keeps_those_of_its_sources(config: Config, uri: 
     send(config, run, uri, named[:1], named[1:])
     assert history(uri, run, "train/loss") == [(1, 1.0), (2, 1.0)]
     assert (history(uri, run, "train/loss/web"), history(uri, run, "loss/web")) == ([(1, 2.0)], [(2, 2.0)])
+    assert history(uri, run, "train/loss_scale") == [(2, 1.0)], "a run of now tells it in fp16 only"
 
 
 def test_what_a_user_chose_in_mlflow_stays(config: Config, uri: str, tmp_path: Path) -> None:
