@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_json, add_trust, config_of
+from springtide.cli.options import add_config, add_json, add_trust, add_vocabulary, config_of
 from springtide.cli.output import print_json, say, stdout_for_json
 from springtide.errors import ConfigError, explain
 
@@ -49,8 +49,7 @@ def _estimate_options(show_all: bool, parser: argparse.ArgumentParser) -> None:
     add_config(parser, show_all)
     add_trust(parser)
     parser.add_argument("--workers", metavar="N", type=int, default=1, help="number of workers")
-    help = "number of token ids; 0: model.vocab_size, or corpus.vocab_size if that is 0"
-    parser.add_argument("--vocabulary", metavar="N", type=int, default=0, help=help)
+    add_vocabulary(parser)
     add_json(parser)
 
 

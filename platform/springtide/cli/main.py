@@ -81,8 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def entry() -> None:
-    """Run the command of this process, as the console script does, and leave without the interpreter's last cleaning: freeing
-    what torch, Ray and MLflow have loaded would take a second. Threads are waited for, and all exit functions run."""
+    """Run the command of this process, as the console script does, and exit without tearing the interpreter down: to free the
+    modules of torch, Ray and MLflow would take a second. Threads are joined, and all ``atexit`` functions are called."""
     status = int(Status.FAILED)
 
     def leave() -> None:

@@ -85,6 +85,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def add_vocabulary(parser: argparse.ArgumentParser) -> None:
+    """Add --vocabulary, of commands that need no dataset."""
+    help = "number of token ids; 0: model.vocab_size, or corpus.vocab_size if that is 0"
+    parser.add_argument("--vocabulary", metavar="N", type=int, default=0, help=help)
+
+
 def add_resume(parser: argparse.ArgumentParser, help: str) -> None:
     """Add ``--resume``: True, or ``auto``; False without it."""
     parser.add_argument("--resume", nargs="?", const=True, default=False, type=_auto, metavar="auto", help=help)

@@ -6,7 +6,7 @@ import argparse
 import functools
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_json, config_of
+from springtide.cli.options import add_config, add_json, add_vocabulary, config_of
 from springtide.cli.output import print_json, say
 
 _PLAN = """  springtide plan --recipe llama3_8b --cluster nodes.yaml             # node types, prices and links in a file
@@ -32,8 +32,7 @@ def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measured", metavar="RUN", default="", help=measured)
     measured_on = "with --measured: the node type that it ran on, where the file has several"
     parser.add_argument("--measured-on", metavar="NAME", default="", help=measured_on)
-    help = "number of token ids; 0: model.vocab_size, or corpus.vocab_size if that is 0"
-    parser.add_argument("--vocabulary", metavar="N", type=int, default=0, help=help)
+    add_vocabulary(parser)
     add_json(parser)
 
 

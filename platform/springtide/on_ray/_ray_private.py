@@ -177,8 +177,8 @@ def stay_on_loopback() -> Iterator[None]:
 
 @contextlib.contextmanager
 def few_head_processes() -> Iterator[None]:
-    """Have a head of Ray that is started in the block, in any thread, start no dashboard, and no autoscaler for its one node:
-    each costs a core-second or more. ``start_dashboard`` starts the dashboard later."""
+    """Have ``ray.init``, called in the block by any thread, start a head without dashboard and autoscaler: each takes a second
+    of CPU time or more. ``start_dashboard`` starts the dashboard later."""
     from ray._private.node import Node
 
     def without_dashboard(node: Any, **_: object) -> None:

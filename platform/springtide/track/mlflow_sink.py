@@ -52,7 +52,7 @@ _NAMING: dict[str, Callable[[str], str]] = {
     _PRESENT: metric_name,
     "grouped": lambda name: valid_name(grouped_name(name)),
 }
-"""Value of that tag -> the names that a run of then keeps; a run without the tag has those of the events."""
+"""Value of that tag -> how a metric of a run with it is named. In a run without the tag it has the event's own name."""
 _CHECKPOINT, _NODE = "springtide.newest_checkpoint", "springtide.system_metrics_node"
 _NOTE = "mlflow.note.content"
 """The tag that the page of an MLflow run shows as its description, in Markdown."""
@@ -115,8 +115,6 @@ class MlflowSink:
         """Tags that the server has."""
         self._names: Callable[[str], str] = valid_name
         """From the name of a figure to that in MLflow."""
-        self._is_present = True
-        """Whether the run began with the present names, not with those of an earlier version."""
         self._monitor: Any = None
         """MLflow's own, of the load of the driver's node."""
         self._last: Event | None = None
@@ -204,7 +202,6 @@ class MlflowSink:
         found = client.get_run(self._run_id).data
         self._marks = {mark: int(found.tags.get(mark, start)) for mark, start in self._marks.items()}
         self._known = dict(found.tags)
-        self._is_present = found.tags.get(_NAMES) == _PRESENT
         self._names = _NAMING.get(found.tags.get(_NAMES), valid_name)
         self._log_settings(client, found.params)
         _log_datasets(client, self._run_id, self._datasets)
@@ -274,7 +271,9 @@ class MlflowSink:
             elif event.step > marks[mark]:
                 marks[mark] = event.step
                 figures = _figures(event)
-                if self._is_present and figures.get("loss_scale") == 1.0:  # nothing is scaled but in fp16
+                if (
+                    self._names is _NAMING[_PRESENT] and figures.get("loss_scale") == 1.0
+                ):  # nothing is scaled but in fp16
                     del figures["loss_scale"]
                 named = {self._names(name): figure for name, figure in figures.items()}
                 metrics += metrics_of(named, event.time_s, event.step)

@@ -136,7 +136,7 @@ def starting_cluster(config: Config) -> Iterator[Callable[[], str]]:
 
 @contextlib.contextmanager
 def _ends_on_sigterm() -> Iterator[None]:
-    """Have SIGTERM raise SystemExit in the block, as Ray does where the main thread starts it."""
+    """Have SIGTERM raise SystemExit in the block. Ray installs such a handler itself, but only if the main thread starts it."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
