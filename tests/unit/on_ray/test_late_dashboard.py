@@ -5,27 +5,13 @@ from __future__ import annotations
 import threading
 
 import pytest
+from journal_events import step
 
-from springtide.events import Started, StepDone
+from springtide.events import Started
 from springtide.on_ray.cluster import late_dashboard
 from springtide.on_ray.cluster.late_dashboard import LateDashboard
 
-STEP = StepDone(
-    step=1,
-    loss=1.0,
-    grad_norm=1.0,
-    learning_rate=0.1,
-    tokens=1,
-    step_tokens=1,
-    step_time_s=1.0,
-    data_wait_s=0.0,
-    tokens_per_s=1.0,
-    mfu=0.0,
-    memory_bytes=0,
-    world_size=1,
-    digest="",
-    term=1,
-)
+STEP = step(1)
 
 
 def test_a_dashboard_starts_once_a_run_has_trained_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
