@@ -65,6 +65,12 @@ class World:
         return self.mesh.size(0) if self.mesh is not None and self.mesh.ndim == 2 else 1
 
     @property
+    def is_first_copy(self) -> bool:
+        """Return True on the ranks of one copy of the model. What every copy has is added to a sum over ranks by this one
+        alone: a sum of shares is inexact where the number of copies is no power of two."""
+        return self.mesh is None or self.copies == 1 or self.mesh.get_local_rank("replicate") == 0
+
+    @property
     def is_first(self) -> bool:
         return self.rank == 0
 

@@ -81,16 +81,16 @@ class Anchor:
         return {_COMPONENT: self._digests}
 
     @torch.no_grad()
-    def sums(self, copies: int) -> list[Tensor]:
+    def sums(self, is_first_copy: bool) -> list[Tensor]:
         """Return this rank's float64 scalars to be summed over ranks: <g, p>, |p|^2 and sum of p (w - w0), after backward.
-        ``copies``: of the model, each of which has them."""
+        Every copy of the model has them, so only the first one adds them: ``is_first_copy``."""
         device = next(iter(self._parameters.values())).device
         found = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
-        for gradient, pull, away in self._pulls():
+        for gradient, pull, away in self._pulls() if is_first_copy else ():
             square = torch.linalg.vector_norm(pull, dtype=torch.float64).square()
             # fp32 products of elements, float64 sums: where shards are cut does not show
             found += torch.stack([_sum(gradient * pull), square, _sum(pull * away)])
-        return list((found / copies).unbind())
+        return list(found.unbind())
 
     def told(self, sums: Sequence[float], grad_norm: float, correction: float) -> tuple[float, dict[str, float]]:
         """Return the norm of the whole gradient, and the figures of the step. ``sums``: over all ranks; ``grad_norm``: of the

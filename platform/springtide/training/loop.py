@@ -54,7 +54,7 @@ from springtide.training.profile import Profile
 from springtide.training.recheck import Recheck
 from springtide.training.recompiles import Recompiles
 from springtide.training.sample import write_sample
-from springtide.training.seeds import seed_generators
+from springtide.training.seeds import lane_seeds, seed_of
 from springtide.training.snapshot_schedule import SnapshotSchedule
 from springtide.training.start_check import check_adapter
 from springtide.training.state import ModelFigures, TrainState
@@ -198,7 +198,7 @@ class TrainLoop:
         config, nodes, only_when = self.config, self.placement.nodes, self.config.train.only_when
         return [
             self.state.energy,
-            Recheck(config, self.world, self.state, nodes, saves, self.lease),
+            Recheck(config, self.world, self.state, nodes, saves, self.lease, self._seed),
             Recompiles(config.parallel.compile),
             CompiledCode(self.placement.compiled, self.world, self.lease),
             self.state.guard,
@@ -208,6 +208,10 @@ class TrainLoop:
             StragglerDetector(self.world, nodes, float(config.elastic.compare)),
             *([Pauses(only_when, self.world, interrupt, self.placement.heartbeat)] if only_when else ()),
         ]
+
+    def _seed(self, rank: int) -> int:
+        """Return the seed with which ``rank`` begins the current step."""
+        return seed_of(self.config.train.seed, self.state.step, self.data.order.lanes_of(rank, self.world.size)[0])
 
     def _go_back(self) -> Iterator[Event]:
         """Roll back to the newest checkpoint before a spike. The spike's step, and those that may have led to it, are skipped
@@ -254,14 +258,14 @@ class TrainLoop:
             config.train.rows_at_once,
             config.parallel.exact,
         )
-        seed_generators(config.train.seed, state.step, world.rank)
+        lanes, rows = order.lanes_of(world.rank, world.size), order.lane_rows(order_step, world.rank, world.size)
         result = train_step(
             state.model,
             state.optimizer,
             tokens_NL,
             digest(batch.sample_ids),
             world,
-            micro_batches=micro_batches(order.lane_rows(order_step, world.rank, world.size), *cut),
+            micro_batches=micro_batches(rows, *cut),
             padded_rows=largest_micro_batch(*cut) * config.parallel.compile,
             tokens_per_step=order.rows(order_step) * self.data.sequence_length,
             clip_norm=config.optim.clip_norm,
@@ -277,6 +281,7 @@ class TrainLoop:
             sources_N=source_figures.numbers(self.data, batch.sample_ids, world.device),
             num_sources=source_figures.num_sources(self.data),
             columns=columns,
+            seeds=lane_seeds(config.train.seed, state.step, lanes, rows, config.parallel.exact),
             name=f"step {order_step} of the order",
         )
         self.data_waits_s = [sum(waits) for waits in zip(self.data_waits_s, result.data_waits_s, strict=True)]

@@ -141,7 +141,7 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
             gradients = local_gradients(model)
             square_norm(gradients)
             if anchor:
-                anchor.sums(here.copies)
+                anchor.sums(is_first_copy=True)
             torch._foreach_mul_(gradients, 0.5)
             if anchor:
                 anchor.add(0.5)

@@ -55,10 +55,11 @@ class Recheck(StepHook):
         nodes: Sequence[str],
         saves: CheckpointSchedule,
         lease: GroupLease,
+        seed: Callable[[int], int],
     ) -> None:
-        """``nodes``: the node of each rank, if known."""
+        """``nodes``: the node of each rank, if known; ``seed`` returns the seed with which a rank begins the current step."""
         self._config, self._world, self._state, self._nodes = config, world, state, nodes
-        self._saves, self._lease = saves, lease
+        self._saves, self._lease, self._seed = saves, lease, seed
         self._every_s = float(config.elastic.recheck)
         self._active = self._every_s > 0 and world.size > 1
         trained = (one for one in state.model.modules() if isinstance(one, nn.Embedding) and one.weight.requires_grad)
@@ -114,7 +115,7 @@ class Recheck(StepHook):
     def result_of(self, one: MicroBatch, owner: int) -> Tensor:
         """Return the summary of a micro-batch of rank ``owner`` as this rank computes it."""
         model, outputs = self._state.model, list[Tensor]()
-        seed_generators(self._config.train.seed, self._state.step, owner)
+        seed_generators(self._seed(owner))
         with torch.set_grad_enabled(self._embedding is not None), _output_seen(self._embedding, outputs.append):
             total, sums = loss_of(model, one)
         # no gradients of weights: those of the step stay as they are

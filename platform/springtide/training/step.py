@@ -8,7 +8,7 @@ all-reduce: loss, tokens, gradient norm, digest of the samples, requests to stop
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +23,7 @@ from springtide.objective import Columns, Objective
 from springtide.parallel import set_gradient_sync, weights_changed
 from springtide.training.anchor import NUM_SUMS, Anchor
 from springtide.training.optim import local_gradients, square_norm
+from springtide.training.seeds import seed_generators
 from springtide.training.step_metrics import StepMetrics
 
 _LIMBS = 4
@@ -64,6 +65,7 @@ class StepSignals(NamedTuple):
 _NOTHING = StepSignals()
 _NO_FIGURES: dict[str, float] = {}
 _NO_COLUMNS: Columns = {}
+_NO_SEEDS: Mapping[int, int] = {}
 
 
 class StepResult(NamedTuple):
@@ -163,6 +165,7 @@ def train_step(
     sources_N: Tensor | None = None,
     num_sources: int = 0,
     columns: Columns = _NO_COLUMNS,
+    seeds: Mapping[int, int] = _NO_SEEDS,
     name: str = "a step",
 ) -> StepResult:
     """Run one step: forward, backward, agree, clip, update.
@@ -175,20 +178,22 @@ def train_step(
     micro-batch. ``objective`` is minimised in place of the cross-entropy, and its gradient is divided by its weight in the
     whole step; the penalty of ``anchor`` is added to either. ``metrics`` are told with the result. ``sources_N``: number of the
     source of each row, int64 (n,), if figures are wanted by source. ``columns``: labels of the rows, (n, ...) each, for the
-    objective. ``name`` of the step, for errors. Raises TrainingFailed, on all ranks, if no token is predicted, or the weight of
-    the objective is not above 0.
+    objective. ``seeds``: as from ``lane_seeds``. ``name`` of the step, for errors. Raises TrainingFailed, on all ranks, if
+    no token is predicted, or the weight of the objective is not above 0.
     """
     # divided by the tokens of a full step, known in advance; the true count corrects it below
     weight = loss_scale / tokens_per_step
-    how = z_weight, padded_rows, compute_first, objective, metrics, columns
+    how = z_weight, padded_rows, compute_first, objective, metrics, columns, seeds
     found, tokens_N = accumulate(model, tokens_NL, world, micro_batches, weight, *how)
     gradients, num_tokens = local_gradients(model), tokens_N.sum()
     # an objective adds its weight and its parts, and tells no loss of a row
     loss_sum, *more = found if objective else (found.sum(),)
     others = 3 + len(more)
-    more += anchor.sums(world.copies) if anchor else ()
+    more += anchor.sums(world.is_first_copy) if anchor else ()
     more += metrics.sums(num_tokens) if metrics else ()
-    square = square_norm(gradients).to(world.device) / world.copies
+    square = square_norm(gradients).to(world.device)
+    if not world.is_first_copy:
+        square = torch.zeros_like(square)
     by_source = tokens_N.new_zeros(2, num_sources)
     if sources_N is not None:
         nats_N = torch.full_like(tokens_N, math.nan) if objective else found
@@ -232,6 +237,7 @@ def accumulate(
     objective: Objective | None = None,
     metrics: StepMetrics | None = None,
     columns: Columns = _NO_COLUMNS,
+    seeds: Mapping[int, int] = _NO_SEEDS,
 ) -> tuple[Tensor, Tensor]:
     """Run forward and backward; gradients are of the loss times ``loss_weight``. Returns the cross-entropy [nats] and the
     tokens of each row, float64 (n,); in place of the former all sums of an ``objective``, (size,)."""
@@ -242,6 +248,8 @@ def accumulate(
         metrics.begin()
     for index, rows in enumerate(micro_batches):
         set_gradient_sync(model, index == len(micro_batches) - 1)
+        if rows.start != rows.stop and rows.start in seeds:
+            seed_generators(seeds[rows.start])
         largest = metrics.largest if metrics else None
         here = {name: column[rows] for name, column in columns.items()}
         one = MicroBatch(tokens_NL[rows], loss_weight, z_weight, padded_rows, objective, largest, here)
