@@ -5,7 +5,8 @@
     all wait in a collective, twice, after twenty usual steps and half a minute -> it does not end: the group hangs
 
 A rank may stand at the same line for good reasons: it reads rows from a store that is away, waits for Ray, compiles, is slow in
-one of torch's functions, or in one that holds Python's lock. Then nobody is named, and the time limit decides.
+one of torch's functions, or in one that holds Python's lock, or gets no core on a busy machine. Then nobody is named, and the
+time limit decides.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ Frames = tuple[str, ...]
 """Stack of a rank's training thread, innermost first, each ``file:line``; empty if its process does not answer."""
 BUSY: Frames = ("in a call that holds Python's lock",)
 """Of a rank that says nothing though its process is there."""
+STARVED: Frames = ("waits for a core",)
+"""Of a rank whose machine runs other processes instead."""
 APART_S = 3.0
 """Time between two looks [s]."""
 _STEPS, _FIRST_S = 3.0, 3.0
@@ -107,7 +110,7 @@ def doing(frames: Frames) -> Literal["nothing", "waits", "reads", "computes", "e
         return "waits"
     if _any(frames, _STORAGE) or _any(frames[:_INNER], _RAY):  # every stack begins in Ray
         return "reads"
-    return "computes" if frames == BUSY or _any(frames[:1], _TORCH) or _any(frames, _COMPILER) else "else"
+    return "computes" if frames in (BUSY, STARVED) or _any(frames[:1], _TORCH) or _any(frames, _COMPILER) else "else"
 
 
 def _any(frames: Frames, places: Sequence[str]) -> bool:

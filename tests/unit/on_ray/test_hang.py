@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +16,7 @@ import pytest
 from springtide.config import recipes
 from springtide.dist.flight_recorder import Collective, newest_collectives
 from springtide.elastic.policy import RestartForecast
-from springtide.elastic.stalled import BUSY, Frames, stalled
+from springtide.elastic.stalled import BUSY, STARVED, Frames, stalled
 from springtide.on_ray.cluster import liveness
 from springtide.on_ray.train import hang, worker
 from springtide.on_ray.train.mailbox import Progress
@@ -219,6 +222,37 @@ def test_a_look_finds_the_training_thread_only(workers: list[Any], monkeypatch: 
     thread.join()
     assert "threading.py" in found[0]
     assert any("test_hang.py" in frame for frame in found)
+
+
+@pytest.mark.processes
+def test_a_thread_without_a_core_does_not_stand_still() -> None:
+    """Start 14 of 40 on busy cores was ended: rank 0 had no core for nine seconds, and stood at one line."""
+    load = [
+        subprocess.Popen(
+            [sys.executable, "-c", f"import os\nwhile os.getppid() == {os.getpid()}:\n    sum(range(10**6))"]
+        )
+        for _ in range(2 * (os.cpu_count() or 1))
+    ]
+    end = threading.Event()
+
+    def compute() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        while not end.is_set():
+            sum(range(1000))
+
+    starved, idle = threading.Thread(target=compute), threading.Thread(target=end.wait, args=(60,))
+    for thread in (starved, idle):
+        thread.start()
+    try:
+        found = [any(hang._is_starved(thread.ident or 0) for _ in range(20)) for thread in (starved, idle)]
+    finally:
+        end.set()
+        for process in load:
+            process.kill()
+            process.wait()
+    assert found == [True, False]
+    assert stalled([WAITS, STARVED], [WAITS, STARVED]) == []
+    assert not hang._is_starved(-1)
 
 
 def _quiet(work: Any) -> None:

@@ -20,7 +20,7 @@ from ray.exceptions import RayError
 
 from springtide.checkpoint.staging import in_thread
 from springtide.dist.flight_recorder import Collective, behind, newest_collectives
-from springtide.elastic.stalled import APART_S, BUSY, Frames, first_look_s, is_deadlock, stalled
+from springtide.elastic.stalled import APART_S, BUSY, STARVED, Frames, doing, first_look_s, is_deadlock, stalled
 from springtide.on_ray._ray_private import Worker
 from springtide.on_ray.cluster.liveness import QUIET_S, Liveness, silent_processes
 from springtide.on_ray.train.mailbox import Progress
@@ -32,6 +32,10 @@ MOST_HANGS, MOST_SILENT = 3, 10
 """Hangs at one step after which training fails: of groups whose ranks all answer, so that the code waits for ever, and of
 groups with a process that does not answer, which is the fault of its node."""
 _ANSWER_S = 5.0
+_DELAY_OVER_S = 0.3
+"""Time over which it is measured how long a thread waits for a core [s]."""
+_STARVED_SHARE = 0.1
+"""A thread that stands still waits for no core at all."""
 _WRITE_S = 5.0
 _WORK, _WORKER = "work", "/on_ray/train/worker.py"
 """The function that runs in a training thread, and its file."""
@@ -47,12 +51,31 @@ def stacks() -> str:
 
 
 def frames() -> Frames:
-    """Return the stack of this process's training thread, innermost first; called in a worker's process while ``work`` runs."""
-    for frame in sys._current_frames().values():
+    """Return the stack of this process's training thread, innermost first, or ``STARVED``; called in a worker's process while
+    ``work`` runs."""
+    for ident, frame in sys._current_frames().items():
         stack = [(one.f_code, line) for one, line in traceback.walk_stack(frame)]
         if any(code.co_name == _WORK and code.co_filename.endswith(_WORKER) for code, _ in stack):
-            return tuple(f"{code.co_filename}:{line}" for code, line in stack)
+            found = tuple(f"{code.co_filename}:{line}" for code, line in stack)
+            return STARVED if doing(found) == "else" and _is_starved(ident) else found
     return ()
+
+
+def _is_starved(ident: int) -> bool:
+    """Return True if thread ``ident`` of this process waits for a core. False where the system does not say."""
+    native = next((thread.native_id for thread in threading.enumerate() if thread.ident == ident), None)
+    try:
+        before_s = _delay_s(native)
+        time.sleep(_DELAY_OVER_S)  # the time over which it is measured
+        return _delay_s(native) - before_s > _STARVED_SHARE * _DELAY_OVER_S
+    except (OSError, ValueError):
+        return False
+
+
+def _delay_s(native: int | None) -> float:
+    """Return how long a thread of this process has waited for a core [s]. Source: Documentation/scheduler/sched-stats.rst."""
+    with open(f"/proc/self/task/{native}/schedstat") as file:
+        return float(file.read().split()[1]) / 1e9
 
 
 def look(workers: Sequence[Worker]) -> list[Frames]:
