@@ -145,6 +145,8 @@ def journal_cpu(steps: int, where: str) -> dict[str, Any]:
 
 def observers_cpu(steps: int) -> dict[str, Any]:
     """Processor time of each observer for one step, of all its threads [s]."""
+    import torch
+
     from springtide.app.control import Controls
     from springtide.on_ray.train.ray_metrics import RayMetrics
     from springtide.on_ray.train.worker_lender import WorkerLender
@@ -152,13 +154,14 @@ def observers_cpu(steps: int) -> dict[str, Any]:
     from springtide.track.console import Console
     from springtide.track.own_listener import OwnListener
     from springtide.training.energy import EnergyMeter, counter_of
-    from springtide.training.step import StepSignals
+    from springtide.training.part import Work
 
-    events, found, signals = [_event(step) for step in range(1, steps + 1)], dict[str, float](), StepSignals()
+    events, found = [_event(step) for step in range(1, steps + 1)], dict[str, float]()
+    work = Work(torch.zeros(0, 1, dtype=torch.int64), [], 1)
     meter, here = EnergyMeter(counter_of(None)), SimpleNamespace(step=0)
 
     def count_energy(event: StepDone) -> None:
-        meter.signals(signals, event.step)
+        meter.before_step(work)
         meter.take()
         list(meter.after_step(here))
 

@@ -23,9 +23,9 @@ from springtide.config import build
 from springtide.dist import process_group, world
 from springtide.model import flops_per_token, num_parameters, skeleton
 from springtide.parallel import parallelize
+from springtide.training import StepSetup, Work, train_step
 from springtide.training.micro_batches import micro_batches
 from springtide.training.optim import optimizer_of
-from springtide.training.step import train_step
 from springtide.training.weights import initialize
 
 VOCABULARY = 1024
@@ -70,22 +70,15 @@ class Cell:
         self.optimizer = optimizer_of(self.model, config.optim)
         rows = [len(part) for part in torch.arange(config.stream.global_batch).tensor_split(self.here.size)]
         self.rows_NL = torch.randint(VOCABULARY, (rows[self.here.rank], config.shards.sequence_length + 1))
-        self.parts = micro_batches([1] * len(self.rows_NL), 1, max(rows), config.train.rows_at_once, by_lane=False)
+        parts = micro_batches([1] * len(self.rows_NL), 1, max(rows), config.train.rows_at_once, by_lane=False)
+        self.setup = StepSetup(self.model, self.optimizer, self.here, clip_norm=1.0)
+        self.work = Work(self.rows_NL, parts, config.tokens_per_step)
         self.step()
 
     def step(self) -> float:
         """One step [s]."""
-        begin, tokens = time.perf_counter(), self.config.tokens_per_step
-        train_step(
-            self.model,
-            self.optimizer,
-            self.rows_NL,
-            0,
-            self.here,
-            micro_batches=self.parts,
-            tokens_per_step=tokens,
-            clip_norm=1.0,
-        )
+        begin = time.perf_counter()
+        train_step(self.setup, self.work)
         return time.perf_counter() - begin
 
 

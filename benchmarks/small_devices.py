@@ -76,9 +76,9 @@ def measured(shape: dict[str, Any], length: int, steps: int) -> dict[str, Any]:
     from springtide.dist import world as world_of
     from springtide.model import make, num_parameters
     from springtide.parallel import parallelize
+    from springtide.training import StepSetup, Work, train_step
     from springtide.training.optim import optimizer_of, set_learning_rate
     from springtide.training.parameter_groups import check_groups, freeze
-    from springtide.training.step import train_step
     from springtide.training.weights import initialize
 
     changes = {"adapter": "lora", "adapter_rank": 8, **shape}
@@ -96,13 +96,12 @@ def measured(shape: dict[str, Any], length: int, steps: int) -> dict[str, Any]:
     initialize(model, config.model, vocab)
     filled, losses, times = time.perf_counter() - begin, [], []
     held = claims.peak_mib()
-    draw = torch.Generator().manual_seed(0)
-    for step in range(steps):
+    draw, setup = torch.Generator().manual_seed(0), StepSetup(model, optimizer, world, clip_norm=1.0)
+    for _ in range(steps):
         begin = time.perf_counter()
         rows = torch.randint(vocab, (1, length + 1), generator=draw)
         set_learning_rate(optimizer, 1e-4)
-        options: dict[str, Any] = {"micro_batches": [slice(0, 1)], "tokens_per_step": length, "clip_norm": 1.0}
-        result = train_step(model, optimizer, rows, step, world, **options)
+        result = train_step(setup, Work(rows, [slice(0, 1)], length))
         assert result.updated
         losses.append(result.loss)
         times.append(round(time.perf_counter() - begin, 1))

@@ -36,7 +36,7 @@ from measure import CUDA, KIND, Book, laid_out, random_rows, sync
 from springtide import config as configs
 from springtide.config import Config
 from springtide.dist import world
-from springtide.training import train_step
+from springtide.training import StepSetup, Work, train_step
 from springtide.training.device import choose_kernels
 from springtide.training.micro_batches import micro_batches
 
@@ -120,13 +120,13 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
     model, optimizer = laid_out(config, here, IDS)
     exact = case["reduction"] == "fp64"
     parts = micro_batches([ROWS_PER_LANE] * LANES, ROWS_PER_LANE, LANES, case["rows_at_once"], by_lane=exact)
-    how: dict[str, Any] = {"micro_batches": parts, "tokens_per_step": LANES * ROWS_PER_LANE * LENGTH, "clip_norm": 1.0}
+    setup, tokens = StepSetup(model, optimizer, here, clip_norm=1.0), LANES * ROWS_PER_LANE * LENGTH
     losses, times = [], []
     for number in range(STEPS):
         rows = random_rows(LANES * ROWS_PER_LANE, LENGTH, IDS, seed=number)
         sync()
         begin = time.perf_counter()
-        losses.append(train_step(model, optimizer, rows, 0, here, **how).loss.hex())
+        losses.append(train_step(setup, Work(rows, parts, tokens)).loss.hex())
         sync()
         times.append(time.perf_counter() - begin)
     weights = [local(parameter).detach().float().cpu().numpy().ravel() for parameter in model.parameters()]

@@ -31,7 +31,7 @@ from springtide.config import Config
 from springtide.dist import World, backend, world
 from springtide.model import flops_per_token, skeleton
 from springtide.parallel import parallelize
-from springtide.training import train_step
+from springtide.training import StepSetup, Work, train_step
 from springtide.training.memory_estimate import predicted_bytes
 from springtide.training.nvml import gpu_of
 from springtide.training.optim import may_fuse, optimizer_of
@@ -343,10 +343,10 @@ def training(variant: Variant, vocab_size: int) -> Iterator[Callable[[Tensor], f
         model, optimizer = laid_out(variant.config, here, vocab_size, variant.eos_id)
         variant.change(model)
 
+        setup = StepSetup(model, optimizer, here, clip_norm=CLIP)
+
         def step(rows: Tensor) -> float:
-            whole, tokens = [slice(0, len(rows))], rows[:, 1:].numel()
-            how: dict[str, Any] = {"micro_batches": whole, "tokens_per_step": tokens, "clip_norm": CLIP}
-            return train_step(model, optimizer, rows, 0, here, **how).loss
+            return train_step(setup, Work(rows, [slice(0, len(rows))], rows[:, 1:].numel())).loss
 
         yield step
 

@@ -111,6 +111,11 @@ PURE: dict[str, tuple[str, ...]] = {
 """Package whose values depend on its arguments alone -> its files at the edge, which may use files, clocks and processes."""
 
 
+PARTS = "training/parts.py"
+CORE = tuple(f"training/{name}.py" for name in ("step", "loop", "part", "message", "losses", "state"))
+"""Where the parts of training are listed, and what must know none of them by name."""
+
+
 @functools.cache
 def sources(package: Path) -> list[tuple[str, ast.Module]]:
     """(path below the package, syntax tree) of every file; all rules share one reading."""
@@ -192,6 +197,20 @@ def raw_prints(package: Path) -> list[str]:
             if is_print or is_write:
                 found.append(f"{file}:{node.lineno} prints raw text: call cli.output.say")  # type: ignore[attr-defined]
     return found
+
+
+def core_that_knows_a_feature(package: Path) -> list[str]:
+    """Imports of a part by the step, the loop or what all parts share. ``training/parts.py`` lists the parts."""
+    trees = dict(sources(package))
+    prefix = "springtide.training."
+    listed = {name for _, name in imports(trees.get(PARTS, ast.Module([], []))) if name.startswith(prefix)}
+    features = {name.split(".")[2] for name in listed} - {"part", "loop"}
+    return [
+        f"{file}:{line} imports {name}, a part: the step and the loop know none by name"
+        for file in CORE
+        for line, name in imports(trees.get(file, ast.Module([], [])))
+        if name.startswith(prefix) and name.split(".")[2] in features
+    ]
 
 
 def impure(package: Path) -> list[str]:

@@ -22,6 +22,7 @@ RULES = [
     rules.impure,
     rules.environment_readers,
     rules.raw_prints,
+    rules.core_that_knows_a_feature,
 ]
 
 
@@ -60,6 +61,14 @@ def test_a_rule_catches_what_breaks_it(rule: Callable[[Path], list[str]], file: 
     (tmp_path / file).write_text(text)
     [found] = rule(tmp_path)
     assert file in found
+
+
+def test_the_step_that_imports_a_part_is_found(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "parts.py").write_text("from springtide.training.energy import energy_meter\n")
+    (tmp_path / "training" / "step.py").write_text("def f():\n    from springtide.training.energy import Rapl\n")
+    [found] = rules.core_that_knows_a_feature(tmp_path)
+    assert found.startswith("training/step.py:2 imports springtide.training.energy")
 
 
 def test_every_package_has_an_import_rule_and_is_on_the_map() -> None:

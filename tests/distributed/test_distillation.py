@@ -19,6 +19,7 @@ from springtide.app.resolve import resolve
 from springtide.checkpoint.format import Meta, read_manifest
 from springtide.checkpoint.load import read_pieces
 from springtide.checkpoint.other_orders import newer_of_other_orders
+from springtide.checkpoint.restore import Restored
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError, CorpusError, CorruptShard
 from springtide.events import Event, StepDone
@@ -200,7 +201,7 @@ def test_a_student_learns_the_same_bits_beside_its_teacher_at_any_world_size(tau
 def teacher_of(config: Config) -> Teacher:
     """The teacher of a config, loaded."""
     teacher = Teacher(config, 257, 256, None, False, torch.device("cpu"))
-    teacher.load()
+    teacher.begin(None)
     return teacher
 
 
@@ -231,10 +232,11 @@ def test_a_teacher_that_cannot_be_is_told_before_the_run_begins(taught: Config, 
 
 def test_another_teacher_does_not_teach_on(taught: Config) -> None:
     teacher, url = teacher_of(online(taught, "x")), f"{taught.run.root}/teacher"
-    teacher.check_unchanged(Meta.model_construct(step=1, components=teacher.components))
-    other = {"teacher": dict.fromkeys(teacher.components["teacher"], "0" * 32)}
+    known = teacher.describe(Meta.model_construct(step=1, components={}, metrics={}))
+    teacher.begin(Restored(known, "a"))
+    other = {"teacher": dict.fromkeys(known.components["teacher"], "0" * 32)}
     with pytest.raises(CheckpointError, match=re.escape(f"{url}/checkpoints/step-0000000003 was '000")):
-        teacher.check_unchanged(Meta.model_construct(step=1, components=other))
+        teacher.begin(Restored(Meta.model_construct(step=1, components=other), "b"))
 
 
 def test_a_damaged_group_ends_training_by_name(taught: Config, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from springtide.dist import world as world_of
 from springtide.events import StepDone
 from springtide.model import IGNORE_INDEX, LargestLogit, build, skeleton
 from springtide.parallel import parallelize
-from springtide.training import train_step
+from springtide.training import StepSetup, Work, train_step
 from springtide.training.step_metrics import NoiseScale, StepMetrics
 from springtide.training.weights import initialize
 
@@ -50,8 +50,9 @@ def step(world: World, config: Config, micro_batch: int) -> tuple[dict[str, floa
     dist.all_reduce = count
     try:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        size = {"tokens_per_step": ROWS * LENGTH, "clip_norm": 1.0, "metrics": metrics}
-        found = train_step(model, optimizer, rows, 0, world, micro_batches=slices, **size)
+        parts = [metrics] if metrics else []
+        setup = StepSetup(model, optimizer, world, clip_norm=1.0, parts=parts)
+        found = train_step(setup, Work(rows, slices, ROWS * LENGTH))
     finally:
         dist.all_reduce = before
     return found.extra, sum(values.dtype == torch.float64 and values.dim() == 2 for values in calls)

@@ -24,6 +24,7 @@ from springtide.checkpoint.format import Meta
 from springtide.checkpoint.staging import StagingBuffer
 from springtide.checkpoint.tensors import local, named_tensors
 from springtide.config import Config
+from springtide.config.steps import OrderStep
 from springtide.dist import World
 from springtide.dist import world as world_of
 from springtide.elastic import Interrupt
@@ -35,8 +36,10 @@ from springtide.run.folder import Run
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.journal import Journal
-from springtide.training import Placement, TrainLoop, energy, train_step
+from springtide.training import Placement, StepSetup, TrainLoop, Work, energy, rollback, train_step
+from springtide.training import loss_scale as loss_scale_module
 from springtide.training.__main__ import train as run_alone
+from springtide.training.evaluate import Evaluations
 from springtide.training.memory_estimate import Meter
 from springtide.training.micro_batches import micro_batches
 from springtide.training.optim import optimizer_of
@@ -57,8 +60,8 @@ def train(
     world: World, config: Config, stop_at: int = 0, ask: Interrupt = Interrupt.STOP, loss_scale: float = 0.0
 ) -> list[Event]:
     """Train; at ``stop_at`` the last rank alone asks for ``ask``. ``loss_scale`` is what to begin with."""
+    loss_scale_module._FIRST = loss_scale or loss_scale_module._FIRST
     run = open_run(world, config)
-    run.state.guard.scale.value = loss_scale or run.state.guard.scale.value
 
     def interrupt() -> Interrupt | None:
         return ask if stop_at and run.state.step + 1 == stop_at and world.rank == world.size - 1 else None
@@ -96,7 +99,7 @@ def evaluate_new_model(world: World, config: Config) -> Evaluated:
     """Evaluate the model as it is before training."""
     run = open_run(world, config)
     initialize(run.state.model, config.model, run.data.vocab_size)
-    [found] = run._evaluate()
+    [found] = next(part for part in run.parts if isinstance(part, Evaluations)).now()
     return found
 
 
@@ -192,17 +195,16 @@ def gradients(world: World, config: Config, tokens: np.ndarray, micro_batch: int
                 kept[name] = whole(parameter.grad)
 
     lanes = [lane for lane in range(len(tokens)) if lane * world.size // len(tokens) == world.rank]
+    setup = StepSetup(model, Keep(model.parameters(), lr=0.0), world)
     train_step(
-        model,
-        Keep(model.parameters(), lr=0.0),
-        torch.from_numpy(tokens[lanes].astype(np.int64)),
-        0,
-        world,
-        micro_batches=micro_batches(
-            [1] * len(lanes), 1, -(-len(tokens) // world.size), micro_batch, config.parallel.reduction == "fp64"
+        setup,
+        Work(
+            torch.from_numpy(tokens[lanes].astype(np.int64)),
+            micro_batches(
+                [1] * len(lanes), 1, -(-len(tokens) // world.size), micro_batch, config.parallel.reduction == "fp64"
+            ),
+            tokens_per_step=tokens.shape[0] * (tokens.shape[1] - 1),
         ),
-        tokens_per_step=tokens.shape[0] * (tokens.shape[1] - 1),
-        clip_norm=0.0,
     )
     return kept
 
@@ -327,9 +329,9 @@ def _memory(world: World, config: Config, vocab_size: int) -> float:
         initialize(model, config.model, vocab_size)
         optimizer = optimizer_of(model, config.optim)
         most = []
+        setup, work = StepSetup(model, optimizer, here, clip_norm=1.0), Work(rows_NL, parts, rows_NL.numel())
         for _ in range(4):
-            tokens = rows_NL.numel()
-            train_step(model, optimizer, rows_NL, 0, here, micro_batches=parts, tokens_per_step=tokens, clip_norm=1.0)
+            train_step(setup, work)
             most.append(meter.lap())
     # how far gloo's threads are with what they send differs from step to step
     return statistics.median(most[1:])
@@ -356,7 +358,7 @@ def go_back_when_fenced(world: World, config: Config) -> tuple[str, dict[str, by
 
     before, said = files(), ""
     try:
-        list(run._go_back())
+        rollback.go_back(config, run.data.skipping([OrderStep(2)]), run.lease)
     except RunExists as error:
         said = str(error)
     return said, before, files()

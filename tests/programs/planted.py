@@ -210,15 +210,9 @@ def step_of_a_newer_checkpoint() -> Plant:
 )
 def spike_skips_the_trunk() -> Plant:
     """A spike in the first steps of a branch skipped steps of its trunk."""
-    from springtide.training import loop
+    from springtide.training import rollback
 
-    go_back = loop.TrainLoop._go_back
-
-    def to_step_0(self: Any) -> Iterator[Any]:
-        with mock.patch.object(loop, "branch", types.SimpleNamespace(first_step=lambda config: 0)):
-            yield from go_back(self)
-
-    return patch(loop.TrainLoop, "_go_back", to_step_0)
+    return patch(rollback, "branch", types.SimpleNamespace(first_step=lambda config: 0))
 
 
 @fixed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from springtide.training.step import row_losses
+from springtide.training.losses import row_losses
 
 
 def token_loss(model: nn.Module, rows_BL: Tensor, z_weight: float = 0.0) -> tuple[Tensor, Tensor]:

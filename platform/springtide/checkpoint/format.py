@@ -92,6 +92,11 @@ class Meta(BaseModel):
     """State of other components, such as a gradient scaler, each as plain data."""
     labels: dict[str, str] = {}
 
+    def adding(self, components: dict[str, Any], metrics: dict[str, float] | None = None) -> Meta:
+        """Return this with more components, and with those of the ``metrics`` that are finite."""
+        finite = {name: value for name, value in (metrics or {}).items() if math.isfinite(value)}
+        return self.model_copy(update={"components": self.components | components, "metrics": self.metrics | finite})
+
     @field_validator("metrics", mode="before")
     @classmethod
     def _finite(cls, value: Any) -> Any:

@@ -24,7 +24,7 @@ from springtide.model.attention import Attention, KVCache, LayerKVCache, RMSNorm
 from springtide.model.flex import BlockMask, FlexKernel, block_mask, lowest_keys
 from springtide.model.frozen import as_held, hold, packed_shapes
 from springtide.model.linear import Linear
-from springtide.model.loss import LargestLogit, PartLoss, capped, head_loss, logits, token_nats
+from springtide.model.loss import PartLoss, capped, head_loss, logits, token_nats
 from springtide.model.positions import document_firsts, documents, rotary_table
 
 VOCAB_MULTIPLE = 64
@@ -146,7 +146,6 @@ class Decoder(nn.Module):
         z_weight: float = 0.0,
         past: KVCache | None = None,
         by_token: bool = False,
-        largest: LargestLogit | None = None,
         newest: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """(B, L) ids -> (B, L, V) logits, or of the ``newest`` id of each row only, (B, 1, V); or, given ``targets_BL``, the
@@ -168,7 +167,7 @@ class Decoder(nn.Module):
         hidden_ND, wanted_N = x_BLD.flatten(0, 1), targets_BL.flatten()
         if by_token:
             return token_nats(hidden_ND, head_VD, wanted_N, self.config.logit_cap).view_as(targets_BL)
-        return head_loss(hidden_ND, head_VD, wanted_N, z_weight, self.config.logit_cap, largest, self.fused_loss)
+        return head_loss(hidden_ND, head_VD, wanted_N, z_weight, self.config.logit_cap, self.fused_loss)
 
     def _embedded(self, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
         """Return the embeddings of ids, (B, L, D), and the head's weight, in the type that is computed in. Tied weights are

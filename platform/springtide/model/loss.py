@@ -44,6 +44,26 @@ class LargestLogit:
         self.value = torch.maximum(self.value, most_N.max())
 
 
+_watchers: list[LargestLogit] = []
+"""Those of the ``logits_watched`` blocks that are open."""
+
+
+@contextlib.contextmanager
+def logits_watched(largest: LargestLogit) -> Iterator[None]:
+    """Have ``largest`` see all logits whose loss is computed in the block, whatever the model."""
+    _watchers.append(largest)
+    try:
+        yield
+    finally:
+        _watchers.remove(largest)
+
+
+def see_logits(logits_NV: Tensor, counts_N: Tensor) -> None:
+    """Show logits to whoever watches them. ``counts_N``: which tokens count in the loss, bool (N,)."""
+    for one in _watchers:
+        one.see(logits_NV.detach(), counts_N)
+
+
 class _HeadLoss(torch.autograd.Function):
     """``head_loss``; forward computes the gradients too, those that are needed, while a part's logits exist: the upstream
     gradient is a scalar."""
@@ -56,7 +76,6 @@ class _HeadLoss(torch.autograd.Function):
         wanted_N: Tensor,
         z_weight: float,
         cap: float,
-        largest: LargestLogit | None,
         fused: PartLoss | None,
     ) -> tuple[Tensor, Tensor]:
         """Compute what ``head_loss`` returns."""
@@ -69,10 +88,10 @@ class _HeadLoss(torch.autograd.Function):
         for part_ND, ids_N in zip(*parts, strict=True):
             logits_NV, counts_N = logits(part_ND, head_VD), ids_N != IGNORE_INDEX
             if fused is None:
-                found = _in_steps(logits_NV, ids_N, z_weight, cap, largest, any(ctx.needs_input_grad[:2]))
+                found = _in_steps(logits_NV, ids_N, z_weight, cap, any(ctx.needs_input_grad[:2]))
             else:
-                if largest is not None:
-                    largest.see(capped(logits_NV.float(), cap) if cap else logits_NV, counts_N)
+                if _watchers:
+                    see_logits(capped(logits_NV.float(), cap) if cap else logits_NV, counts_N)
                 found = fused(logits_NV, ids_N, z_weight, cap)
             nats_N[begin : begin + len(part_ND)], grad_NV = found[0], found[2]
             if found[1] is not None:
@@ -91,18 +110,18 @@ class _HeadLoss(torch.autograd.Function):
         return nats_N.sum() + extra, nats_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
         """Return the saved gradients times the upstream gradient; None for an input that is frozen."""
         grad_hidden_ND, grad_head_VD = ctx.saved_tensors
         if grad_hidden_ND is not None:
             grad_hidden_ND.mul_(grads[0])
         if grad_head_VD is not None:
             grad_head_VD = grad_head_VD.mul_(grads[0]).to(ctx.head_dtype)
-        return grad_hidden_ND, grad_head_VD, None, None, None, None, None
+        return grad_hidden_ND, grad_head_VD, None, None, None, None
 
 
 def _in_steps(
-    logits_NV: Tensor, ids_N: Tensor, z_weight: float, cap: float, largest: LargestLogit | None, trains: bool
+    logits_NV: Tensor, ids_N: Tensor, z_weight: float, cap: float, trains: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return what ``part_loss`` returns, one operation after the other; a gradient only if it ``trains``, often in the memory
     of the logits."""
@@ -110,8 +129,7 @@ def _in_steps(
     if cap:
         logits_NV = capped(logits_NV.float(), cap)
     counts_N, ids_N1 = ids_N != IGNORE_INDEX, ids_N.clamp_min(0)[:, None]
-    if largest is not None:
-        largest.see(logits_NV, counts_N)
+    see_logits(logits_NV, counts_N)
     wanted_logit_N1 = logits_NV.gather(-1, ids_N1).float()
     log_p_NV = F.log_softmax(logits_NV, -1, dtype=torch.float32)
     wanted_log_p_N1 = log_p_NV.gather(-1, ids_N1)
@@ -219,7 +237,6 @@ def head_loss(
     wanted_N: Tensor,
     z_weight: float = 0.0,
     cap: float = 0.0,
-    largest: LargestLogit | None = None,
     fused: PartLoss | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss, summed over tokens, fp32 scalar, and the cross-entropy of each token in it, fp32 (N,), 0 where it does
@@ -227,9 +244,9 @@ def head_loss(
 
     ``wanted_N`` are int64 ids, or IGNORE_INDEX. The loss adds ``z_weight`` times the squared logarithm of the softmax's
     denominator, which keeps logits from drifting (Chowdhery et al., PaLM, 2022, section 5). ``cap``: as for ``capped``.
-    ``largest`` sees all logits. ``fused``: ``part_loss``, compiled; None computes in single operations.
+    ``fused``: ``part_loss``, compiled; None computes in single operations.
     """
-    total, nats_N = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight, cap, largest, fused)
+    total, nats_N = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight, cap, fused)
     return total, nats_N
 
 

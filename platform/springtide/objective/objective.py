@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -117,16 +117,16 @@ class Objective:
         # multiples of 2**-24, as in ``row_losses``: sums over ranks are exact. Those of a user's own have any size
         return total, torch.round(found * _PER_UNIT) / _PER_UNIT if self._is_built_in else found
 
-    def checked_weight(self, sums: list[float]) -> float:
-        """Return the weight of a step, from its ``sums`` over all ranks: loss, tokens, square of the gradient norm, weight,
-        parts. Raises TrainingFailed if it is not above 0."""
-        if not sums[3] > 0:
-            raise TrainingFailed(f"the weight of {self.source} is {sums[3]} in all rows of a step; it must be above 0")
-        return sums[3]
+    def checked_weight(self, sums: Sequence[float]) -> float:
+        """Return the weight of a step. ``sums``: over all ranks, of what a call returns. Raises TrainingFailed if it is not
+        above 0."""
+        if not sums[1] > 0:
+            raise TrainingFailed(f"the weight of {self.source} is {sums[1]} in all rows of a step; it must be above 0")
+        return sums[1]
 
-    def told(self, sums: list[float]) -> dict[str, float]:
-        """Return the parts per weight, from ``sums`` as in ``checked_weight``."""
-        return {f"objective/{name}": value / sums[3] for name, value in zip(self.names, sums[4:], strict=False)}
+    def metrics_from_sums(self, sums: Sequence[float]) -> dict[str, float]:
+        """Return each part divided by the weight. ``sums``: as in ``checked_weight``."""
+        return {f"objective/{name}": value / sums[1] for name, value in zip(self.names, sums[2:], strict=True)}
 
     def _call(
         self, outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor, columns: Columns

@@ -1,8 +1,9 @@
-"""Training in plain torch: state, optimizer, schedule, step, loop. Rule: no Ray here; batches, interrupts and events pass
+"""Training in plain torch: state, optimizer, schedule, step, loop, parts. Rule: no Ray here; batches, requests and events pass
 through interfaces, and the same loop runs under torchrun."""
 
 from springtide.training.loop import Feed, TrainLoop
+from springtide.training.part import Part, StepResult, Verdict, Work
 from springtide.training.placement import Placement
-from springtide.training.step import StepResult, train_step
+from springtide.training.step import StepSetup, train_step
 
-__all__ = ["Feed", "Placement", "StepResult", "TrainLoop", "train_step"]
+__all__ = ["Feed", "Part", "Placement", "StepResult", "StepSetup", "TrainLoop", "Verdict", "Work", "train_step"]

@@ -16,8 +16,7 @@ the norm comes from sums that travel in the all-reduce that each step has:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -26,82 +25,84 @@ from springtide.checkpoint.branch import FIELD as START
 from springtide.checkpoint.branch import split
 from springtide.checkpoint.format import FISHER, Manifest, Meta, checkpoints, committed, read_manifest
 from springtide.checkpoint.load import Mismatch, by_tensor, check_names, read_into, read_pieces
+from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.tensors import local, plain_name
 from springtide.config import Config
-from springtide.config.objective import L2SP, ObjectiveConfig
+from springtide.config.objective import L2SP
 from springtide.dist import gathered, rank_here
 from springtide.errors import CheckpointError, ConfigError, SpringtideError, explain, redacted
 from springtide.store import Folder, digest
+from springtide.training.message import StepMessage
+from springtide.training.part import Part, Share, StepResult
 
-NUM_SUMS = 3
-"""Scalars of ``Anchor.sums``."""
+_NUM_SUMS = 3
 _FIELD, _COMPONENT, _METRIC = "objective.anchor", "anchor", "anchor_penalty"
 _AGAIN = "compute it for that checkpoint: springtide model fisher"
 
 
-class Anchor:
+class Anchor(Part):
     """The penalty on the weights of a model that train: this rank's part of w0, and of F if there is one."""
 
-    def __init__(self, model: nn.Module, config: ObjectiveConfig) -> None:
-        """Make room for them; ``load`` fills it. ``model`` is laid out."""
-        self._weight = config.anchor_weight
+    def __init__(self, model: nn.Module, config: Config, is_first_copy: bool = True) -> None:
+        """Make room for them; ``begin`` fills it. ``model`` is laid out. ``is_first_copy``: as in ``World``."""
+        self._config, self._is_first_copy = config, is_first_copy
+        self._weight = config.objective.anchor_weight
         self._parameters = {f"model/{name}": parameter for name, parameter in trained(model).items()}
         self._origins = {name: torch.empty_like(one.detach()) for name, one in self._parameters.items()}
-        has_fisher = config.anchor != L2SP
+        has_fisher = config.objective.anchor != L2SP
         self._fishers = {name: torch.empty_like(one) for name, one in self._origins.items() if has_fisher}
         self._digests: dict[str, str] = {}
         """URL of each checkpoint that was read -> digest of its manifest."""
 
-    def load(self, config: Config) -> None:
-        """Read w0 from the checkpoint that the run started from, and F; all ranks call it together, at each start: neither is
-        in the run's own checkpoints.
+    def begin(self, found: Restored | None) -> None:
+        """Read w0 from the checkpoint that the run started from, and F; all ranks together, at each start: neither is in the
+        run's own checkpoints.
 
         Raises:
             ConfigError: one of them has vanished, is of another model or checkpoint, or F is negative or not finite.
+            CheckpointError: the state was trained with other bytes of w0 or F.
             OSError: the store cannot be reached.
         """
         fatal: Exception | None = None
         try:
-            self._load(config)
+            self._load(self._config)
         except (SpringtideError, OSError) as error:
             fatal = error
         except Exception as error:  # no memory, a bug: the others wait below
             fatal = RuntimeError(f"rank {rank_here()} cannot read the anchor: {type(error).__name__}: {error}")
-        for found in gathered(fatal):
-            if found is not None:
-                raise found
+        for problem in gathered(fatal):
+            if problem is not None:
+                raise problem
+        if found is not None:
+            check_digests(found.meta, _COMPONENT, self._digests, f"{_FIELD} would pull elsewhere")
 
-    def check_unchanged(self, meta: Meta) -> None:
-        """Raise CheckpointError if the state of ``meta`` was trained with other bytes of w0 or F."""
-        check_digests(meta, _COMPONENT, self._digests, f"{_FIELD} would pull elsewhere")
+    def describe(self, meta: Meta) -> Meta:
+        return meta.adding({_COMPONENT: self._digests})
 
-    @property
-    def components(self) -> dict[str, Any]:
-        """``Meta.components`` of a checkpoint."""
-        return {_COMPONENT: self._digests}
+    def contribute(self, message: StepMessage, share: Share) -> None:
+        message.sum(_COMPONENT, self.sums())
 
     @torch.no_grad()
-    def sums(self, is_first_copy: bool) -> list[Tensor]:
-        """Return this rank's float64 scalars to be summed over ranks: <g, p>, |p|^2 and sum of p (w - w0), after backward.
-        Every copy of the model has them, so only the first one adds them: ``is_first_copy``."""
+    def sums(self) -> Tensor:
+        """Return this rank's <g, p>, |p|^2 and sum of p (w - w0), float64 (3,), after backward. Every copy of the model has
+        them, so only the first one counts."""
         device = next(iter(self._parameters.values())).device
-        found = torch.zeros(NUM_SUMS, dtype=torch.float64, device=device)
-        for gradient, pull, away in self._pulls() if is_first_copy else ():
+        found = torch.zeros(_NUM_SUMS, dtype=torch.float64, device=device)
+        for gradient, pull, away in self._pulls() if self._is_first_copy else ():
             square = torch.linalg.vector_norm(pull, dtype=torch.float64).square()
             # fp32 products of elements, float64 sums: where shards are cut does not show
             found += torch.stack([_sum(gradient * pull), square, _sum(pull * away)])
-        return list(found.unbind())
+        return found
 
-    def told(self, sums: Sequence[float], grad_norm: float, correction: float) -> tuple[float, dict[str, float]]:
-        """Return the norm of the whole gradient, and the figures of the step. ``sums``: over all ranks; ``grad_norm``: of the
-        tokens' gradient, corrected."""
-        inner, square, value = sums
-        whole = grad_norm**2 + 2 * self._weight * correction * inner + self._weight**2 * square
-        return 0.0 if whole < 0 else math.sqrt(whole), {_METRIC: self._weight / 2 * value}
+    def receive(self, result: StepResult) -> None:
+        """Make the gradient norm that of the whole sum."""
+        inner, square, value = result.agreed[_COMPONENT]
+        whole = result.grad_norm**2 + 2 * self._weight * result.correction * inner + self._weight**2 * square
+        result.grad_norm = 0.0 if whole < 0 else math.sqrt(whole)
+        result.extra[_METRIC] = self._weight / 2 * value
 
     @torch.no_grad()
-    def add(self, clip: float) -> None:
-        """Add the penalty's gradient, times ``clip``, to the gradients."""
+    def add_gradients(self, clip: float) -> None:
         for gradient, pull, _ in self._pulls():
             # two roundings per element, whether or not it fills a vector register
             gradient.add_(pull.mul_(self._weight * clip))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Self
 
 from torch import Tensor
 
 from springtide import config as configs
+from springtide.checkpoint import leases
 from springtide.checkpoint.async_saver import AsyncSaver, SaveOutcome
 from springtide.checkpoint.format import Meta
+from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.retention import Rule
 from springtide.config import Config
 from springtide.config.steps import StepsDone
@@ -22,10 +24,12 @@ from springtide.store import Folder
 from springtide.store.errors import may_pass
 from springtide.store.full_disk import is_full
 from springtide.training.group_lease import GroupLease
-from springtide.training.hooks import StepContext, StepHook
-from springtide.training.step import StepSignals
+from springtide.training.message import StepMessage
+from springtide.training.part import DoneStep, Part, Share, Verdict
+from springtide.training.requests import Requests
 
 State = Callable[[], tuple[Mapping[str, Tensor], Meta]]
+_SAVING, _FAILED = "saving", "save failed"
 _TOLD_AGAIN = 0.2
 """A save interval that changes by less is not reported [ratio]."""
 _LOOK_S = 0.05
@@ -35,8 +39,8 @@ _LONGEST_SAVE_S = 3600.0
 """A save that is waited for longer than this may count as hung [s]."""
 
 
-class CheckpointSchedule(StepHook):
-    """The saves of one worker group. Use as a context manager."""
+class CheckpointSchedule(Part):
+    """The saves of one worker group."""
 
     def __init__(
         self,
@@ -44,21 +48,31 @@ class CheckpointSchedule(StepHook):
         world: World,
         run: Folder,
         lease: GroupLease,
-        losses: int,
+        requests: Requests,
         state: State,
         heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
-        """``losses``: worker groups that this run has lost so far; ``state`` returns what to save; ``heartbeat`` is called
-        while a save is waited for."""
-        self._heartbeat = heartbeat
-        checkpoint = config.checkpoint
-        self._config, self._checkpoint, self._world, self._state = config, checkpoint, world, state
-        rule = Rule.of(checkpoint)
-        stage, tries = checkpoint.stage, checkpoint.tries
+        """``requests``: a save that is due by the clock is one; ``state`` returns what to save; ``heartbeat`` is called while
+        a save is waited for."""
+        self._heartbeat, self._run, self._lease, self._requests = heartbeat, run, lease, requests
+        self._config, self._checkpoint, self._world, self._state = config, config.checkpoint, world, state
+
+    def begin(self, found: Restored | None) -> None:
+        checkpoint, lease, world = self._checkpoint, self._lease, self._world
+        self._num_lost = leases.losses(self._run) if world.is_first else 0
+        """Worker groups that this run has lost so far."""
         self._saver = AsyncSaver(
-            run, lease.term, world.rank, world.size, stage_in=stage, tries=tries, rule=rule, owner=lease.owner
+            self._run,
+            lease.term,
+            world.rank,
+            world.size,
+            stage_in=checkpoint.stage,
+            tries=checkpoint.tries,
+            rule=Rule.of(checkpoint),
+            owner=lease.owner,
         )
-        self._losses = losses
+        if checkpoint.stage:
+            self._saver.start()
         self._failed: BaseException | None = None
         """Why the save failed on this rank, until all ranks know."""
         self._given_up = False
@@ -70,16 +84,13 @@ class CheckpointSchedule(StepHook):
         self._cadence: SaveInterval | None = None
         self._trained_s = 0.0
         self._waited_since = time.monotonic()
-        self.last_step = StepsDone(-1)
-        """Step of the newest save that has begun."""
+        self._nats = 0.0, 0
+        """Sum of the finite losses since the last save, and their number."""
+        self.last_step = found.meta.step if found else StepsDone(0)
+        """Step of the newest save that has begun, or of the state that training goes on from."""
 
-    def __enter__(self) -> Self:
-        if self._checkpoint.stage:
-            self._saver.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._saver.__exit__(*exception)
+    def close(self) -> None:
+        self._saver.close()
 
     def end(self) -> None:
         """Stop saving: no save follows."""
@@ -95,10 +106,23 @@ class CheckpointSchedule(StepHook):
         self._saver.staged()
         self._stall_s += time.perf_counter() - begin
 
-    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
-        """Add how the saves here go, and on rank 0 the request for one that is due with ``auto``."""
-        asked = signals.interrupts | ({Interrupt.SAVE} if self._asks() else frozenset())
-        return signals._replace(interrupts=asked, saving=self.busy, save_failed=self._failed is not None)
+    def contribute(self, message: StepMessage, share: Share) -> None:
+        """Add how the saves here go, and request one that is due with ``auto``."""
+        if self._asks():
+            self._requests.ask(Interrupt.SAVE)
+        message.any(_SAVING, self.busy)
+        message.any(_FAILED, self._failed is not None)
+
+    def after_step(self, done: DoneStep) -> Iterator[Event]:
+        total, number = (0.0, 0) if self.last_step == done.step - 1 else self._nats
+        is_finite = math.isfinite(done.result.loss)
+        self._nats = (total + done.result.loss, number + 1) if is_finite else (total, number)
+        return iter(())
+
+    def describe(self, meta: Meta) -> Meta:
+        """Add the mean loss since the last save."""
+        total, number = self._nats
+        return meta.adding({}, {"loss": total / number}) if number else meta
 
     def _asks(self) -> bool:
         """Return True on rank 0, with ``auto``, if a save is due. The other ranks learn it in the step's all-reduce."""
@@ -107,24 +131,29 @@ class CheckpointSchedule(StepHook):
         every = self._cadence.every_s if self._cadence else float(self._checkpoint.min_every)
         return time.monotonic() - self._waited_since >= every
 
-    def between_steps(self, done: StepContext) -> Iterator[Event]:
+    def between_steps(self, done: DoneStep) -> Iterator[Event]:
         """Yield the outcomes of saves since the last step, and begin the save that is due now, if any."""
         step, result = done.step, done.result
         self._trained_s += done.step_time_s
         yield from self._hear(self._saver.poll())
-        if result.save_failed:
+        if result.agreed[_FAILED]:
             yield from self._give_up(trains_on=True)
         every = self._checkpoint.every_steps
         due = every != "auto" and every > 0 and step % every == 0
-        asked = Interrupt.SAVE in result.interrupts
+        asked = Interrupt.SAVE in result.requests
         if not (due or asked) or step == self.last_step:
             return
-        if result.saving:
+        if result.agreed[_SAVING]:
             if self._checkpoint.when_busy == "skip" and not asked:  # someone waits for a requested save
                 yield SaveSkipped(step=step, reason=f"the save of step {self.last_step} is still being written")
                 return
             yield from self.settle(trains_on=True)
         self._begin(step)
+
+    def at_end(self, verdict: Verdict) -> Iterator[Event]:
+        """Wait for a save that is under way before a rollback. ``Handover`` does what the others need."""
+        if verdict is Verdict.ROLL_BACK:
+            yield from self.settle()
 
     def finish(self, step: StepsDone) -> Iterator[Event]:
         """Save ``step`` and wait until it is safe. Raises CheckpointError if that fails, StoreUnavailable if it may pass, and
@@ -213,7 +242,7 @@ class CheckpointSchedule(StepHook):
         config = self._checkpoint
         if config.every_steps != "auto":
             return
-        loss_s = mean_time_to_loss(float(config.expected_loss), self._trained_s, self._losses)
+        loss_s = mean_time_to_loss(float(config.expected_loss), self._trained_s, self._num_lost)
         least = max(float(config.min_every), self._duration_s)
         found = young_daly_interval(self._stall_s, loss_s, least, max(float(config.max_every), least))
         before, self._cadence = self._cadence, found

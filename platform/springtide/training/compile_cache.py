@@ -38,8 +38,8 @@ from springtide.parallel import compiled_artifacts, compiled_folder, load_compil
 from springtide.store import Folder, to_json
 from springtide.store.digest import of_bytes
 from springtide.training.group_lease import GroupLease
-from springtide.training.hooks import StepContext, StepHook
 from springtide.training.micro_batches import largest_micro_batch
+from springtide.training.part import DoneStep, Part
 
 _log = logging.getLogger(__name__)
 _HEAD = b"springtide compiled code 1\n"
@@ -174,7 +174,7 @@ class CompileCache:
         return True
 
 
-class CompiledCode(StepHook):
+class CompiledCode(Part):
     """Saver of what rank 0 of a worker group compiles."""
 
     def __init__(self, cache: CompileCache | None, world: World, lease: GroupLease) -> None:
@@ -182,7 +182,7 @@ class CompiledCode(StepHook):
         self._world, self._lease = world, lease
         self._saved, self._thread = 0, threading.Thread()
 
-    def after_step(self, done: StepContext) -> Iterator[Event]:
+    def after_step(self, done: DoneStep) -> Iterator[Event]:
         """Begin to save if something was compiled since the last save."""
         if self._cache is not None and not self._thread.is_alive() and (compiled := num_compiled()) != self._saved:
             self._saved = compiled

@@ -8,13 +8,12 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from springtide.config.steps import StepsDone
 from springtide.dist import World
 from springtide.elastic.health import SLOW_SHARE, Health, slow
 from springtide.events import Straggling
-from springtide.training.hooks import StepContext, StepHook
+from springtide.training.message import StepMessage
+from springtide.training.part import DoneStep, Part, Share
 from springtide.training.peak_flops import wait_for
-from springtide.training.step import StepSignals
 
 _SIZES = {"cpu": 768, "cuda": 4096}
 _COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
@@ -23,6 +22,7 @@ _ROUNDS = 5
 _PERIOD = 16
 """Summands after which the sum of a product of the check is back at its small result."""
 _RESULTS = 5
+_MEASURE, _SPEED = "measure devices", "device speed"
 _SLOW_SHARE = {"cpu": SLOW_SHARE, "cuda": 0.9}
 """As ``SLOW_SHARE``: a GPU that throttles loses 10 to 25%, and other programs take none of it."""
 
@@ -104,7 +104,7 @@ def _flops(a: Tensor) -> float:
     return 2.0 * len(a) ** 3
 
 
-class StragglerDetector(StepHook):
+class StragglerDetector(Part):
     """Detector of ranks whose devices hold up the others: all ranks measure their device after the same step, and the
     results travel in the next step's all-reduce."""
 
@@ -117,16 +117,17 @@ class StragglerDetector(StepHook):
         self.speed = 0.0
         """What this rank has measured since the last step [FLOP/s]; 0 if it has not."""
 
-    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
-        """Add this rank's measurement, and on rank 0 whether devices are to be measured after this step."""
+    def contribute(self, message: StepMessage, share: Share) -> None:
+        """Add this rank's measurement, and on rank 0 whether devices are measured after this step."""
         due = self._world.is_first and self._world.size > 1 and bool(self._every_s) and time.monotonic() >= self._next_s
         if due:
             self._next_s = time.monotonic() + self._every_s
-        return signals._replace(examine=due, speed=self.speed)
+        message.any(_MEASURE, due)
+        message.by_rank(_SPEED, self.speed)
 
-    def between_steps(self, done: StepContext) -> Iterator[Straggling]:
+    def between_steps(self, done: DoneStep) -> Iterator[Straggling]:
         """Report each rank once that was far slower twice in a row; measure this device if it is time."""
-        speeds = done.result.speeds
+        speeds = done.result.agreed[_SPEED]
         if all(speeds):
             found = slow(speeds, _SLOW_SHARE[self._world.device.type])
             for rank in sorted(found.keys() & self._slow_before - self._told):
@@ -134,4 +135,4 @@ class StragglerDetector(StepHook):
                 yield Straggling(step=done.step, rank=rank, node=node, share=round(found[rank], 3))
                 self._told.add(rank)
             self._slow_before = set(found)
-        self.speed = speed(self._world.device) if done.result.examine else 0.0
+        self.speed = speed(self._world.device) if done.result.agreed[_MEASURE] else 0.0

@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from springtide.config.steps import StepsDone
 from springtide.dist import World, gathered
 from springtide.events import Event
-from springtide.training.hooks import StepContext, StepHook
+from springtide.training.message import StepMessage
 from springtide.training.nvml import Gpu, gpu_of
-from springtide.training.step import StepSignals
+from springtide.training.part import DoneStep, Part, Share, StepResult, Work
 
 _EVERY_S = 1.0
 """Least time between two reads of a counter of the machine [s]: a read can take milliseconds. Between two, joules grow as
@@ -34,6 +33,9 @@ _MOST_W = 10_000.0
 """No device or host of today uses as much: a counter that moves faster was set back."""
 _POWERCAP = Path("/sys/class/powercap")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_FIELDS = "energy_j", "energy_between_j"
+"""Of the step's message, and of its event."""
 
 _log = logging.getLogger(__name__)
 
@@ -100,7 +102,7 @@ def counter_of(gpu: Gpu | None, device_type: str = "cpu", powercap: Path = _POWE
         return Counter(name, lambda: _CORE_W * time.process_time(), every_s=0.0)
 
 
-class EnergyMeter(StepHook):
+class EnergyMeter(Part):
     """Counts this rank's joules, those in steps apart from those between them, and looks at its GPU now and then: rank 0 tells
     all, the others only critical errors."""
 
@@ -115,7 +117,7 @@ class EnergyMeter(StepHook):
     ) -> None:
         """``share``: this rank's share of what is counted, above 0 and at most 1; ``source``: of all ranks' joules, as text;
         ``gpu``: the one to look at, None for none; ``clock``: returns seconds; ``tells``: whether its figures are told."""
-        self.source = source or counter.name
+        self.started = {"energy_source": source or counter.name}
         self._counter, self._share, self._gpu, self._clock, self._tells = counter, share, gpu, clock, tells
         if gpu is not None:
             gpu.watch_xids()
@@ -124,10 +126,15 @@ class EnergyMeter(StepHook):
         self._in_step_j = self._between_j = 0.0
         self._has_warned = False
 
-    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
-        """Add what reads this rank's joules when the step's message is made."""
+    def before_step(self, work: Work) -> None:
         self._between_j += self._passed()
-        return signals._replace(joules=self.take)
+
+    def contribute(self, message: StepMessage, share: Share) -> None:
+        for name, joules in zip(_FIELDS, self.take(), strict=True):
+            message.sum(name, joules)
+
+    def receive(self, result: StepResult) -> None:
+        result.fields |= {name: round(result.agreed[name], 6) for name in _FIELDS}
 
     def take(self) -> tuple[float, float]:
         """Return the joules since the last call, and how many of them were used between steps [J]."""
@@ -135,7 +142,7 @@ class EnergyMeter(StepHook):
         self._in_step_j = self._between_j = 0.0
         return in_step_j + between_j, between_j
 
-    def after_step(self, done: StepContext) -> Iterator[Event]:
+    def after_step(self, done: DoneStep) -> Iterator[Event]:
         """Yield the figures of rank 0's GPU, every 30 s; those of the others are looked at for errors, which are logged."""
         self._in_step_j += self._passed()
         if self._gpu is not None and self._clock() - self._looked_s >= _MONITOR_EVERY_S:

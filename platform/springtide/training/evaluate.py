@@ -5,28 +5,108 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from torch import nn
 
+from springtide.checkpoint import branch
 from springtide.checkpoint.averages import MissingAverage
-from springtide.checkpoint.format import read_manifest, step_of
+from springtide.checkpoint.format import Meta, read_manifest, step_of
 from springtide.checkpoint.load import load
+from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.retention import note_reader
 from springtide.config import Config
 from springtide.config.steps import StepsDone
-from springtide.dist import World, alone, sum_over_ranks
+from springtide.dist import World, alone, on_first, sum_over_ranks
+from springtide.elastic import Interrupt
 from springtide.errors import CorpusError, explain
-from springtide.events import Evaluated
+from springtide.events import Evaluated, Event
 from springtide.model import whole
 from springtide.parallel import in_precision
 from springtide.shards import HELDOUT, signed
 from springtide.store import Folder
 from springtide.stream import Data, open_data
 from springtide.training.forgetting import FirstLosses
-from springtide.training.step import loss_mask, row_nats
+from springtide.training.losses import loss_mask, row_nats
+from springtide.training.part import DoneStep, Part, StepResult, Verdict
+from springtide.training.state import TrainState
+from springtide.training.weight_average import averaged_weights
+
+
+class Evaluations(Part):
+    """The evaluations of one worker group: before the first step of a run, every ``train.eval_every`` steps, and at the end."""
+
+    def __init__(
+        self,
+        config: Config,
+        data: Callable[[], Data],
+        world: World,
+        state: TrainState,
+        heartbeat: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``data`` returns what is trained on now; ``heartbeat``: as for ``evaluate``."""
+        self._config, self._data, self._world, self._state, self._heartbeat = config, data, world, state, heartbeat
+        self.losses: dict[StepsDone, float] = {}
+        """Step -> held-out loss, of this trajectory alone."""
+        self._first = FirstLosses()
+        """Losses at step 0 of the held-out sets of the run whose weights this run started from."""
+        self._is_short_of_time = False
+
+    def begin(self, found: Restored | None) -> None:
+        self.losses.clear()  # after a rollback they are those of other weights
+        if found is None:
+            return
+        first = FirstLosses.in_state(found.meta)
+        self._first = first if first.losses else self._first
+        if "heldout_loss" in found.meta.metrics:
+            self.losses[found.meta.step] = found.meta.metrics["heldout_loss"]
+
+    def at_start(self) -> Iterator[Event]:
+        """Evaluate before the first step, and where the group before had to leave at once."""
+        if self._state.step == branch.first_step(self._config.train) or self._is_due:
+            yield from self.now()
+
+    def receive(self, result: StepResult) -> None:
+        self._is_short_of_time = bool(result.requests & {Interrupt.STOP, Interrupt.LEAVE, Interrupt.EVACUATE})
+
+    def between_steps(self, done: DoneStep) -> Iterator[Event]:
+        if self._is_due:
+            yield from self.now()
+
+    def at_end(self, verdict: Verdict) -> Iterator[Event]:
+        """Evaluate before the last save, unless the group has to leave."""
+        if verdict is Verdict.FINISH and not self._is_short_of_time:
+            yield from self.now()
+
+    def describe(self, meta: Meta) -> Meta:
+        """Add the held-out loss of this step, and the first losses."""
+        metrics = {"heldout_loss": self.losses[meta.step]} if meta.step in self.losses else {}
+        return meta.adding(self._first.components, metrics)
+
+    @property
+    def _is_due(self) -> bool:
+        train = self._config.train
+        return train.eval_every > 0 and self._state.step % train.eval_every == 0 and not train.eval_async
+
+    def now(self) -> Iterator[Evaluated]:
+        """Evaluate the current weights and their average, once a step; all ranks together."""
+        train, state = self._config.train, self._state
+        if not train.eval_tokens or state.step in self.losses:
+            return
+        rows, padded = train.rows_at_once, self._config.parallel.compile
+        data, how = self._data(), (int(train.eval_tokens), rows, padded, self._heartbeat)
+        found = evaluate(state.model, data, self._world, state.step, *how)
+        self.losses[state.step] = found.heldout_loss
+        if not state.step:
+            self._first = on_first(lambda: FirstLosses.of(self._config, data, found))
+        found = self._first.compared(found)
+        with averaged_weights(state.model, state.optimizer) as exist:
+            if exist:
+                averaged = evaluate(state.model, data, self._world, state.step, *how)
+                found = dataclasses.replace(found, ema_heldout_loss=averaged.heldout_loss)
+        yield found
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from springtide.shards import TRAIN, signed
 from springtide.store import Folder
 from springtide.stream import Data, open_data
 from springtide.training.anchor import trained, what_is_bad
-from springtide.training.step import loss_mask, row_losses
+from springtide.training.losses import loss_mask, row_losses
 
 
 def fisher_of_checkpoint(

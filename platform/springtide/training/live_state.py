@@ -21,12 +21,13 @@ from springtide.checkpoint.snapshots import SnapshotStore, hold_live
 from springtide.dist import World
 from springtide.elastic.survivors import LiveShard, covers
 from springtide.events import Event
-from springtide.training.hooks import StepContext, StepHook
+from springtide.training.part import DoneStep, Part, Verdict
 from springtide.training.state import TrainState
 
 
-class LiveState(StepHook):
-    """The live state of one rank. The last of its group's hooks: the others may still change what a checkpoint says."""
+class LiveState(Part):
+    """The live state of one rank. The last of its group's parts: the others may still change what a checkpoint
+    says."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class LiveState(StepHook):
         """Whether the device has carried out that step's update."""
         self._lock = threading.Lock()
 
-    def begin(self) -> None:
+    def offer_restored(self) -> None:
         """Offer the state that the group has restored: what survivors of the last one hold has no copies, and the first step
         may take long. A run that begins has nothing to lose, and no state of its optimizer yet."""
         if self._state.optimizer.state:
@@ -56,9 +57,9 @@ class LiveState(StepHook):
         """Offer nothing: from now on the weights may change."""
         self._whole = None
 
-    def after_step(self, done: StepContext) -> Iterator[Event]:
+    def after_step(self, done: DoneStep) -> Iterator[Event]:
         """Offer the state after this step, unless it is to be rolled back, or the group was lost meanwhile."""
-        if not self._state.guard.needs_rollback:
+        if done.verdict is not Verdict.ROLL_BACK:
             self._offer()
         return iter(())
 

@@ -1,4 +1,5 @@
 """The training loop: an iterator of events. It knows nothing about Ray, consoles or trackers; they listen to the events.
+Features are parts, which it calls without knowing them: ``parts.py`` lists them.
 
 feed(reader, done) -> the batches after ``done`` steps
 interrupt()        -> the request to the loop, read once per step, just before the step's all-reduce
@@ -8,61 +9,45 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import itertools
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 
 from torch import Tensor
 
 from springtide import config as configs
-from springtide.checkpoint import branch, leases
-from springtide.checkpoint.format import Meta, committed, name_of
+from springtide.checkpoint import leases
+from springtide.checkpoint.format import Meta
 from springtide.checkpoint.restore import begin as begin_from
 from springtide.checkpoint.restore import restore
-from springtide.checkpoint.snapshots import SnapshotStore, Snapshotter, restore_from_snapshots
+from springtide.checkpoint.snapshots import SnapshotStore, restore_from_snapshots
 from springtide.config import Config, fingerprint
 from springtide.config.steps import OrderStep, StepsDone, one_more
 from springtide.dist import World, on_first
 from springtide.elastic import Interrupt
-from springtide.errors import TrainingFailed
-from springtide.events import Evaluated, Event, Left, Rejected, RolledBack, Started, StepDone, Stopped, Waited
+from springtide.events import Event, Rejected, Started, StepDone, Stopped
 from springtide.faults import reach
 from springtide.model import as_held, make
 from springtide.objective import Columns
 from springtide.parallel import parallelize
 from springtide.store import Folder
-from springtide.stream import Batch, Data, RankReader, check, digest
-from springtide.training import source_figures
-from springtide.training.anchor import Anchor
-from springtide.training.checkpoint_schedule import CheckpointSchedule
-from springtide.training.compile_cache import CompiledCode
+from springtide.stream import Batch, Data, RankReader, check
 from springtide.training.device import choose_kernels, peak_memory, to_device
-from springtide.training.device_check import StragglerDetector
-from springtide.training.energy import energy_meter
-from springtide.training.evaluate import evaluate
-from springtide.training.forgetting import FirstLosses
 from springtide.training.group_lease import GroupLease
-from springtide.training.hooks import StepContext, StepHook, StepHooks
+from springtide.training.loss_scale import LossScale
+from springtide.training.losses import LossOptions
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
-from springtide.training.nvidia_ranges import tools_of
 from springtide.training.optim import may_fuse, optimizer_of, rate_after, set_learning_rate
 from springtide.training.parameter_groups import check_groups, freeze
-from springtide.training.pauses import Pauses, check_can_tell, sensors
+from springtide.training.part import DoneStep, Part, StepResult, Verdict, Work
+from springtide.training.parts import parts_of
 from springtide.training.placement import Placement
-from springtide.training.profile import Profile
-from springtide.training.recheck import Recheck
-from springtide.training.recompiles import Recompiles
-from springtide.training.sample import write_sample
+from springtide.training.requests import Requests
+from springtide.training.rollback import go_back, without_suspects
 from springtide.training.seeds import lane_seeds, seed_of
-from springtide.training.snapshot_schedule import SnapshotSchedule
 from springtide.training.start_check import check_adapter
 from springtide.training.state import ModelFigures, TrainState
-from springtide.training.step import StepResult, StepSignals, compute, train_step
-from springtide.training.step_guard import StepGuard
-from springtide.training.step_metrics import StepMetrics
+from springtide.training.step import StepSetup, train_step
 from springtide.training.teacher import objective_of
-from springtide.training.weight_average import averaged_weights, newest_share, set_newest_share
 from springtide.training.weights import initialize_adapter
 
 Feed = Callable[[RankReader, StepsDone], Iterator[Batch]]
@@ -93,204 +78,121 @@ class TrainLoop:
         choose_kernels(config.parallel)
         model = make(config.model, self.data.vocab_size, *self.data.document_ids)
         check_adapter(config)
-        if config.train.only_when:
-            on_first(lambda: check_can_tell(config.train.only_when, sensors()))
         check_groups(model, config.optim)
         freeze(model, config.optim)
         figures = ModelFigures.of(model, self.data.sequence_length, config.parallel.recompute)
         model = parallelize(model, config.parallel, self.world)
         optimizer = optimizer_of(model, config.optim, may_fuse(config.parallel, self.world.device))
-        objective, teacher = objective_of(config, self.data, self.world.device)
-        names = config.train.metrics
-        metrics = StepMetrics(names, model, self.world) if names else None
-        anchor = Anchor(model, config.objective) if config.objective.anchor else None
-        beside = objective, metrics, anchor, teacher
-        self.state = TrainState(model, optimizer, StepGuard(config), fingerprint(config), *beside)
+        objective, self.teacher = objective_of(config, self.data, self.world.device)
+        self.state = TrainState(model, optimizer, fingerprint(config))
+        self.loss_scale, self.requests = LossScale(config.parallel.precision == "fp16"), Requests()
         nodes = self.placement.nodes
         node = nodes[self.world.rank] if nodes else ""
         self.lease = GroupLease(self.folder, self.placement.owner, node, config.needs_trust)
-        self.data_waits_s = [0.0] * self.world.size
-        """How long each rank has waited for its feed since this worker group began [s]."""
-        self.state.energy = energy_meter(self.world)
+        loss = LossOptions(config.optim.z_loss, objective)
+        self.setup = StepSetup(
+            model, optimizer, self.world, loss, config.optim.clip_norm, lambda: self.loss_scale.value, parts_of(self)
+        )
+        self._begun = contextlib.ExitStack()
+        """Closes the parts that have begun."""
         self.phases_s["model"] = time.perf_counter() - begin
         self.figures = figures.on(self.world.device)
         self.phases_s["peak"] = time.perf_counter() - begin - self.phases_s["model"]
 
+    @property
+    def parts(self) -> Sequence[Part]:
+        """All parts, in their order."""
+        return self.setup.parts
+
     def events(
-        self, feed: Feed, interrupt: Callable[[], Interrupt | None], others: Sequence[StepHook] = ()
+        self, feed: Feed, interrupt: Callable[[], Interrupt | None], others: Sequence[Part] = ()
     ) -> Iterator[Event]:
-        """Train to the end of the run, or until asked to stop; yield the events. ``others``: hooks of the caller, the last."""
+        """Train to the end of the run, or until asked to stop; yield the events. ``others``: parts of the caller, the last."""
         begin = time.perf_counter()
+        self.requests.from_outside = interrupt
+        self.setup.parts = [*self.parts, *others]
         self.lease.term = on_first(self.lease.claim)
         self.phases_s["claim"] = time.perf_counter() - begin
-        yield from self._restore()
-        if self.state.step == branch.first_step(self.config.train) or self._evaluates_now:
-            yield from self._evaluate()  # also where the group before had to leave at once
-        while (yield from self._train(feed, interrupt, others)):
-            yield from self._go_back()
-
-    def _train(
-        self, feed: Feed, interrupt: Callable[[], Interrupt | None], others: Sequence[StepHook]
-    ) -> Generator[Event, None, bool]:
-        """Train to the end of the run, or until asked to stop. Returns True if the last step must be rolled back."""
-        state, last = self.state, self.config.num_steps
-        with contextlib.ExitStack() as stack:
-            saves = stack.enter_context(self._checkpoint_schedule())
-            snapshots = self._snapshot_schedule()
-            hooks = StepHooks([*self._hooks(saves, snapshots, interrupt), *others])
-            stack.callback(hooks.close)
-            stopped = False
-            reader = self.data.reader(self.world.rank, self.world.size)
-            batches = to_device(feed(reader, state.step) if state.step < last else (), self.world.device)
-            clock = time.perf_counter()
-            while state.step < last and not stopped:
-                batch, tokens_NL, columns = next(batches)
-                data_wait_s = time.perf_counter() - clock
-                check(self.data.order, self.world.rank, self.world.size, state.step, batch)
-                asked = StepSignals(asked=interrupt, data_wait_s=data_wait_s)
-                signals = hooks.signals(asked, one_more(state.step))
-                result, rate = self._step(batch, tokens_NL, columns, signals, hooks)
-                done = StepContext(state.step, result, rate, time.perf_counter() - clock, data_wait_s)
-                yield self._done(done)
-                yield from hooks.after_step(done)
-                # when interrupted, only skip the step, and end
-                if state.guard.needs_rollback and not result.interrupts - {Interrupt.COPY}:
-                    yield from saves.settle()
-                    return True
-                stopped = Interrupt.STOP in result.interrupts
-                leaves = bool(result.interrupts & {Interrupt.LEAVE, Interrupt.EVACUATE})
-                if (state.step == last or self._evaluates_now) and not stopped and not leaves:  # time is short
-                    yield from self._evaluate()
-                if stopped or state.step == last:
-                    yield from saves.finish(state.step)
-                elif leaves:
-                    yield from self._leave(Interrupt.EVACUATE in result.interrupts, saves, snapshots)
-                    return False
-                else:
-                    yield from hooks.between_steps(done)
-                if saves.last_step == state.step:
-                    state.losses_since_save = 0.0, 0
-                    yield Waited(step=state.step, data_waits_s=[round(wait, 3) for wait in self.data_waits_s])
-                clock = time.perf_counter()
-            if state.step == last and not on_first(self._is_committed):
-                # a group was lost after the last step, and this one has its state from memory
-                saves.last_step = StepsDone(-1)
-                yield from saves.finish(state.step)
-            saves.end()
-        yield from self._end(stopped=state.step < last)
-        return False
-
-    def _end(self, stopped: bool) -> Iterator[Event]:
-        """End the lease; after the last step, evaluate and write a sample."""
+        with self._begun:
+            yield from self._restore()
+            for part in self.parts:
+                yield from part.at_start()
+            verdict = yield from self._stretch(feed)
+        while verdict is Verdict.ROLL_BACK:
+            self.data, event = without_suspects(self.config, self.data, self.state.step)
+            yield event
+            go_back(self.config, self.data, self.lease)
+            with self._begun:
+                yield from self._restore(from_memory=False)
+                verdict = yield from self._stretch(feed)
         step = self.state.step
-        if self.world.is_first:
-            leases.end(self.folder, self.lease.term)
-        if stopped:
+        if verdict is Verdict.STOP:
             yield Stopped(step=step, status="stopped", reason=f"asked to; saved at step {step}")
-            return
-        yield from self._evaluate()
-        yield from write_sample(self.state.model, self.data, self.world, self.config, step)
-        yield Stopped(step=step, status="finished")
+        if verdict is Verdict.FINISH:
+            yield Stopped(step=step, status="finished")
 
-    def _hooks(
-        self, saves: CheckpointSchedule, snapshots: SnapshotSchedule, interrupt: Callable[[], Interrupt | None]
-    ) -> list[StepHook]:
-        config, nodes, only_when = self.config, self.placement.nodes, self.config.train.only_when
-        return [
-            self.state.energy,
-            Recheck(config, self.world, self.state, nodes, saves, self.lease, self._seed),
-            Recompiles(config.parallel.compile),
-            CompiledCode(self.placement.compiled, self.world, self.lease),
-            self.state.guard,
-            Profile(config.train.profile, self.world, self.folder, tools_of(self.world.device)),
-            saves,
-            snapshots,
-            StragglerDetector(self.world, nodes, float(config.elastic.compare)),
-            *([Pauses(only_when, self.world, interrupt, self.placement.heartbeat)] if only_when else ()),
-        ]
+    def _stretch(self, feed: Feed) -> Generator[Event, None, Verdict]:
+        """Train in one order of samples: to the end of the run, or until a part decides otherwise. Returns why it ended."""
+        state, last, world = self.state, self.config.num_steps, self.world
+        reader = self.data.reader(world.rank, world.size)
+        batches = to_device(feed(reader, state.step) if state.step < last else (), world.device)
+        verdict = Verdict.CONTINUE if state.step < last else Verdict.FINISH
+        clock = time.perf_counter()
+        while verdict is Verdict.CONTINUE:
+            batch, tokens_NL, columns = next(batches)
+            data_wait_s = time.perf_counter() - clock
+            check(self.data.order, world.rank, world.size, state.step, batch)
+            result, rate = self._step(batch, tokens_NL, columns, data_wait_s)
+            verdict = max(part.verdict(result) for part in self.parts)
+            if state.step == last and verdict is not Verdict.ROLL_BACK:
+                verdict = Verdict.FINISH
+            done = DoneStep(state.step, result, rate, time.perf_counter() - clock, data_wait_s, verdict)
+            yield self._event(done)
+            for part in self.parts:
+                yield from part.after_step(done)
+            if verdict is Verdict.CONTINUE:
+                for part in self.parts:
+                    yield from part.between_steps(done)
+            clock = time.perf_counter()
+        for part in self.parts:
+            yield from part.at_end(verdict)
+        return verdict
 
-    def _seed(self, rank: int) -> int:
-        """Return the seed with which ``rank`` begins the current step."""
-        return seed_of(self.config.train.seed, self.state.step, self.data.order.lanes_of(rank, self.world.size)[0])
-
-    def _go_back(self) -> Iterator[Event]:
-        """Roll back to the newest checkpoint before a spike. The spike's step, and those that may have led to it, are skipped
-        from now on; the run's config makes every later worker group skip them, too."""
-        optim, order, step = self.config.optim, self.data.order, self.state.step
-        here = step - branch.first_step(self.config.train)  # a branch keeps the steps of its trunk
-        suspects = min(here, optim.rollback_steps + 1)  # the last one is the spike's step
-        skipped = [order.step_after(StepsDone(before)) for before in range(step - suspects, step)]
-        self.data = self.data.skipping(skipped)
-        in_a_row = next(count for count in itertools.count() if skipped[-1] - count not in self.data.order.skip)
-        if in_a_row > optim.max_left_out + optim.rollback_steps:
-            raise TrainingFailed(
-                f"{in_a_row} steps of the order in a row, to {skipped[-1]}, are skipped because of spikes: look at their "
-                "rows (springtide data inspect), lower optim.peak_lr, or raise optim.spike_deviations"
-            )
-        yield RolledBack(step=step, skipped=skipped, reason=f"for the spike at step {step}")
-        order, ended = self.data.order, self.lease.term
-        go_back = functools.partial(self.lease.go_back, ended, self.config, order.identity_at, order.skip)
-        self.lease.term = on_first(go_back)
-        self.state.guard, self.state.losses_since_save = StepGuard(self.config), (0.0, 0)
-        yield from self._restore(from_memory=False)
-
-    def _leave(self, evacuate: bool, saves: CheckpointSchedule, snapshots: SnapshotSchedule) -> Iterator[Event]:
-        """Bring the state to safety for the next worker group."""
-        step = self.state.step
-        kept = not evacuate and snapshots.leave(step, on_first(self.placement.leave_left_s))
-        if not kept:
-            yield from saves.finish(step)
-        if self.world.is_first:
-            leases.end(self.folder, self.lease.term)  # the next group does not count it as lost
-        yield Left(step=step, kept_in="memory" if kept else "store")
-
-    def _step(
-        self, batch: Batch, tokens_NL: Tensor, columns: Columns, signals: StepSignals, hooks: StepHooks
-    ) -> tuple[StepResult, float]:
+    def _step(self, batch: Batch, tokens_NL: Tensor, columns: Columns, data_wait_s: float) -> tuple[StepResult, float]:
         """Do one step. Returns its result and its learning rate."""
         config, state, order, world = self.config, self.state, self.data.order, self.world
         rate, order_step = rate_after(config, one_more(state.step)), order.step_after(state.step)
         set_learning_rate(state.optimizer, rate)
-        set_newest_share(state.optimizer, newest_share(config, one_more(state.step), state.tokens_before))
-        cut = (
+        shape = (
             order.lane_share(order_step),
             -(-order.lanes // world.size),
             config.train.rows_at_once,
             config.parallel.exact,
         )
         lanes, rows = order.lanes_of(world.rank, world.size), order.lane_rows(order_step, world.rank, world.size)
-        result = train_step(
-            state.model,
-            state.optimizer,
+        work = Work(
             tokens_NL,
-            digest(batch.sample_ids),
-            world,
-            micro_batches=micro_batches(rows, *cut),
-            padded_rows=largest_micro_batch(*cut) * config.parallel.compile,
+            micro_batches(rows, *shape),
             tokens_per_step=order.rows(order_step) * self.data.sequence_length,
-            clip_norm=config.optim.clip_norm,
-            z_weight=config.optim.z_loss,
-            objective=state.objective,
-            anchor=state.anchor,
-            metrics=state.metrics,
-            loss_scale=state.guard.scale.value,
-            signals=signals,
-            allows_update=state.guard.allows_update,
-            before_update=hooks.before_update,
-            compute_first=hooks.compute_first(compute),
-            sources_N=source_figures.numbers(self.data, batch.sample_ids, world.device),
-            num_sources=source_figures.num_sources(self.data),
+            padded_rows=largest_micro_batch(*shape) * config.parallel.compile,
+            sample_ids=batch.sample_ids,
             columns=columns,
             seeds=lane_seeds(config.train.seed, state.step, lanes, rows, config.parallel.exact),
+            step=state.step,
             name=f"step {order_step} of the order",
+            data_wait_s=data_wait_s,
         )
-        self.data_waits_s = [sum(waits) for waits in zip(self.data_waits_s, result.data_waits_s, strict=True)]
+        result = train_step(self.setup, work)
         state.advance(order_step, result)
         return result, rate
 
-    def _done(self, done: StepContext) -> StepDone:
+    def _event(self, done: DoneStep) -> StepDone:
         result, world = done.result, self.world
         tokens_per_s = result.tokens / done.step_time_s
+        known = {
+            "mfu": self.figures.flops_per_token * tokens_per_s / (self.figures.peak_flops * world.size),
+            "data_wait_s": done.data_wait_s,
+        }
         return StepDone(
             step=done.step,
             loss=result.loss,
@@ -299,72 +201,33 @@ class TrainLoop:
             tokens=self.state.tokens,
             step_tokens=result.tokens,
             step_time_s=done.step_time_s,
-            data_wait_s=max(result.data_waits_s),
             tokens_per_s=tokens_per_s,
-            mfu=self.figures.flops_per_token * tokens_per_s / (self.figures.peak_flops * world.size),
             memory_bytes=peak_memory(world.device),
             world_size=world.size,
             digest=f"{result.digest:016x}",
-            energy_j=round(result.energy_j, 6),
-            energy_between_j=round(result.energy_between_j, 6),
             updated=result.updated,
-            loss_scale=self.state.guard.scale.value,
-            extra={**result.extra, **self.state.sources.of_step(self.data, done.step, result)},
+            extra=result.extra,
+            **known | result.fields,
         )
 
-    @property
-    def _evaluates_now(self) -> bool:
-        every, in_background = self.config.train.eval_every, self.config.train.eval_async
-        return every > 0 and self.state.step % every == 0 and not in_background
+    def seed(self, rank: int) -> int:
+        """Return the seed with which ``rank`` begins the current step."""
+        return seed_of(self.config.train.seed, self.state.step, self.data.order.lanes_of(rank, self.world.size)[0])
 
-    def _evaluate(self) -> Iterator[Evaluated]:
-        train, state = self.config.train, self.state
-        if train.eval_tokens and state.step not in state.heldout_losses:
-            rows, padded = train.rows_at_once, self.config.parallel.compile
-            how = int(train.eval_tokens), rows, padded, self.placement.heartbeat
-            found = evaluate(state.model, self.data, self.world, state.step, *how)
-            state.heldout_losses[state.step] = found.heldout_loss
-            if not state.step:
-                state.first_losses = on_first(lambda: FirstLosses.of(self.config, self.data, found))
-            found = state.first_losses.compared(found)
-            with averaged_weights(state.model, state.optimizer) as exist:
-                if exist:
-                    averaged = evaluate(state.model, self.data, self.world, state.step, *how)
-                    found = dataclasses.replace(found, ema_heldout_loss=averaged.heldout_loss)
-            yield found
-
-    def _is_committed(self) -> bool:
-        return name_of(self.state.step) in committed(self.folder)[-1:]
-
-    def _checkpoint(self) -> tuple[dict[str, Tensor], Meta]:
-        return self.state.tensors(), self.state.meta(self.data, self.world, self.labels)
+    def checkpoint(self) -> tuple[dict[str, Tensor], Meta]:
+        """Return what a checkpoint of the current step holds."""
+        return self.state.tensors(), self.described()[1]
 
     def described(self) -> tuple[int, Meta]:
         """Return the term of the group's lease and the metadata of a checkpoint of the current step."""
-        return self.lease.term, self.state.meta(self.data, self.world, self.labels)
-
-    def _checkpoint_schedule(self) -> CheckpointSchedule:
-        losses = leases.losses(self.folder) if self.world.is_first else 0
-        schedule = CheckpointSchedule(
-            self.config, self.world, self.folder, self.lease, losses, self._checkpoint, self.placement.heartbeat
-        )
-        schedule.last_step = self.state.step
-        return schedule
-
-    def _snapshot_schedule(self) -> SnapshotSchedule:
-        checkpoint, world, memory = self.config.checkpoint, self.world, None
-        if self.snapshot_store is not None and checkpoint.memory_every and checkpoint.stage:
-            is_cut = world.cut.is_set
-            memory = Snapshotter(self.snapshot_store, self.lease.term, world.rank, world.size, checkpoint.stage, is_cut)
-        return SnapshotSchedule(checkpoint, memory, self._checkpoint, self.state.step, world.is_first)
+        meta = self.state.meta(self.data, self.world, self.labels)
+        for part in self.parts:
+            meta = part.describe(meta)
+        return self.lease.term, meta
 
     def _restore(self, from_memory: bool = True) -> Iterator[Event]:
         reach("restore", "before")
         begin, identity, state, found = time.perf_counter(), self.data.order.identity_at, self.state, None
-        if state.anchor:
-            state.anchor.load(self.config)
-        if state.teacher:
-            state.teacher.load()
         if self.snapshot_store and from_memory and on_first(lambda: leases.has_trained(self.folder, self.lease.term)):
             found = restore_from_snapshots(self.folder, self.snapshot_store, state.model, state.optimizer, identity)
         if found is None:
@@ -382,6 +245,9 @@ class TrainLoop:
             state.resume(found)
             for name, reason in found.rejected:
                 yield Rejected(step=state.step, name=name, reason=reason)
+        for part in self.parts:
+            part.begin(found)
+            self._begun.callback(part.close)
         reach("restore", "after")
         self.phases_s["state"] = time.perf_counter() - begin
         yield Started(
@@ -395,6 +261,6 @@ class TrainLoop:
             remark=found.remark if found else "",
             nodes=list(self.placement.nodes),
             markets=list(self.placement.markets),
-            energy_source=state.energy.source,
             phases_s={phase: round(seconds, 3) for phase, seconds in self.phases_s.items()},
+            **{name: value for part in self.parts for name, value in part.started.items()},
         )

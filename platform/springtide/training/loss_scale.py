@@ -20,9 +20,17 @@ class LossScale:
 
     def __init__(self, enabled: bool) -> None:
         """Without ``enabled`` it stays 1."""
-        self.enabled, self.value, self._good = enabled, _FIRST if enabled else 1.0, 0
+        self.enabled = enabled
+        self.begin({})
+
+    def begin(self, state: Mapping[str, Any]) -> None:
+        """Begin anew, or go on from ``state`` if it is not empty."""
+        self.value, self._good = _FIRST if self.enabled else 1.0, 0
         self._searching = True
         """There was no overflow yet."""
+        if self.enabled and state:
+            self.value, self._good = float(state["value"]), int(state["good"])
+            self._searching = bool(state["searching"])
 
     def after(self, overflowed: bool) -> None:
         """Adapt the scale after a step that was taken, or skipped because a gradient was not finite."""
@@ -39,9 +47,3 @@ class LossScale:
         """Return the state for a checkpoint."""
         found = {"value": self.value, "good": self._good, "searching": self._searching}
         return found if self.enabled else {}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Resume from ``state``; an empty one changes nothing."""
-        if self.enabled and state:
-            self.value, self._good = float(state["value"]), int(state["good"])
-            self._searching = bool(state["searching"])

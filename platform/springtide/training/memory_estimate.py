@@ -35,9 +35,11 @@ from springtide.parallel import as_if_offloaded, parallelize, takes_flex
 from springtide.shards import load_labels
 from springtide.store import Folder
 from springtide.training.anchor import Anchor
-from springtide.training.optim import local_gradients, optimizer_of, square_norm
+from springtide.training.losses import LossOptions
+from springtide.training.optim import optimizer_of, square_norm
 from springtide.training.parameter_groups import blocks_freeze_alike, freeze
-from springtide.training.step import accumulate
+from springtide.training.part import Work
+from springtide.training.step import StepSetup, accumulate
 from springtide.training.teacher import Teacher
 from springtide.training.weight_average import set_newest_share
 
@@ -117,7 +119,7 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
             materialize(optimizer)
             if device == "cuda" and config.parallel.offloads_parameters:
                 live.leave_out(model, optimizer)
-            anchor = Anchor(model, config.objective) if config.objective.anchor else None
+            anchor = Anchor(model, config) if config.objective.anchor else None
             if settings.source:
                 teacher = (
                     Teacher(config, vocab_size, eos_id, None, False, torch.device("cpu")) if settings.teacher else None
@@ -128,26 +130,17 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
             rows_NL = torch.zeros(min(rows, 2 * size), config.shards.sequence_length + 1, dtype=torch.int64)
             parts = [slice(begin, begin + size) for begin in range(0, len(rows_NL), size)]
             columns = zeros(labels, len(rows_NL), torch.device("cpu"))
-            sums = accumulate(
-                model,
-                rows_NL,
-                here,
-                parts,
-                loss_weight=1.0,
-                z_weight=config.optim.z_loss,
-                objective=objective,
-                columns=columns,
-            )
-            gradients = local_gradients(model)
-            square_norm(gradients)
+            loss = LossOptions(config.optim.z_loss, objective)
+            share = accumulate(StepSetup(model, optimizer, here, loss), Work(rows_NL, parts, 1, columns=columns), 1.0)
+            square_norm(share.gradients)
             if anchor:
-                anchor.sums(is_first_copy=True)
-            torch._foreach_mul_(gradients, 0.5)
+                anchor.sums()
+            torch._foreach_mul_(share.gradients, 0.5)
             if anchor:
-                anchor.add(0.5)
+                anchor.add_gradients(0.5)
             set_newest_share(optimizer, 0.5)
             optimizer.step()
-            del sums
+            del share
         return live.peak
 
 

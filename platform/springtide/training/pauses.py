@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from springtide.config.only_when import OnlyWhen, only_when
-from springtide.config.steps import StepsDone
 from springtide.dist import World, gathered
-from springtide.elastic import Interrupt
 from springtide.errors import ConfigError, explain
 from springtide.events import Event, Paused, Resumed
-from springtide.training.hooks import StepContext, StepHook
-from springtide.training.step import StepSignals
+from springtide.training.message import StepMessage
+from springtide.training.part import DoneStep, Part, Share
+from springtide.training.requests import Requests
 
+_FIELD = "pause"
 _LOOK_S = 2.0
 """Time between looks at sensors, and between questions in a pause [s]."""
 _ROOM = 5
@@ -97,44 +97,43 @@ def why_not(wanted: OnlyWhen, machine: Sensors, paused: bool = False) -> tuple[s
     return None
 
 
-class Pauses(StepHook):
+class Pauses(Part):
     """The pauses of one worker group."""
 
     def __init__(
         self,
         text: str,
         world: World,
-        interrupt: Callable[[], Interrupt | None],
+        requests: Requests,
         heartbeat: Callable[[], None] = lambda: None,
         machine: Sensors | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``text``: as train.only_when; ``interrupt`` returns the request to this rank; ``heartbeat`` is called in a pause."""
+        """``text``: as train.only_when; ``requests`` end a pause; ``heartbeat`` is called in a pause."""
         self._wanted, self._world, self._machine = only_when(text), world, machine or sensors()
-        self._interrupt, self._heartbeat, self._clock, self._sleep = interrupt, heartbeat, clock, sleep
+        self._requests, self._heartbeat, self._clock, self._sleep = requests, heartbeat, clock, sleep
         self._looked_s = -_LOOK_S
-        self._heard: frozenset[Interrupt] = frozenset()
-        """What this rank was asked in a pause; the next step tells it."""
 
-    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
-        """Add, on rank 0, whether to pause after this step, and what was asked in a pause."""
-        asked, self._heard, pause = signals.interrupts | self._heard, frozenset(), False
+    def contribute(self, message: StepMessage, share: Share) -> None:
+        """Add, on rank 0, whether to pause after this step."""
+        pause = False
         if self._world.is_first and self._clock() - self._looked_s >= _LOOK_S:
             self._looked_s = self._clock()
             pause = why_not(self._wanted, self._machine) is not None
-        return signals._replace(interrupts=asked, pause=pause)
+        message.any(_FIELD, pause)
 
-    def between_steps(self, done: StepContext) -> Iterator[Event]:
+    def between_steps(self, done: DoneStep) -> Iterator[Event]:
         """Wait, if rank 0 found that it has to, until it has not, or any rank is asked for something."""
-        if not done.result.pause:
+        if not done.result.agreed[_FIELD]:
             return
         begin, told = self._clock(), False
         while True:
             mine = why_not(self._wanted, self._machine, paused=told) if self._world.is_first else None
-            asked = self._interrupt()
+            asked = self._requests.from_outside()
             everyone = gathered((mine, asked))
-            self._heard |= frozenset(filter(None, [asked]))
+            if asked is not None:
+                self._requests.ask(asked)
             reason = everyone[0][0]
             if reason is None or any(one for _, one in everyone):
                 break

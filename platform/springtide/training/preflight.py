@@ -29,8 +29,9 @@ from springtide.training.numa import bind_to_gpu
 from springtide.training.nvml import gpu_of
 from springtide.training.optim import may_fuse, optimizer_of
 from springtide.training.parameter_groups import freeze
+from springtide.training.part import Work
 from springtide.training.peak_flops import peak_flops
-from springtide.training.step import train_step
+from springtide.training.step import StepSetup, train_step
 from springtide.training.weights import initialize
 
 _VOCABULARY = 256
@@ -162,10 +163,14 @@ def _step(
     ours = config.optim.model_copy(update={"source": ""})  # a user's optimizer may know the names of his model only
     optimizer = optimizer_of(model, ours, may_fuse(config.parallel, here.device))
     rows_NL = torch.randint(vocab_size, (rows, length + 1), device=here.device)
-    whole, tokens, took_s = [slice(0, rows)], rows * length, []
+    setup, work, took_s = (
+        StepSetup(model, optimizer, here, clip_norm=1.0),
+        Work(rows_NL, [slice(0, rows)], rows * length),
+        [],
+    )
     for _ in range(times):
         begin = time.perf_counter()
-        train_step(model, optimizer, rows_NL, 0, here, micro_batches=whole, tokens_per_step=tokens, clip_norm=1.0)
+        train_step(setup, work)
         if here.device.type == "cuda":
             torch.cuda.synchronize()
         took_s.append(time.perf_counter() - begin)

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import DeviceType
 
-from springtide.config.steps import StepsDone
+from springtide.checkpoint.restore import Restored
+from springtide.config.steps import StepsDone, one_more
 from springtide.dist import World
 from springtide.events import Profiled, Warned
 from springtide.store import Folder
-from springtide.training.hooks import StepContext, StepHook
 from springtide.training.nvidia_ranges import StepRanges, Tools
-from springtide.training.step import StepSignals
+from springtide.training.part import DoneStep, Part, Work
 
 _log = logging.getLogger(__name__)
 _CLOSE_S = 10.0
@@ -47,7 +47,7 @@ _TRY = {
 """What most of the time goes into -> what to try."""
 
 
-class Profile(StepHook):
+class Profile(Part):
     """Profiler of one worker group; rank 0 profiles ``steps`` steps after the first few."""
 
     def __init__(self, steps: int, world: World, folder: Folder, tools: Tools | None = None) -> None:
@@ -58,16 +58,18 @@ class Profile(StepHook):
         self._profile: Any = None
         self._thread, self._problem = threading.Thread(), ""
 
-    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
+    def begin(self, found: Restored | None) -> None:
+        self._done, self._input_s = 0, 0.0
+
+    def before_step(self, work: Work) -> None:
         """Begin the range of the step."""
-        self._ranges.before_step(step)
-        return signals
+        self._ranges.before_step(one_more(work.step))
 
     def before_update(self) -> None:
         """Begin the range of the update."""
         self._ranges.before_update()
 
-    def after_step(self, done: StepContext) -> Iterator[Profiled | Warned]:
+    def after_step(self, done: DoneStep) -> Iterator[Profiled | Warned]:
         """Start, continue or end the profile. At the end, yield its summary, and write the trace in a thread: no step waits for
         the store. Later, warn if the trace could not be written."""
         if self._problem:

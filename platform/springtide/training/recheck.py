@@ -23,6 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from springtide.checkpoint.agreed import components_of
+from springtide.checkpoint.format import Meta
+from springtide.checkpoint.restore import Restored
 from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.dist import CollectiveError, World, by_rank, gathered, on_first, shifted
@@ -33,18 +36,21 @@ from springtide.parallel import reshard
 from springtide.training.checkpoint_schedule import CheckpointSchedule
 from springtide.training.device_check import check_device
 from springtide.training.group_lease import GroupLease
-from springtide.training.hooks import StepContext, StepHook
+from springtide.training.losses import Compute, MicroBatch, loss_of
+from springtide.training.message import StepMessage
+from springtide.training.part import DoneStep, Part, Share
 from springtide.training.result_summary import SIZE, checksum, device_kind, of_gradient, of_summary, summary
 from springtide.training.seeds import kept_generators, seed_generators
 from springtide.training.state import TrainState
-from springtide.training.step import Compute, MicroBatch, StepSignals, loss_of
+
+_FIELD = "recheck"
 
 
 class DevicesDisagree(RuntimeError):
     """Devices compute different results, and none can be named. It may pass, so it is retried as other failures are."""
 
 
-class Recheck(StepHook):
+class Recheck(Part):
     """The checks of one worker group."""
 
     def __init__(
@@ -61,45 +67,59 @@ class Recheck(StepHook):
         self._config, self._world, self._state, self._nodes = config, world, state, nodes
         self._saves, self._lease, self._seed = saves, lease, seed
         self._every_s = float(config.elastic.recheck)
-        self._active = self._every_s > 0 and world.size > 1
         trained = (one for one in state.model.modules() if isinstance(one, nn.Embedding) and one.weight.requires_grad)
         self._embedding = next(trained, None)
         self._exact = config.parallel.exact and world.device.type == "cpu"
+        self._last_s, self._cost_s = -math.inf, 0.0
+        self.begin(None)
+
+    def begin(self, found: Restored | None) -> None:
+        self._active = self._every_s > 0 and self._world.size > 1
         self._due = False
         """Whether the next step is checked; every rank knows it."""
         self._first: tuple[MicroBatch, Tensor] | None = None
         """This rank's first micro-batch of the step that is checked, and the summary of its result."""
         self._verdict: Verdict | None = None
-        self._last_s, self._cost_s, self._wanted = -math.inf, 0.0, False
-        if not self._active:
-            state.agreed_step = None
-        elif state.agreed_step is None:  # nothing speaks against the state that this group has begun with
-            state.agreed_step = state.step
+        self._wanted = False
+        self._agreed_step: StepsDone | None = None
+        """Steps done when all devices last agreed; None if they are not checked."""
+        if self._active:  # nothing speaks against the state that this group has begun with
+            known = found.agreed_step if found else None
+            self._agreed_step = self._state.step if known is None else known
 
-    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
-        """Add on rank 0 whether the next step is checked. It is before its time if a save has begun since the last agreement,
-        so that the newest checkpoint is known to be good, or if an update was skipped."""
-        if not self._active or self._due or not self._world.is_first:
-            return signals
-        now, agreed = time.monotonic(), self._state.agreed_step
+    def describe(self, meta: Meta) -> Meta:
+        return meta.adding(components_of(self._agreed_step))
+
+    def contribute(self, message: StepMessage, share: Share) -> None:
+        """Add on rank 0 whether the next step is checked."""
+        message.any(_FIELD, self._world.is_first and self._begins_check())
+
+    def _begins_check(self) -> bool:
+        """Return True if the next step is checked. It is before its time if a save has begun since the last agreement, so
+        that the newest checkpoint is known to be good, or if an update was skipped."""
+        if not self._active or self._due:
+            return False
+        now, agreed = time.monotonic(), self._agreed_step
         wanted = self._wanted or (agreed is not None and self._saves.last_step > agreed)
         if not is_due(now - self._last_s, self._every_s, self._cost_s, wanted):
-            return signals
+            return False
         self._last_s, self._wanted = now, False
-        return signals._replace(recheck=True)
+        return True
 
-    def compute_first(self, compute: Compute) -> Compute:
-        """Return ``compute``, or in a step that is checked one that keeps a summary of the result."""
+    def wrap_compute(self, compute: Compute) -> Compute:
+        """Return ``compute``; in a step that is checked, keep a summary of the result of the first micro-batch."""
         return functools.partial(self._watch, compute) if self._due else compute
 
-    def _watch(self, compute: Compute, model: nn.Module, one: MicroBatch, world: World) -> Tensor:
+    def _watch(self, compute: Compute, model: nn.Module, one: MicroBatch) -> Tensor:
+        if one.number:
+            return compute(model, one)
         found: list[Tensor] = []
 
         def observe(output: Tensor) -> None:
             output.register_hook(lambda gradient: found.append(of_gradient(gradient)))
 
         with _output_seen(self._embedding, observe):
-            sums = compute(model, one, world)
+            sums = compute(model, one)
         self._first = one, summary(_loss(one, sums), found)
         return sums
 
@@ -131,25 +151,25 @@ class Recheck(StepHook):
     def world(self) -> World:
         return self._world
 
-    def after_step(self, done: StepContext) -> Iterator[Event]:
+    def after_step(self, done: DoneStep) -> Iterator[Event]:
         """Report a device that is wrong, and go back. Raises UnfitNode, or DevicesDisagree if none can be named."""
-        self._due = self._active and done.result.recheck
+        self._due = self._active and done.result.agreed[_FIELD]
         self._wanted |= not done.result.updated
         verdict, self._verdict = self._verdict, None
         if verdict is None:
             return
         if not verdict.disputed:
-            self._state.agreed_step = StepsDone(done.step - 1)
+            self._agreed_step = StepsDone(done.step - 1)
         elif verdict.is_random:
             self._active = self._due = False
-            self._state.agreed_step = None
+            self._agreed_step = None
             yield Warned(step=done.step, reason=_IS_RANDOM)
         else:
             yield from self._go_back(done.step, verdict)
 
     def _go_back(self, step: StepsDone, verdict: Verdict) -> Iterator[Event]:
         """Abandon the states since the last agreement. All ranks raise the same error."""
-        agreed, ended = self._state.agreed_step, self._lease.term
+        agreed, ended = self._agreed_step, self._lease.term
         assert agreed is not None, "set while checks are on"
         size = self._world.size
         suspects = sorted(verdict.wrong or {rank % size for owner in verdict.disputed for rank in (owner, owner - 1)})
@@ -230,7 +250,7 @@ def _bits(column: Tensor) -> Tensor:
 
 def _loss(one: MicroBatch, sums: Tensor) -> Tensor:
     """Return the loss of a micro-batch, a scalar. ``sums``: what a ``Compute`` returned."""
-    return sums.sum() if one.objective is None else sums[0]
+    return sums.sum() if one.loss.objective is None else sums[0]
 
 
 @contextlib.contextmanager

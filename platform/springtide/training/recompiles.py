@@ -6,17 +6,17 @@ from collections.abc import Iterator
 
 from springtide.events import Warned
 from springtide.parallel import gave_up
-from springtide.training.hooks import StepContext, StepHook
+from springtide.training.part import DoneStep, Part
 
 
-class Recompiles(StepHook):
+class Recompiles(Part):
     """Watch of one worker group's compiled blocks."""
 
     def __init__(self, compiles: bool) -> None:
         """``compiles``: whether blocks should be compiled."""
         self._watching = compiles
 
-    def after_step(self, done: StepContext) -> Iterator[Warned]:
+    def after_step(self, done: DoneStep) -> Iterator[Warned]:
         """Warn once if some blocks no longer run compiled."""
         if self._watching and (reason := gave_up()):
             self._watching = False

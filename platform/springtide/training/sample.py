@@ -4,7 +4,7 @@ for the whole model."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
@@ -13,14 +13,32 @@ from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE, Config
 from springtide.config.steps import StepsDone
 from springtide.dataset import open_dataset
 from springtide.dist import World, agreed
-from springtide.events import Sampled, Warned
+from springtide.events import Event, Sampled, Warned
 from springtide.generation import Sampling, write
 from springtide.parallel import uncompiled
 from springtide.shards import Manifest
 from springtide.stream import Data
+from springtide.training.evaluate import Evaluations
+from springtide.training.part import Part, Verdict
+from springtide.training.state import TrainState
 
 _MOST_S = 60.0
 """Time limit of a sample: a large model gathers all its weights for each token [s]."""
+
+
+class Closing(Part):
+    """After the last save: the last evaluation, if there was no time for it before, and a sample."""
+
+    def __init__(
+        self, config: Config, data: Callable[[], Data], world: World, state: TrainState, evaluations: Evaluations
+    ) -> None:
+        self._config, self._data, self._world, self._state = config, data, world, state
+        self._evaluations = evaluations
+
+    def at_end(self, verdict: Verdict) -> Iterator[Event]:
+        if verdict is Verdict.FINISH:
+            yield from self._evaluations.now()
+            yield from write_sample(self._state.model, self._data(), self._world, self._config, self._state.step)
 
 
 def write_sample(

@@ -6,34 +6,39 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.snapshots import Snapshotter
 from springtide.config.schema import CheckpointConfig
-from springtide.config.steps import StepsDone
+from springtide.config.steps import StepsDone, one_more
 from springtide.dist import gathered, on_first
 from springtide.elastic import Interrupt, snapshot_every
 from springtide.elastic.patience import ban_s
 from springtide.events import Event, SnapshotIntervalChanged
 from springtide.training.checkpoint_schedule import State
-from springtide.training.hooks import StepContext, StepHook
-from springtide.training.step import StepSignals
+from springtide.training.message import StepMessage
+from springtide.training.part import DoneStep, Part, Share
 
+_KEEPING, _TURNED_OFF, _DUE = "snapshot under way", "snapshots turned off", "snapshot due"
 _SHARE = 0.03
 _REMEMBERED = 9
 _LOOK_S = 0.005
 
 
-class SnapshotSchedule(StepHook):
+class SnapshotSchedule(Part):
     """The snapshots of one rank; rank 0 decides when, and the others learn it in the step's all-reduce."""
 
     def __init__(
-        self, config: CheckpointConfig, memory: Snapshotter | None, state: State, step: StepsDone, is_first: bool
+        self, config: CheckpointConfig, memory: Callable[[], Snapshotter | None], state: State, is_first: bool
     ) -> None:
-        """``memory`` None takes no snapshots."""
-        self._config, self._memory, self._state, self._is_first = config, memory, state, is_first
-        self._last = step
-        self._every = config.memory_every if config.memory_every != "auto" else 1
+        """``memory`` returns what takes the snapshots of a stretch of training; None takes none."""
+        self._config, self._open_memory, self._state, self._is_first = config, memory, state, is_first
+
+    def begin(self, found: Restored | None) -> None:
+        self._memory, self._step = self._open_memory(), found.meta.step if found else StepsDone(0)
+        self._last = self._step
+        self._every = self._config.memory_every if self._config.memory_every != "auto" else 1
         self._costs_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._stall_s: float | None = None
@@ -61,13 +66,15 @@ class SnapshotSchedule(StepHook):
             self._turn_off(error)
             return True
 
-    def signals(self, signals: StepSignals, step: StepsDone) -> StepSignals:
-        """Add whether the last snapshot is safe, and on rank 0 whether one is due after ``step``."""
-        keeping = self.keeping  # first: it may turn snapshots off
+    def contribute(self, message: StepMessage, share: Share) -> None:
+        """Add whether the last snapshot is safe, and on rank 0 whether one is due after this step."""
+        keeping, step = self.keeping, one_more(share.work.step)  # first: it may turn snapshots off
         every = 1 if self._is_urgent else self._every
         due = bool(self._is_first and self._memory and self._every and step - self._last >= every)
         due &= not self._is_off or time.monotonic() >= self._again_at_s
-        return signals._replace(keeping=keeping, turned_off=bool(self._problem), snapshot=due)
+        message.any(_KEEPING, keeping)
+        message.any(_TURNED_OFF, bool(self._problem))
+        message.any(_DUE, due)
 
     def before_update(self) -> None:
         """Wait until the weights may change."""
@@ -78,20 +85,20 @@ class SnapshotSchedule(StepHook):
         self._costs_s.append(self._stall_s + time.perf_counter() - begin)
         self._stall_s = None
 
-    def between_steps(self, done: StepContext) -> Iterator[Event]:
+    def between_steps(self, done: DoneStep) -> Iterator[Event]:
         """Take a snapshot if all ranks know that one is due and no rank still keeps the one before."""
-        step, result = done.step, done.result
+        step, agreed = done.step, done.result.agreed
         self._steps_s.append(done.step_time_s)
-        if result.turned_off:
+        if agreed[_TURNED_OFF]:
             yield self._stop(step)
             return
-        if self._comes_back and not result.keeping:
+        if self._comes_back and not agreed[_KEEPING]:
             self._comes_back, self._stops = False, 0
             yield SnapshotIntervalChanged(step=step, every_steps=self._every, reason="they can be kept again")
-        if Interrupt.COPY in result.interrupts:
+        if Interrupt.COPY in done.result.requests:
             self._can_evacuate()
             self._is_urgent = True
-        if self._memory is None or not result.snapshot or result.keeping:
+        if self._memory is None or not agreed[_DUE] or agreed[_KEEPING]:
             return
         begin = time.perf_counter()
         self._last = step

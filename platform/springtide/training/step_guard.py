@@ -3,54 +3,66 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from springtide.checkpoint.format import Meta
+from springtide.checkpoint.restore import Restored
 from springtide.config import Config
+from springtide.elastic import Interrupt
 from springtide.errors import TrainingFailed
 from springtide.events import Event, Spiked
-from springtide.training.hooks import StepContext, StepHook
 from springtide.training.loss_scale import LossScale
+from springtide.training.part import DoneStep, Part, StepResult, Verdict
 from springtide.training.spikes import Spike, Spikes
 
 
-class StepGuard(StepHook):
+class StepGuard(Part):
     """Step guard of one run. All ranks ask with the same values, so they get the same answers."""
 
-    def __init__(self, config: Config) -> None:
-        self.scale = LossScale(config.parallel.precision == "fp16")
-        self._optim = config.optim
-        self._spikes = Spikes(config.optim.spike_window, config.optim.spike_deviations)
+    def __init__(self, config: Config, scale: LossScale) -> None:
+        """``scale`` is adapted after each step."""
+        self._optim, self._scale = config.optim, scale
+        self.begin(None)
+
+    def begin(self, found: Restored | None) -> None:
+        components = found.meta.components if found else {}
+        self._scale.begin(components.get("loss_scale", {}))
+        self._spikes = Spikes(self._optim.spike_window, self._optim.spike_deviations)
+        self._spikes.load(components.get("spikes", {}))
         self._spike: Spike | None = None
         """Spike of the current step."""
         self._left_out = 0
         """Skipped steps in a row."""
 
-    def allows_update(self, loss: float, grad_norm: float) -> bool:
-        """Return True if a step with this loss [nats] and gradient norm may change the weights. Call it before the update."""
+    def receive(self, result: StepResult) -> None:
+        result.fields["loss_scale"] = self._scale.value
+
+    def allows_update(self, result: StepResult) -> bool:
+        """Return True if the gradient norm is finite and the step is no spike, or spikes only warn."""
+        loss, grad_norm = result.loss, result.grad_norm
         finite, how = math.isfinite(grad_norm), self._optim.on_spike
         # an fp16 overflow says nothing about the rows
-        looks = how != "off" and (finite or (how == "rollback" and not self.scale.enabled))
+        looks = how != "off" and (finite or (how == "rollback" and not self._scale.enabled))
         self._spike = self._spikes.find(loss, grad_norm) if looks else None
         accepted = finite and (self._spike is None or how == "warn")
         if accepted:
             self._spikes.remember(loss, grad_norm)
         return accepted
 
-    @property
-    def needs_rollback(self) -> bool:
-        """Whether the current step must be rolled back, and the steps before it, back to a checkpoint."""
-        return self._spike is not None and self._optim.on_spike == "rollback"
+    def verdict(self, result: StepResult) -> Verdict:
+        """Return ROLL_BACK for a spike, unless a save was requested: then the step is only skipped."""
+        rolls_back = self._spike is not None and self._optim.on_spike == "rollback"
+        return Verdict.ROLL_BACK if rolls_back and not result.requests - {Interrupt.COPY} else Verdict.CONTINUE
 
-    def after_step(self, done: StepContext) -> Iterator[Event]:
+    def after_step(self, done: DoneStep) -> Iterator[Event]:
         """Yield the events of a step. Raises TrainingFailed if too many steps were skipped, or the first step of a run."""
         step, result = done.step, done.result
         if self._spike is not None:
             yield Spiked(step=step, left_out=not result.updated, **self._spike._asdict())
         else:
-            self.scale.after(not result.updated)
+            self._scale.after(not result.updated)
         self._left_out = 0 if result.updated else self._left_out + 1
-        if self._left_out > self._optim.max_left_out or (self._left_out and step == 1 and not self.scale.enabled):
+        if self._left_out > self._optim.max_left_out or (self._left_out and step == 1 and not self._scale.enabled):
             steps = "steps in a row are" if self._left_out > 1 else "step is"
             raise TrainingFailed(
                 f"{self._left_out} {steps} skipped, the last one, {step}, with loss {result.loss:g} and gradient norm "
@@ -58,11 +70,5 @@ class StepGuard(StepHook):
                 "rows of these steps"
             )
 
-    def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
-        return {"loss_scale": self.scale.state(), "spikes": self._spikes.state()}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Resume from ``state``, or from a part of it."""
-        self.scale.load(state.get("loss_scale", {}))
-        self._spikes.load(state.get("spikes", {}))
+    def describe(self, meta: Meta) -> Meta:
+        return meta.adding({"loss_scale": self._scale.state(), "spikes": self._spikes.state()})

@@ -13,6 +13,7 @@ are not sharded compares its first micro-batch with the step, if it has two.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 
@@ -20,17 +21,20 @@ import torch
 from torch import Tensor, nn
 
 from springtide.dist import World
-from springtide.model import LargestLogit
+from springtide.model import LargestLogit, logits_watched
 from springtide.parallel import reduces_each, watch_gradients
+from springtide.training.losses import Compute, MicroBatch, loss_mask
+from springtide.training.message import StepMessage
 from springtide.training.optim import local_gradients, square_norm
+from springtide.training.part import Part, Share, StepResult
 
 _LARGEST, _NOISE = "largest_logit", "noise_scale"
 _SHARE = 1 / 32
 """Share of a step in the averages."""
 
 
-class StepMetrics:
-    """The figures of one worker group's steps: ``begin``, ``after_micro_batch``, ``sums``, ``told``, in each step."""
+class StepMetrics(Part):
+    """The figures of one worker group's steps."""
 
     def __init__(self, names: Sequence[str], model: nn.Module, world: World) -> None:
         self._model, self._world = model, world
@@ -38,22 +42,28 @@ class StepMetrics:
         self._squares = watch_gradients(model, world.device) if self._tells_noise else None
         self._each = self._squares is not None and reduces_each(model)
         self._average = NoiseScale()
-        self.largest: LargestLogit | None = None
-        """Sees the logits of the current step; None if it is not told."""
+        self._largest = LargestLogit(world.device)
+        self._loss_weight = 1.0
 
-    def begin(self) -> None:
-        """Begin a step."""
-        if self._tells_largest:
-            self.largest = LargestLogit(self._world.device)
+    def wrap_compute(self, compute: Compute) -> Compute:
+        """Begin a step, and return ``compute`` with a look at logits and gradients."""
+        self._largest = LargestLogit(self._world.device)
         self._pieces = torch.zeros(3, dtype=torch.float64, device=self._world.device)
         """Squared norms, squared tokens and tokens, summed over pieces."""
         if self._squares is not None:
             self._squares.take()  # nothing, unless a step has failed
 
-    def after_micro_batch(self, index: int, num_tokens: Tensor) -> None:
+        def watched(model: nn.Module, one: MicroBatch) -> Tensor:
+            with logits_watched(self._largest) if self._tells_largest else contextlib.nullcontext():
+                found = compute(model, one)
+            if self._tells_noise:
+                self._after_micro_batch(one.number, loss_mask(one.rows).sum())
+            return found
+
+        return watched
+
+    def _after_micro_batch(self, index: int, num_tokens: Tensor) -> None:
         """Look at the gradients after the backward of micro-batch ``index``, of ``num_tokens``."""
-        if not self._tells_noise:
-            return
         if self._each:
             self._pieces[1:] += torch.stack([num_tokens.double().square(), num_tokens.double()])
         elif self._squares is None and index == 0:
@@ -62,33 +72,27 @@ class StepMetrics:
                 [square_norm(gradients).to(self._world.device), num_tokens.double().square(), num_tokens.double()]
             )
 
-    def sums(self, num_tokens: Tensor) -> list[Tensor]:
-        """Return this rank's float64 scalars to be summed over ranks; ``num_tokens``: of its part of the step."""
-        found: list[Tensor] = []
-        if self.largest is not None:
-            slots = torch.zeros(self._world.size, dtype=torch.float64, device=self._world.device)
-            slots[self._world.rank] = self.largest.value
-            found += slots.unbind()
+    def contribute(self, message: StepMessage, share: Share) -> None:
+        self._loss_weight = share.loss_weight
+        if self._tells_largest:
+            message.by_rank(_LARGEST, self._largest.value)
         if self._tells_noise:
             if self._squares is not None:
                 self._pieces[0] = self._squares.take()
                 if not self._each:
+                    num_tokens = share.row_tokens.sum()
                     self._pieces[1:] = torch.stack([num_tokens.square(), num_tokens])
-            found += self._pieces.unbind()
-        return found
+            message.sum(_NOISE, self._pieces)
 
-    def told(self, sums: Sequence[float], square: float, tokens: float, weight: float) -> dict[str, float]:
-        """Return the figures, from sums over all ranks of which the last are those of ``sums``. ``square``: squared norm of
-        the step's gradient of a loss that was multiplied by ``weight``; ``tokens``: of the step."""
-        found: dict[str, float] = {}
+    def receive(self, result: StepResult) -> None:
         if self._tells_largest:
-            end = len(sums) - 3 * self._tells_noise
-            found[_LARGEST] = max(sums[end - self._world.size : end])
+            result.extra[_LARGEST] = max(result.agreed[_LARGEST])
         if self._tells_noise:
-            pieces, squared_counts, counts = sums[-3:]
-            noise = self._average.after(pieces / weight**2, squared_counts, counts, square / weight**2, tokens)
-            found |= {} if noise is None else {_NOISE: noise}
-        return found
+            pieces, squared_counts, counts = result.agreed[_NOISE]
+            weight, square = self._loss_weight**2, (result.agreed["square"] ** 0.5) ** 2
+            noise = self._average.after(pieces / weight, squared_counts, counts, square / weight, result.tokens)
+            if noise is not None:
+                result.extra[_NOISE] = noise
 
 
 class NoiseScale:

@@ -9,8 +9,6 @@ same bits at any world size. Its weights are read from its run at each start, an
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -18,6 +16,7 @@ from springtide import config as configs
 from springtide.checkpoint.branch import resolve, split
 from springtide.checkpoint.format import FISHER, Manifest, Meta, read_manifest
 from springtide.checkpoint.load import load
+from springtide.checkpoint.restore import Restored
 from springtide.config import Config
 from springtide.dist import gathered, rank_here
 from springtide.errors import CheckpointError, ConfigError, SpringtideError, explain, redacted
@@ -29,13 +28,14 @@ from springtide.shards import Manifest as Dataset
 from springtide.stream import Data
 from springtide.training.anchor import check_digests, digest_of
 from springtide.training.label import check_reads, most_likely
+from springtide.training.part import Part
 
 FIELD = "objective.teacher"
 _COMPONENT = "teacher"
 
 
-class Teacher:
-    """The model that a config names as teacher. Its weights are not read before ``load``."""
+class Teacher(Part):
+    """The model that a config names as teacher. Its weights are not read before ``begin``."""
 
     def __init__(
         self,
@@ -59,15 +59,20 @@ class Teacher:
             model.to(device)
         self._model: nn.Module = in_precision(model.eval().requires_grad_(False), saved.parallel)
 
-    def load(self) -> None:
-        """Read its weights, unless that was done; all ranks call it together.
+    def begin(self, found: Restored | None) -> None:
+        """Read its weights, unless that was done; all ranks together.
 
         Raises:
             ConfigError: the checkpoint has vanished or is damaged.
+            CheckpointError: the state was trained with another teacher.
             OSError: the store cannot be reached.
         """
-        if self._digest:
-            return
+        if not self._digest:
+            self._load()
+        if found is not None:
+            check_digests(found.meta, _COMPONENT, self._digests, f"{FIELD} would teach something else")
+
+    def _load(self) -> None:
         fatal: Exception | None = None
         try:
             load(*split(self._url), self._model, manifest=self._manifest)
@@ -83,14 +88,8 @@ class Teacher:
                 raise found
         self._digest = digest_of(*split(self._url), self._manifest)
 
-    def check_unchanged(self, meta: Meta) -> None:
-        """Raise CheckpointError if the state of ``meta`` was trained with another teacher."""
-        check_digests(meta, _COMPONENT, self._digests, f"{FIELD} would teach something else")
-
-    @property
-    def components(self) -> dict[str, Any]:
-        """``Meta.components`` of a checkpoint."""
-        return {_COMPONENT: self._digests}
+    def describe(self, meta: Meta) -> Meta:
+        return meta.adding({_COMPONENT: self._digests})
 
     @torch.no_grad()
     def __call__(self, rows_BL: Tensor) -> Columns:

@@ -18,8 +18,10 @@ from torch import nn
 from springtide.checkpoint.averages import AVERAGE
 from springtide.checkpoint.tensors import local
 from springtide.config import Config
-from springtide.config.steps import StepsDone
+from springtide.config.steps import StepsDone, one_more
 from springtide.parallel import reshard
+from springtide.training.part import Part, Work
+from springtide.training.state import TrainState
 
 _SHARE = "newest_share"
 """Key of the share that the next weights have in the average, in a parameter group."""
@@ -45,6 +47,17 @@ def set_newest_share(optimizer: torch.optim.Optimizer, share: float) -> None:
     """Give the weights after the next step ``share`` in the average."""
     for group in optimizer.param_groups:
         group[_SHARE] = share
+
+
+class WeightAverage(Part):
+    """Gives the weights after each step their share in the average."""
+
+    def __init__(self, config: Config, state: TrainState) -> None:
+        self._config, self._state = config, state
+
+    def before_step(self, work: Work) -> None:
+        share = newest_share(self._config, one_more(work.step), self._state.tokens_before)
+        set_newest_share(self._state.optimizer, share)
 
 
 @contextlib.contextmanager

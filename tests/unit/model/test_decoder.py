@@ -23,7 +23,7 @@ from springtide.model.attention import Attention, RMSNorm, attention_as_on
 from springtide.model.linear import Linear
 from springtide.model.positions import rotary_table, rotate
 from springtide.parallel.recompute import recomputed
-from springtide.training.step import loss_mask
+from springtide.training.losses import loss_mask
 
 CONFIG = ModelConfig(num_layers=2, dim=32, num_heads=4, num_kv_heads=2, ffn_dim=48, max_sequence_length=64)
 TOKENS = torch.randint(0, 100, (3, 20), generator=torch.Generator().manual_seed(1))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from springtide.model import loss
-from springtide.model.loss import IGNORE_INDEX, LargestLogit, PartLoss, head_loss, part_loss
+from springtide.model.loss import IGNORE_INDEX, LargestLogit, PartLoss, head_loss, logits_watched, part_loss
 
 
 def problem() -> tuple[Tensor, Tensor, Tensor]:
@@ -51,7 +51,8 @@ def test_the_compiled_loss_is_that_in_steps_with_a_cap_and_the_largest_logit(dty
         hidden, head, wanted = problem()
         half = hidden.detach().to(dtype).requires_grad_(), head.detach().to(dtype).requires_grad_()
         largest = LargestLogit(hidden.device)
-        total, nats_N = head_loss(*half, wanted, 0.01, 4.0, largest, fused)
+        with logits_watched(largest):
+            total, nats_N = head_loss(*half, wanted, 0.01, 4.0, fused)
         total.backward()
         assert all(one.grad is not None and one.grad.dtype == dtype for one in half)
         found.append([total.detach(), nats_N, largest.value, *(one.grad for one in half)])

@@ -16,7 +16,7 @@ from springtide.dist import World
 from springtide.errors import ConfigError
 from springtide.model import skeleton
 from springtide.parallel import as_if_offloaded, offload, parallelize, weights_on
-from springtide.training import train_step
+from springtide.training import StepSetup, Work, train_step
 from springtide.training.memory_estimate import predicted_bytes
 from springtide.training.optim import optimizer_of
 
@@ -30,8 +30,8 @@ def steps(one: World, **changes: Any) -> tuple[list[float], dict[str, Tensor]]:
     generator = draw_weights(model)
     optimizer = optimizer_of(model, config.optim, fused=False)
     ids = three_rows(generator)
-    how: dict[str, Any] = {"micro_batches": [slice(0, 2), slice(2, 3)], "tokens_per_step": 96, "clip_norm": 1.0}
-    found = [train_step(model, optimizer, ids, 0, one, **how).loss for _ in range(3)]
+    setup, work = StepSetup(model, optimizer, one, clip_norm=1.0), Work(ids, [slice(0, 2), slice(2, 3)], 96)
+    found = [train_step(setup, work).loss for _ in range(3)]
     return found, {name: local(tensor).clone() for name, tensor in named_tensors(model, optimizer).items()}
 
 

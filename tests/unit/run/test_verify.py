@@ -27,7 +27,7 @@ from springtide.store import Folder
 from springtide.stream import Data, digest, open_data
 from springtide.stream.chain import SKIPPED_UPDATES_KEPT, next_chain
 from springtide.track.journal import Journal
-from springtide.training.step import loss_mask
+from springtide.training.losses import loss_mask
 
 ZEROS = dict.fromkeys(
     ("loss", "grad_norm", "learning_rate", "step_time_s", "data_wait_s", "tokens_per_s", "mfu", "memory_bytes"), 0

@@ -11,14 +11,15 @@ from ranks import run_here
 
 from springtide.checkpoint.tensors import plain_name
 from springtide.config import Config
-from springtide.config.objective import ObjectiveConfig
 from springtide.dist import World
 from springtide.errors import ConfigError
 from springtide.model import build
 from springtide.training.anchor import Anchor, trained, what_is_bad
 from springtide.training.fisher import fisher_information, training_rows
+from springtide.training.losses import row_losses
 from springtide.training.memory_estimate import predicted_bytes
-from springtide.training.step import StepResult, row_losses, train_step
+from springtide.training.part import StepResult, Work
+from springtide.training.step import StepSetup, train_step
 
 SHAPE = {"model.num_layers": 2, "model.dim": 16, "model.num_heads": 2, "model.num_kv_heads": 2, "model.ffn_dim": 24}
 VOCABULARY, ROWS, LENGTH = 61, 5, 12
@@ -43,7 +44,8 @@ def rows_of() -> torch.Tensor:
 
 def anchor_of(model: torch.nn.Module, weight: float, has_fisher: bool) -> Anchor:
     """An anchor at other weights."""
-    anchor = Anchor(model, ObjectiveConfig(anchor="fisher" if has_fisher else "l2sp", anchor_weight=weight))
+    settings = {"objective.anchor": "fisher" if has_fisher else "l2sp", "objective.anchor_weight": weight}
+    anchor = Anchor(model, Config().override(settings))
     torch.manual_seed(19)
     for name, origin in anchor._origins.items():
         origin.copy_(torch.randn_like(origin) * 0.3)
@@ -52,9 +54,9 @@ def anchor_of(model: torch.nn.Module, weight: float, has_fisher: bool) -> Anchor
     return anchor
 
 
-def step_of(world: World, model: Any, optimizer: Any, rows: torch.Tensor, **options: Any) -> StepResult:
-    """One step over ``rows``."""
-    return train_step(model, optimizer, rows, 0, world, **options)
+def step_of(world: World, anchor: Anchor, model: Any, optimizer: Any, work: Work, **options: Any) -> StepResult:
+    """One step."""
+    return train_step(StepSetup(model, optimizer, world, parts=[anchor], **options), work)
 
 
 @pytest.mark.parametrize("has_fisher", [False, True], ids=["l2sp", "ewc"])
@@ -63,9 +65,9 @@ def step_of(world: World, model: Any, optimizer: Any, rows: torch.Tensor, **opti
 def test_a_step_is_that_of_loss_and_penalty(has_fisher: bool, loss_scale: float, clip_norm: float) -> None:
     weight, ours, theirs, rows = 0.7, model_of(), model_of(), rows_of()
     anchor = anchor_of(ours, weight, has_fisher)
-    options = {"micro_batches": [slice(0, 2), slice(2, 5)], "tokens_per_step": ROWS * LENGTH, "clip_norm": clip_norm}
+    work = Work(rows, [slice(0, 2), slice(2, 5)], ROWS * LENGTH)
     optimizer = torch.optim.SGD(ours.parameters(), lr=1.0)
-    found = run_here(step_of, ours, optimizer, rows, anchor=anchor, loss_scale=loss_scale, **options)
+    found = run_here(step_of, anchor, ours, optimizer, work, clip_norm=clip_norm, loss_scale=lambda: loss_scale)
     total, _ = row_losses(theirs, rows)
     tokens, penalty = int((rows[:, 1:] >= 0).sum()), torch.zeros(())
     for name, parameter in trained(theirs).items():
@@ -87,8 +89,8 @@ def test_a_penalty_that_is_not_finite_changes_no_weights() -> None:
     anchor = anchor_of(model, 1.0, has_fisher=False)
     next(iter(anchor._origins.values())).fill_(math.inf)
     before = {name: one.clone() for name, one in model.named_parameters()}
-    step = {"micro_batches": [slice(0, ROWS)], "tokens_per_step": ROWS * LENGTH, "clip_norm": 1.0}
-    found = run_here(step_of, model, torch.optim.SGD(model.parameters()), rows, anchor=anchor, **step)
+    work, optimizer = Work(rows, [slice(0, ROWS)], ROWS * LENGTH), torch.optim.SGD(model.parameters())
+    found = run_here(step_of, anchor, model, optimizer, work, clip_norm=1.0)
     assert not found.updated
     assert all(torch.equal(one, before[name]) for name, one in model.named_parameters())
 

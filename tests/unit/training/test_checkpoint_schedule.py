@@ -12,6 +12,7 @@ import pytest
 import torch
 from saving import meta
 from scripted import ScriptedWriter, scripted
+from stepping import contributed, done_step, result_of
 
 from springtide import config as configs
 from springtide.checkpoint.async_saver import Copying
@@ -23,8 +24,7 @@ from springtide.store import Folder
 from springtide.training import checkpoint_schedule
 from springtide.training.checkpoint_schedule import CheckpointSchedule
 from springtide.training.group_lease import GroupLease
-from springtide.training.hooks import StepContext
-from springtide.training.step import StepResult, StepSignals
+from springtide.training.requests import Requests
 
 
 class Training:
@@ -36,7 +36,14 @@ class Training:
         config, world = configs.recipes.tiny().override(given), alone(torch.device("cpu"))
         run = Folder(folder)
         self.beats, self.on_beat = 0, lambda: None
-        self.schedule = CheckpointSchedule(config, world, run, GroupLease(run, "me", "", 1), 0, self._state, self._beat)
+        lease = GroupLease(run, "me", "", {}, 1)
+        self.schedule = CheckpointSchedule(config, world, run, lease, Requests(), self._state, self._beat)
+
+    def __enter__(self) -> None:
+        self.schedule.begin(None)
+
+    def __exit__(self, *exception: object) -> None:
+        self.schedule.close()
 
     def _beat(self) -> None:
         self.beats += 1
@@ -52,11 +59,9 @@ class Training:
     def one_step(self, interrupts: frozenset[Interrupt] = frozenset()) -> list[Any]:
         """Do a step; its events, by name and step."""
         self.step += 1
-        signals = self.schedule.signals(StepSignals(interrupts), self.step)
+        agreed = contributed(self.schedule, step=self.step - 1)
         self.schedule.before_update()
-        said = signals.interrupts, signals.saving, signals.save_failed
-        result = StepResult(2.0, 1.0, 1, 0, *said, False, False, False, (0.0,), (0.0,))
-        done = StepContext(self.step, result, learning_rate=1e-3, step_time_s=0.1, data_wait_s=0.0)
+        done = done_step(self.step, result_of(agreed, requests=interrupts))
         events = told(self.schedule.between_steps(done))
         if isinstance(self.schedule._saver.state, Copying):
             self.schedule._saver.state.handed_over.result(60)
@@ -82,7 +87,7 @@ def written(step: int) -> Committed:
 def test_a_save_that_is_due_during_another_is_skipped(training: Any) -> None:
     """A save that is due while one is under way is skipped."""
     one = training(when_busy="skip")
-    with one.schedule:
+    with one:
         assert one.one_step() + one.one_step() + one.one_step() == []
         assert one.schedule.busy
         assert one.one_step() == [("SaveSkipped", 4)]
@@ -100,7 +105,7 @@ def test_a_save_that_is_due_during_another_is_skipped(training: Any) -> None:
 def test_a_save_that_is_due_during_another_is_queued(training: Any) -> None:
     """A save that is due while one is under way is queued."""
     one = training(when_busy="queue")
-    with one.schedule:
+    with one:
         assert one.one_step() + one.one_step() + one.one_step() == []
         one.writer.answers = [written(2)]
         assert one.one_step() == [("Saved", 2)]
@@ -113,7 +118,7 @@ def test_a_full_disk_ends_the_last_save_at_once(training: Any) -> None:
     """Beside training it may be emptied; nothing follows the last save, and tries of it would take minutes."""
     full = OSError(errno.ENOSPC, "No space left on device: runs/a needs 9 bytes")
     one = training(every_steps=1, max_failed=2)
-    with one.schedule:
+    with one:
         one.one_step()
         one.writer.answers = [full]
         assert ("SaveFailed", 1) in one.one_step(), "training goes on"
@@ -126,7 +131,7 @@ def test_a_full_disk_ends_the_last_save_at_once(training: Any) -> None:
 
 def test_the_last_save_is_tried_until_it_is_safe(training: Any) -> None:
     one = training(every_steps=0, max_failed=2)
-    with one.schedule:
+    with one:
         one.one_step()
         one.writer.answers = [OSError("full"), OSError("full"), written(1)]
         failed = ("SaveFailed", 1)
@@ -142,7 +147,7 @@ def test_the_last_save_that_fails_too_often_is_an_error(
 ) -> None:
     """The last save that fails too often is an error and says whether it may pass."""
     one = training(every_steps=0, max_failed=2)
-    with one.schedule:
+    with one:
         one.one_step()
         one.writer.answers = [why] * 3
         with pytest.raises(CheckpointError, match=r"3 saves .*\(checkpoint\.max_failed = 2\)") as error:
@@ -153,7 +158,7 @@ def test_the_last_save_that_fails_too_often_is_an_error(
 def test_a_failure_is_counted_until_a_save_succeeds(training: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_schedule, "_AWAY_S", 0.0)
     one = training(max_failed=1)
-    with one.schedule:
+    with one:
         one.one_step()
         one.one_step()
         one.writer.answers = [OSError("full")]
@@ -177,7 +182,7 @@ def test_a_store_away_for_minutes_ends_no_run(training: Any, monkeypatch: pytest
     one, now_s = training(max_failed=1), 1000.0
     clock = SimpleNamespace(monotonic=lambda: now_s, perf_counter=lambda: now_s)
     monkeypatch.setattr(checkpoint_schedule, "time", clock)
-    with one.schedule:
+    with one:
         one.one_step()
         one.one_step()
         for number in range(1, 16):
@@ -195,7 +200,7 @@ def test_a_store_away_for_minutes_ends_no_run(training: Any, monkeypatch: pytest
 def test_an_absent_store_ends_no_run_with_queued_saves(training: Any) -> None:
     """A store that is away ends no run whose saves are queued."""
     one = training(max_failed=1, every_steps=1, when_busy="queue")
-    with one.schedule:
+    with one:
         one.one_step()
         for step in range(2, 8):  # the save fails while the next one waits for it
             one.writer.answers = [OSError("connection refused")]
@@ -218,7 +223,7 @@ def test_a_save_that_is_waited_for_sends_heartbeats(training: Any, monkeypatch: 
 
     clock = SimpleNamespace(monotonic=lambda: now_s, perf_counter=lambda: now_s, sleep=later)
     monkeypatch.setattr(checkpoint_schedule, "time", clock)
-    with one.schedule:
+    with one:
         one.one_step()
         assert told(one.schedule.finish(1)) == [("Saved", 1)]
     assert now_s == 1000.0 + 2 * 3600.0

@@ -11,27 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from stepping import done_step
 
 from springtide.checkpoint import leases
 from springtide.config import Config
-from springtide.config.steps import StepsDone
 from springtide.dist import alone
 from springtide.errors import RunExists
 from springtide.store import Folder
 from springtide.training import compile_cache
 from springtide.training.compile_cache import CompileCache, CompiledCode, key_of, padded_rows, sealed, unsealed
 from springtide.training.group_lease import GroupLease
-from springtide.training.hooks import StepContext
-from springtide.training.step import StepResult
 
 CPU = torch.device("cpu")
-DONE = StepContext(
-    StepsDone(1),
-    StepResult(1.0, 1.0, 1, 0, frozenset(), False, False, False, False, False, (0.0,), (0.0,)),
-    0.1,
-    1.0,
-    0.0,
-)
+DONE = done_step()
 
 
 @pytest.fixture

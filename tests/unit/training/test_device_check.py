@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from stepping import done_step, result_of
 
-from springtide.config.steps import StepsDone
 from springtide.dist import World
 from springtide.events import Straggling
 from springtide.training.device_check import StragglerDetector
-from springtide.training.hooks import StepContext
-from springtide.training.step import StepResult
+from springtide.training.part import DoneStep
 
 
-def measured(step: int, *speeds: float) -> StepContext:
-    result = StepResult(
-        loss=1.0,
-        grad_norm=1.0,
-        tokens=1,
-        digest=0,
-        interrupts=frozenset(),
-        saving=False,
-        save_failed=False,
-        keeping=False,
-        snapshot=False,
-        examine=False,
-        data_waits_s=(),
-        speeds=speeds,
-    )
-    return StepContext(StepsDone(step), result, learning_rate=0.1, step_time_s=1.0, data_wait_s=0.0)
+def measured(step: int, *speeds: float) -> DoneStep:
+    return done_step(step, result_of({"measure devices": False, "device speed": speeds}))
 
 
 @pytest.mark.parametrize(

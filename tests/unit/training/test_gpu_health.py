@@ -11,18 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from stepping import done_step
 
-from springtide.config.steps import StepsDone
 from springtide.errors import ConfigError
 from springtide.store import host_limits
 from springtide.training import numa, preflight
 from springtide.training.energy import Counter, EnergyMeter
-from springtide.training.hooks import StepContext
 from springtide.training.nvml import Gpu
-from springtide.training.step import StepResult
 
 GPU = torch.device("cuda", 0)
-RESULT = StepResult(1.0, 1.0, 8, 0, frozenset(), False, False, False, False, False, (0.0,), (0.0,))
 
 
 class NVMLError(Exception):
@@ -97,7 +94,7 @@ def test_critical_errors_of_all_ranks_are_reported_by_the_first(tells: bool, cap
     meter = EnergyMeter(Counter("nvml", lambda: 0.0), gpu=card.gpu, clock=lambda: now[0], tells=tells)
     card.xids += [94, 79]
     now[0] = 31.0
-    done = StepContext(StepsDone(3), RESULT, learning_rate=0.1, step_time_s=1.0, data_wait_s=0.0)
+    done = done_step()
     found = list(meter.after_step(done))
     assert "XID 94, 79" in caplog.text
     assert [event.describe() for event in found] == ["step 3: GPU of rank 0: XID 94 and 79"] * tells

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from live_copies import Nodes
 from loops import feed
+from stepping import done_step
 from torch import nn
 
 from springtide.checkpoint import leases
@@ -27,9 +28,10 @@ from springtide.elastic.survivors import LiveShard
 from springtide.events import Saved, Started, Stopped
 from springtide.store import Folder
 from springtide.stream import open_data
-from springtide.training import Placement, TrainLoop
-from springtide.training.hooks import StepHook
+from springtide.training import Part, Placement, TrainLoop
 from springtide.training.live_state import LiveState
+from springtide.training.part import Verdict
+from springtide.training.sample import Closing
 
 LOST = "the group is lost"
 
@@ -116,18 +118,16 @@ def in_the_forward(run: TrainLoop, fail: Callable[[], None]) -> None:
     )
 
 
-def in_another_hook(run: TrainLoop, fail: Callable[[], None]) -> None:
+def in_another_part(run: TrainLoop, fail: Callable[[], None]) -> None:
     """What it would say of a checkpoint is not complete: the guard's part may lack."""
 
-    class Last(StepHook):
+    class First(Part):
         def after_step(self, done: Any) -> Any:
             if done.step == 4:
                 fail()
             return iter(())
 
-    hooks = run._hooks
-
-    run._hooks = lambda *arguments: [Last(), *hooks(*arguments)]  # type: ignore[method-assign]
+    run.setup.parts = [First(), *run.parts]
 
 
 def in_an_evaluation(run: TrainLoop, fail: Callable[[], None]) -> None:
@@ -142,7 +142,7 @@ def in_an_evaluation(run: TrainLoop, fail: Callable[[], None]) -> None:
     [
         (half_an_update, None, "fp32"),
         (after_the_update, None, "fp32"),
-        (in_another_hook, None, "fp32"),
+        (in_another_part, None, "fp32"),
         (in_the_forward, 3, "fp32"),
         (in_the_forward, 3, "fp64"),  # under FSDP, which has the weights whole then
         (in_an_evaluation, 3, "fp32"),
@@ -204,7 +204,8 @@ def test_a_group_lost_after_the_last_step_is_followed_by_one_that_saves_it_once(
     if when == "in the evaluation":
         run.state.model.register_forward_pre_hook(lambda *_: fail() if run.state.step == last else None)
     else:
-        run._end = lambda stopped: fail()  # type: ignore[method-assign, return-value, assignment]
+        closing = next(part for part in run.parts if isinstance(part, Closing))
+        closing.at_end = lambda verdict: fail()  # type: ignore[method-assign, return-value, assignment]
     with pytest.raises(ConnectionError, match=LOST):
         list(run.events(feed, lambda: None, [live]))
     live.freeze()
@@ -225,11 +226,10 @@ class Group:
     """The state of one rank of four, of which nothing is real but the order of events."""
 
     def __init__(self, copies: int = 2, device: str = "cpu") -> None:
-        self.step, self.needs_rollback, self.cut = 0, False, threading.Event()
+        self.step, self.cut = 0, threading.Event()
         self.optimizer = SimpleNamespace(state={})
-        state: Any = SimpleNamespace(
-            guard=self, optimizer=self.optimizer, tensors=lambda: {"model/w": nn.Linear(2, 2).weight.detach()}
-        )
+        tensors = {"model/w": nn.Linear(2, 2).weight.detach()}
+        state: Any = SimpleNamespace(optimizer=self.optimizer, tensors=lambda: tensors)
         world = World(3, 4, torch.device(device), SimpleNamespace(ndim=2, size=lambda axis: copies), self.cut)  # type: ignore[arg-type]
         self.live = LiveState(state, world, lambda: (1, self.meta), Store(), "/dev/shm")  # type: ignore[arg-type]
 
@@ -237,19 +237,19 @@ class Group:
     def meta(self) -> Meta:
         return Meta(step=self.step, tokens=1, world_size=4, order_identity="o", config_fingerprint="c")
 
-    def train(self) -> None:
+    def train(self, verdict: Verdict = Verdict.CONTINUE) -> None:
         self.live.before_update()
         self.step += 1
-        assert list(self.live.after_step(None)) == []  # type: ignore[arg-type]
+        assert list(self.live.after_step(done_step(self.step, verdict=verdict))) == []
 
 
 def test_a_group_offers_what_it_has_restored_before_its_first_step() -> None:
     """A second loss while it compiles, when what it was restored from is nowhere else any more."""
     group = Group(copies=2)
-    group.live.begin()
+    group.live.offer_restored()
     assert group.live.offer([2, 3]) is None  # the run begins
     group.step, group.optimizer.state = 7, {"w": {}}
-    group.live.begin()
+    group.live.offer_restored()
     assert group.live.offer([2, 3]) == LiveShard(3, 7, 1, 2)
     group.live.before_update()
     assert group.live.offer([2, 3]) is None
@@ -267,8 +267,7 @@ def test_a_rank_offers_its_shard_where_those_left_may_have_all_of_them() -> None
 def test_a_step_that_is_to_be_rolled_back_and_one_that_ends_after_the_cut_are_not_offered() -> None:
     group = Group()
     group.train()
-    group.needs_rollback = True
-    group.train()
+    group.train(Verdict.ROLL_BACK)
     assert group.live.offer(range(4)) is None
     group = Group()
     group.train()

@@ -34,7 +34,7 @@ def test_it_moves_slowly_after_the_first_overflow_and_a_restart_changes_nothing(
     for overflowed in (False, False, True):
         one.after(overflowed)
     other = LossScale(True)
-    other.load(json.loads(json.dumps(one.state())))
+    other.begin(json.loads(json.dumps(one.state())))
     for scale in (one, other):
         found = scale.value
         assert found == 2.0**17

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from stepping import done_step, work_of
 
-from springtide.config.steps import StepsDone
 from springtide.dist import alone
 from springtide.events import Profiled
 from springtide.store import Folder
-from springtide.training.hooks import StepContext
 from springtide.training.nvidia_ranges import StepRanges, tools_of
 from springtide.training.profile import Profile
-from springtide.training.step import StepResult, StepSignals
-
-RESULT = StepResult(1.0, 1.0, 1, 0, frozenset(), False, False, False, False, False, (0.0,), (0.0,))
 
 
 class Recorder:
@@ -39,10 +35,10 @@ class Recorder:
 def stepped(profile: Profile, steps: range) -> list[str]:
     """What it yields in these steps, by kind."""
     found = []
-    for step in map(StepsDone, steps):
-        profile.signals(StepSignals(), step)
+    for step in steps:
+        profile.before_step(work_of(step - 1))
         profile.before_update()
-        found += [event.kind for event in profile.after_step(StepContext(step, RESULT, 0.1, 1.0, 0.0))]
+        found += [event.kind for event in profile.after_step(done_step(step))]
     return found
 
 

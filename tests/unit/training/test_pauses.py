@@ -6,18 +6,17 @@ import sys
 
 import pytest
 import torch
+from stepping import contributed, done_step, result_of
 
 from springtide import Config
 from springtide.config.only_when import OnlyWhen, only_when
-from springtide.config.steps import StepsDone
 from springtide.dist import World
 from springtide.elastic import Interrupt
 from springtide.errors import ConfigError
 from springtide.events import Event, Paused, Resumed
 from springtide.training import pauses
-from springtide.training.hooks import StepContext
 from springtide.training.pauses import Pauses, Sensors, check_can_tell, why_not
-from springtide.training.step import StepResult, StepSignals
+from springtide.training.requests import Requests
 
 ALL = "hours 22-6, battery 30, temperature 80"
 
@@ -89,11 +88,13 @@ class Day:
         self.now, self.degrees, self.asked_at = 0.0, degrees, asked_at
         self.sleeps: list[float] = []
         self.beats = 0
+        self.requests = Requests()
 
     def hook(self, rank: int = 0, size: int = 1) -> Pauses:
         here = machine()._replace(temperature=lambda: self.degrees - self.now)
         world = World(rank, size, torch.device("cpu"))
-        return Pauses("temperature 80", world, self.asked, self.beat, here, lambda: self.now, self.sleep)
+        self.requests.from_outside = self.asked
+        return Pauses("temperature 80", world, self.requests, self.beat, here, lambda: self.now, self.sleep)
 
     def asked(self) -> Interrupt | None:
         return Interrupt.STOP if self.now >= self.asked_at else None
@@ -106,18 +107,21 @@ class Day:
         self.now += seconds
 
 
+def pause(hook: Pauses) -> bool:
+    """What a step agrees on."""
+    return bool(contributed(hook, world=hook._world)["pause"])
+
+
 def after(hook: Pauses, pause: bool) -> list[Event]:
-    result = StepResult(1.0, 1.0, 8, 0, frozenset(), False, False, False, False, False, (0.0,), (0.0,), pause=pause)
-    return list(hook.between_steps(StepContext(StepsDone(3), result, 1e-3, 1.0, 0.0)))
+    return list(hook.between_steps(done_step(3, result_of({"pause": pause}))))
 
 
 def test_a_pause_lasts_until_the_machine_is_cool() -> None:
     """A pause is told once and lasts until the machine is cool."""
     day = Day(degrees=90.0)
     hook = day.hook()
-    signals = hook.signals(StepSignals(), StepsDone(3))
-    assert signals.pause
-    paused, resumed = after(hook, signals.pause)
+    assert pause(hook)
+    paused, resumed = after(hook, True)
     assert paused == Paused(
         step=3, reason="a sensor has 90 degrees, the limit is 80", until=paused.until, time_s=paused.time_s
     )
@@ -125,26 +129,26 @@ def test_a_pause_lasts_until_the_machine_is_cool() -> None:
     assert isinstance(resumed, Resumed)
     assert (resumed.paused_s, resumed.asked) == (16.0, False)
     assert (day.sleeps, day.beats) == ([2.0] * 8, 8), "it sleeps between looks, and is alive"
-    assert not hook.signals(StepSignals(), StepsDone(4)).pause
+    assert not pause(hook)
     assert after(hook, False) == []
 
 
 def test_sensors_are_not_read_at_each_step() -> None:
     day = Day(degrees=90.0)
     hook = day.hook()
-    assert [hook.signals(StepSignals(), StepsDone(step)).pause for step in range(3)] == [True, False, False]
+    assert [pause(hook) for _ in range(3)] == [True, False, False]
 
 
 def test_a_request_ends_a_pause_and_reaches_the_next_step() -> None:
     day = Day(degrees=1000.0, asked_at=4.0)
     hook = day.hook()
-    paused, resumed = after(hook, hook.signals(StepSignals(), StepsDone(3)).pause)
+    paused, resumed = after(hook, pause(hook))
     assert isinstance(paused, Paused)
     assert isinstance(resumed, Resumed)
     assert resumed.asked
     assert "request" in resumed.describe()
-    assert hook.signals(StepSignals(), StepsDone(4)).interrupts == {Interrupt.STOP}
-    assert hook.signals(StepSignals(), StepsDone(5)).interrupts == frozenset()
+    day.asked_at = 1e9
+    assert [contributed(day.requests)["request: stop"] for _ in range(2)] == [True, False]
 
 
 def test_other_ranks_do_what_rank_0_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +162,7 @@ def test_other_ranks_do_what_rank_0_says(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(pauses, "gathered", gathered)
     day = Day(degrees=1000.0)
     hook = day.hook(rank=1, size=2)
-    assert not hook.signals(StepSignals(), StepsDone(3)).pause
+    assert not pause(hook)
     assert [one.describe() for one in after(hook, True)] == [
         "step 3: PAUSED, hot; until it is cool",
         "step 3: resumes after a pause of 4 s",

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from stepping import done_step
 from torch.autograd import DeviceType
 
-from springtide.config.steps import StepsDone
 from springtide.dist import alone
 from springtide.events import Profiled, Warned
 from springtide.store import Folder
-from springtide.training.hooks import StepContext
 from springtide.training.profile import Profile, kernel_shares, kernels_of, kind_of, shares, times_by_name
-from springtide.training.step import StepResult
 
 
 def test_each_kind_has_its_share_and_they_add_up_to_one() -> None:
@@ -108,11 +106,8 @@ def test_each_moment_is_counted_once_and_communication_where_nothing_hides_it() 
     assert (empty["input"], empty["waiting"]) == pytest.approx((0.4, 0.6))
 
 
-RESULT = StepResult(1.0, 1.0, 1, 0, frozenset(), False, False, False, False, False, (0.0,), (0.0,))
-
-
 def after(profile: Profile, step: int) -> list[Any]:
-    return list(profile.after_step(StepContext(StepsDone(step), RESULT, 0.1, 1.0, 0.0)))
+    return list(profile.after_step(done_step(step)))
 
 
 @pytest.mark.parametrize("goes_on", [True, False], ids=["steps follow", "the last step"])

@@ -9,7 +9,9 @@ from springtide.config import Config
 from springtide.dist import World
 from springtide.elastic import Interrupt
 from springtide.model import build
-from springtide.training.step import StepResult, StepSignals, train_step
+from springtide.training.part import Part, StepResult, Work
+from springtide.training.requests import Requests
+from springtide.training.step import StepSetup, train_step
 
 SHAPE = {"model.num_layers": 1, "model.dim": 8, "model.num_heads": 1, "model.num_kv_heads": 1, "model.ffn_dim": 8}
 
@@ -27,19 +29,17 @@ def test_what_a_rank_is_asked_for_is_read_between_backward_and_the_update() -> N
             seen.append("asked")
             return Interrupt.LEAVE
 
-        return train_step(
-            model,
-            torch.optim.SGD(weights, 0.1),
-            torch.randint(11, (2, 9)),
-            0,
-            world,
-            micro_batches=[slice(0, 2)],
-            tokens_per_step=16,
-            clip_norm=1.0,
-            signals=StepSignals(frozenset({Interrupt.SAVE}), asked=asked),
-            before_update=lambda: seen.append("update"),
-        )
+        class Updates(Part):
+            def before_update(self) -> None:
+                seen.append("update")
+
+        requests = Requests()
+        requests.ask(Interrupt.SAVE)
+        requests.from_outside = asked
+        parts = [requests, Updates()]
+        setup = StepSetup(model, torch.optim.SGD(weights, 0.1), world, clip_norm=1.0, parts=parts)
+        return train_step(setup, Work(torch.randint(11, (2, 9)), [slice(0, 2)], 16))
 
     result = run_here(step)
     assert seen == ["asked", "update"]
-    assert result.interrupts == {Interrupt.SAVE, Interrupt.LEAVE}
+    assert result.requests == {Interrupt.SAVE, Interrupt.LEAVE}

@@ -6,14 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stepping import contributed, done_step, result_of
 
 from springtide import config as configs
 from springtide.elastic import Interrupt
 from springtide.events import SnapshotIntervalChanged
 from springtide.training import snapshot_schedule
-from springtide.training.hooks import StepContext
 from springtide.training.snapshot_schedule import SnapshotSchedule
-from springtide.training.step import StepResult, StepSignals
 
 
 class Memory:
@@ -62,7 +61,8 @@ class Training:
         monkeypatch.setattr(snapshot_schedule, "time", clock)
         config = configs.recipes.tiny().override({"checkpoint.memory_every": every}).checkpoint
         memory: Any = self.memory
-        self.schedule = SnapshotSchedule(config, memory, lambda: ({}, None), 0, True)  # type: ignore[arg-type, return-value]
+        self.schedule = SnapshotSchedule(config, lambda: memory, lambda: ({}, None), True)  # type: ignore[arg-type, return-value]
+        self.schedule.begin(None)
 
     def sleep(self, seconds: float) -> None:
         """Let time pass, but not for ever."""
@@ -74,12 +74,8 @@ class Training:
         for _ in range(number):
             self.now_s += 1.0
             self.step += 1
-            said = self.schedule.signals(StepSignals(), self.step)
-            result = StepResult(
-                *(2.0, 1.0, 1, 0, asked, False, False, said.keeping, said.snapshot, False, (0.0,), (0.0,)),
-                turned_off=said.turned_off,
-            )
-            told += self.schedule.between_steps(StepContext(self.step, result, 1e-3, 1.0, 0.0))
+            result = result_of(contributed(self.schedule, step=self.step - 1), requests=asked)
+            told += self.schedule.between_steps(done_step(self.step, result))
         return told
 
 

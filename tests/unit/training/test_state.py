@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stepping import result_of
 from torch import nn
 
 from springtide.checkpoint.format import Manifest, Meta
@@ -18,9 +19,8 @@ from springtide.dist import World
 from springtide.model import whole
 from springtide.stream import Data, digest, open_data
 from springtide.stream.chain import next_chain
+from springtide.training.evaluate import Evaluations
 from springtide.training.state import TrainState
-from springtide.training.step import StepResult
-from springtide.training.step_guard import StepGuard
 
 SKIPPED = {3, 4, 9}
 """Steps of the order whose update is skipped."""
@@ -32,7 +32,8 @@ class Group:
 
     def __init__(self, config: Config, data: Data, size: int, model: nn.Module, found: Meta | None = None) -> None:
         self.config, self.data, self.size = config, data, size
-        self.state = TrainState(model, torch.optim.SGD(model.parameters()), StepGuard(config), "c")
+        self.state = TrainState(model, torch.optim.SGD(model.parameters()), "c")
+        self.evaluations = Evaluations(config, lambda: data, World(0, size, torch.device("cpu")), self.state)
         self.go_to(found)
 
     def go_to(self, found: Meta | None) -> None:
@@ -41,6 +42,7 @@ class Group:
             self.state.begin(self.config, self.data)
         else:
             self.state.resume(Restored(found, "found"))
+        self.evaluations.begin(Restored(found, "found") if found else None)
 
     def train(self) -> None:
         """One step: the sum of what each rank has."""
@@ -50,12 +52,11 @@ class Group:
         sums = sum(digest(part) for part in parts) % 2**64
         tokens = sum(map(len, parts)) * self.data.sequence_length
         updated = step not in SKIPPED
-        flags = (False, False, False, False, False, (0.0,), (0.0,))
-        self.state.advance(step, StepResult(2.0, 1.0, tokens, sums, frozenset(), *flags, updated=updated))
+        self.state.advance(step, result_of(tokens=tokens, digest=sums, updated=updated))
 
     def saved(self) -> Meta:
         """What a checkpoint and a snapshot hold."""
-        meta = self.state.meta(self.data, World(0, self.size, torch.device("cpu")), {})
+        meta = self.evaluations.describe(self.state.meta(self.data, World(0, self.size, torch.device("cpu")), {}))
         written = Manifest(term=1, meta=meta, config={}, files={}, size_bytes=0).model_dump_json()
         read = Manifest.model_validate_json(written).meta
         assert pickle.loads(pickle.dumps(meta)) == read == meta
@@ -126,14 +127,14 @@ def test_a_trajectory_that_is_gone_back_from_takes_its_evaluations_with_it(tiny:
     saves = {}
     for step in (1, 2):
         group.train()
-        group.state.heldout_losses[group.state.step] = 3.0 - step
+        group.evaluations.losses[group.state.step] = 3.0 - step
         saves[step] = group.saved()
     group.go_to(saves[1])
-    assert group.state.heldout_losses == {1: 2.0}
+    assert group.evaluations.losses == {1: 2.0}
     group.train()
     assert "heldout_loss" not in group.saved().metrics
     group.go_to(None)
-    assert group.state.heldout_losses == {}
+    assert group.evaluations.losses == {}
 
 
 def test_a_model_from_elsewhere_was_saved_by_no_code_of_ours(tiny: Config) -> None:

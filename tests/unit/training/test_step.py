@@ -12,16 +12,16 @@ from springtide.config import Config
 from springtide.dist import World
 from springtide.errors import TrainingFailed
 from springtide.model import build
-from springtide.training.step import StepResult, train_step
+from springtide.training.part import StepResult, Work
+from springtide.training.step import StepSetup, train_step
 
 SHAPE = {"model.num_layers": 1, "model.dim": 16, "model.num_heads": 2, "model.num_kv_heads": 2, "model.ffn_dim": 24}
 
 
-def step_over(world: World, rows_NL: torch.Tensor, **options: Any) -> StepResult:
+def step_over(world: World, rows_NL: torch.Tensor, **work: Any) -> StepResult:
     model = build(Config().override(SHAPE).model, 61)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    given: dict[str, Any] = {"micro_batches": [slice(0, 2)], "tokens_per_step": 24, "clip_norm": 1.0, **options}
-    return train_step(model, optimizer, rows_NL, 0, world, **given)
+    return train_step(StepSetup(model, optimizer, world, clip_norm=1.0), Work(rows_NL, [slice(0, 2)], 24, **work))
 
 
 @pytest.mark.parametrize("rows", [0, 2], ids=["no row", "masked rows"])

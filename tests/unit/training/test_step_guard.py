@@ -2,53 +2,65 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
+from saving import meta
+from stepping import done_step, result_of
 
 from springtide import config as configs
+from springtide.checkpoint.restore import Restored
+from springtide.elastic import Interrupt
 from springtide.errors import TrainingFailed
-from springtide.training.hooks import StepContext
-from springtide.training.step import StepResult
+from springtide.training.loss_scale import LossScale
+from springtide.training.part import DoneStep, Verdict
 from springtide.training.step_guard import StepGuard
 
 
 def judge(**changes: object) -> StepGuard:
-    return StepGuard(configs.recipes.tiny().override({f"optim.{key}": value for key, value in changes.items()}))
+    config = configs.recipes.tiny().override({f"optim.{key}": value for key, value in changes.items()})
+    return StepGuard(config, LossScale(enabled=False))
+
+
+def allows(one: StepGuard, loss: float, grad_norm: float) -> bool:
+    return one.allows_update(result_of(loss=loss, grad_norm=grad_norm))
+
+
+def rolls_back(one: StepGuard, *requests: Interrupt) -> bool:
+    return one.verdict(result_of(requests=frozenset(requests))) is Verdict.ROLL_BACK
 
 
 def trained(one: StepGuard) -> StepGuard:
     for step in range(20):
-        assert one.allows_update(4.0 + 0.1 * (step % 3), 1.0)
+        assert allows(one, 4.0 + 0.1 * (step % 3), 1.0)
     return one
 
 
-def done(step: int, updated: bool) -> StepContext:
-    result = StepResult(2.0, 1.0, 1, 0, frozenset(), False, False, False, False, False, (), (), updated)
-    return StepContext(step, result, learning_rate=1e-3, step_time_s=0.1, data_wait_s=0.0)
+def done(step: int, updated: bool) -> DoneStep:
+    return done_step(step, result_of(updated=updated))
 
 
 @pytest.mark.parametrize(("how", "accepted"), [("off", True), ("warn", True), ("skip", False), ("rollback", False)])
 def test_a_spike_is_told_or_left_out_also_after_a_restart(how: str, accepted: bool) -> None:
     one, other = trained(judge(on_spike=how)), judge(on_spike=how)
-    other.load(json.loads(json.dumps(one.state())))
+    other.begin(Restored(type(meta(1)).model_validate_json(one.describe(meta(1)).model_dump_json()), "a"))
     for each in (one, other):
-        assert each.allows_update(40.0, 1.0) == accepted
-        assert each.needs_rollback == (how == "rollback")
+        assert allows(each, 40.0, 1.0) == accepted
+        assert rolls_back(each) == rolls_back(each, Interrupt.COPY) == (how == "rollback")
+        assert not rolls_back(each, Interrupt.SAVE), "who waits for a save gets it"
         told = list(each.after_step(done(21, accepted)))
         assert len(told) == (how != "off")
         assert not any(event.left_out for event in told if accepted)  # type: ignore[attr-defined]
-    assert judge(on_spike=how).allows_update(40.0, 1.0)  # with nothing to compare with
+    assert allows(judge(on_spike=how), 40.0, 1.0)  # with nothing to compare with
 
 
 @pytest.mark.parametrize("how", ["off", "warn", "skip", "rollback"])
 def test_a_gradient_that_is_not_finite_never_changes_a_weight(how: str) -> None:
     one = trained(judge(on_spike=how))
-    assert not one.allows_update(4.0, math.inf)
-    assert not one.allows_update(math.nan, math.nan)
-    assert one.needs_rollback == (how == "rollback")
-    assert one.allows_update(4.0, 1.0)
+    assert not allows(one, 4.0, math.inf)
+    assert not allows(one, math.nan, math.nan)
+    assert rolls_back(one) == (how == "rollback")
+    assert allows(one, 4.0, 1.0)
 
 
 def test_a_run_ends_when_too_many_steps_are_skipped() -> None:

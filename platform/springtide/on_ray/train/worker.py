@@ -235,7 +235,7 @@ def _train(job: TrainJob) -> bool:
     for event in run.events(batches, sender.interrupt if sender else lambda: None, [_live]):
         left |= isinstance(event, Left)
         if isinstance(event, Started):
-            _live.begin()
+            _live.offer_restored()
         if sender:
             sender(event)
     if sender:

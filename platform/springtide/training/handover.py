@@ -1,0 +1,64 @@
+"""The end of a stretch of training: bring the state to safety, and end the lease."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from springtide.checkpoint import leases
+from springtide.checkpoint.format import committed, name_of
+from springtide.config.steps import StepsDone
+from springtide.dist import World, on_first
+from springtide.elastic import Interrupt
+from springtide.events import Event, Left
+from springtide.training.checkpoint_schedule import CheckpointSchedule
+from springtide.training.group_lease import GroupLease
+from springtide.training.part import Part, StepResult, Verdict
+from springtide.training.snapshot_schedule import SnapshotSchedule
+from springtide.training.state import TrainState
+
+
+class Handover(Part):
+    """Saves the last state of a worker group: in memory if the next group can take it from there, else in the store."""
+
+    def __init__(
+        self,
+        world: World,
+        lease: GroupLease,
+        state: TrainState,
+        saves: CheckpointSchedule,
+        snapshots: SnapshotSchedule,
+        leave_left_s: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        """``leave_left_s``: as in ``Placement``."""
+        self._world, self._lease, self._state = world, lease, state
+        self._saves, self._snapshots, self._leave_left_s = saves, snapshots, leave_left_s
+        self._evacuates = False
+
+    def receive(self, result: StepResult) -> None:
+        self._evacuates = Interrupt.EVACUATE in result.requests
+
+    def at_end(self, verdict: Verdict) -> Iterator[Event]:
+        step = self._state.step
+        if verdict is Verdict.LEAVE:
+            kept = not self._evacuates and self._snapshots.leave(step, on_first(self._leave_left_s))
+            if not kept:
+                yield from self._saves.finish(step)
+            self._end_lease()  # the next group does not count it as lost
+            yield Left(step=step, kept_in="memory" if kept else "store")
+        if verdict not in (Verdict.STOP, Verdict.FINISH):
+            return
+        yield from self._saves.finish(step)
+        if verdict is Verdict.FINISH and not on_first(self._is_committed):
+            # a group was lost after the last step, and this one has its state from memory
+            self._saves.last_step = StepsDone(-1)
+            yield from self._saves.finish(step)
+        self._saves.end()
+        self._end_lease()
+
+    def _end_lease(self) -> None:
+        if self._world.is_first:
+            leases.end(self._lease.run, self._lease.term)
+
+    def _is_committed(self) -> bool:
+        return name_of(self._state.step) in committed(self._lease.run)[-1:]

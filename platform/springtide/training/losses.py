@@ -1,0 +1,155 @@
+"""Forward and backward of a micro-batch, and what is minimised: the cross-entropy of next tokens, or an objective.
+
+Shape suffixes: B rows, L positions, V ids, N tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from springtide.errors import TrainingFailed
+from springtide.model import IGNORE_INDEX, see_logits
+from springtide.objective import Columns, Objective
+
+_PER_NAT = 2.0**24
+NO_COLUMNS: Columns = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class LossOptions:
+    """What a step minimises."""
+
+    z_weight: float = 0.0
+    """Weight of the squared logarithm of the softmax's denominator (``optim.z_loss``)."""
+    objective: Objective | None = None
+    """Minimised in place of the cross-entropy of next tokens."""
+
+    def weight(self, sums: Sequence[float], num_tokens: float) -> float:
+        """Return what the loss of a step is divided by: its tokens, or the weight of the objective.
+
+        Args:
+            sums: over all ranks, of what a ``Compute`` returns; of cross-entropies, their sum.
+            num_tokens: predicted tokens of all ranks.
+
+        Raises:
+            TrainingFailed: the weight of the objective is not above 0.
+        """
+        return self.objective.checked_weight(sums) if self.objective else num_tokens
+
+    def metrics(self, sums: Sequence[float]) -> dict[str, float]:
+        """Return the parts of the objective, each divided by its weight. ``sums``: as in ``weight``."""
+        return self.objective.metrics_from_sums(sums) if self.objective else {}
+
+
+class MicroBatch(NamedTuple):
+    """Everything that the result of a micro-batch depends on, except the weights and random numbers."""
+
+    rows: Tensor
+    """int64 (B, L + 1), negative where they are not predicted (``shards.signed``)."""
+    loss_weight: float
+    """Gradients are of the loss times this."""
+    loss: LossOptions
+    padded_rows: int = 0
+    columns: Mapping[str, Tensor] = NO_COLUMNS
+    """Labels of the rows, (B, ...) each, for the objective."""
+    number: int = 0
+    """Among the micro-batches of this rank in the step."""
+
+
+Compute = Callable[[nn.Module, MicroBatch], Tensor]
+"""Runs forward and backward of a micro-batch; returns the cross-entropy of each row, as ``row_losses``. With an objective: its
+sums, (size,), of which the first is minimised."""
+
+
+def compute(model: nn.Module, one: MicroBatch) -> Tensor:
+    """Run forward and backward of a micro-batch: a ``Compute``."""
+    total, sums = loss_of(model, one)
+    (total * one.loss_weight).backward()
+    return sums
+
+
+def loss_of(model: nn.Module, one: MicroBatch) -> tuple[Tensor, Tensor]:
+    """Run forward of a micro-batch. Returns the sum that is minimised, and what ``compute`` returns."""
+    objective = one.loss.objective
+    if objective is None:
+        return row_losses(model, one.rows, one.loss.z_weight, one.padded_rows)
+    tokens_BL, targets_BL = _padded(one.rows, one.padded_rows)
+    outputs_BLV, B = _checked(model(tokens_BL), targets_BL), len(one.rows)
+    see_logits(outputs_BLV.flatten(0, 1), targets_BL.flatten() != IGNORE_INDEX)
+    # without the rows that fill it up: an objective may count rows
+    return objective(outputs_BLV[:B] if B else outputs_BLV, tokens_BL[:B], targets_BL[:B], one.columns)
+
+
+def row_losses(model: nn.Module, rows_BL: Tensor, z_weight: float = 0.0, padded_rows: int = 0) -> tuple[Tensor, Tensor]:
+    """Return the loss, summed over the tokens of ``rows_BL`` (B, L + 1), fp32 scalar, and the cross-entropy in it of each row,
+    float64 (B,), without gradient; see ``head_loss``. Rows that do not count fill it up to ``padded_rows``, the one shape that
+    a compiled model is called with; a rank without rows still runs the model, on one such row, because the others'
+    collectives wait for it. Raises TrainingFailed if a model does not return logits (B, L, V)."""
+    tokens_BL, targets_BL = _padded(rows_BL, padded_rows)
+    if getattr(model, "computes_loss", False):
+        total, nats_N = model(tokens_BL, targets_BL, z_weight)
+    else:
+        total, nats_N = _of_logits(model(tokens_BL), targets_BL, z_weight)
+    nats_B = nats_N.view_as(targets_BL)[: len(rows_BL)].sum(dim=1, dtype=torch.float64)
+    # multiples of 2**-24: their sums are exact below 2**29, so they do not depend on which rank has which row
+    return total, torch.round(nats_B * _PER_NAT) / _PER_NAT
+
+
+@torch.no_grad()
+def row_nats(model: nn.Module, rows_BL: Tensor, padded_rows: int = 0) -> Tensor:
+    """Return the cross-entropy of each of ``rows_BL`` (B, L + 1), summed over its tokens, float64 (B,); rows that do not count
+    are added as in ``row_losses``. Raises as that does."""
+    tokens_BL, targets_BL = _padded(rows_BL, padded_rows)
+    if getattr(model, "computes_loss", False):
+        nats_BL = model(tokens_BL, targets_BL, by_token=True)
+    else:
+        logits_NV, wanted_N = _logits(model(tokens_BL), targets_BL), targets_BL.flatten()
+        nats_N = F.cross_entropy(logits_NV, wanted_N, ignore_index=IGNORE_INDEX, reduction="none")
+        nats_BL = nats_N.view_as(targets_BL)
+    return nats_BL[: len(rows_BL)].double().sum(dim=1)
+
+
+def _padded(rows_BL: Tensor, padded_rows: int) -> tuple[Tensor, Tensor]:
+    """Return ids and targets, int64 (B, L) each, of rows and of as many that do not count as are missing."""
+    B, num_missing = len(rows_BL), max(1, padded_rows) - len(rows_BL)
+    if num_missing > 0:
+        rows_BL = F.pad(rows_BL, (0, 0, 0, num_missing))
+    tokens_BL = rows_BL[:, :-1]
+    tokens_BL = torch.where(tokens_BL < 0, ~tokens_BL, tokens_BL)
+    targets_BL = rows_BL[:, 1:].masked_fill(~loss_mask(rows_BL), IGNORE_INDEX)
+    if num_missing > 0:
+        targets_BL[B:] = IGNORE_INDEX
+    return tokens_BL, targets_BL
+
+
+def _of_logits(logits_BLV: Any, targets_BL: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:
+    logits_NV, wanted_N = _logits(logits_BLV, targets_BL), targets_BL.flatten()
+    see_logits(logits_NV, wanted_N != IGNORE_INDEX)
+    nats_N = F.cross_entropy(logits_NV, wanted_N, ignore_index=IGNORE_INDEX, reduction="none")
+    extra = (logits_NV.logsumexp(-1).square() * (wanted_N != IGNORE_INDEX)).sum() if z_weight else 0.0
+    return nats_N.sum() + z_weight * extra, nats_N.detach()
+
+
+def _logits(logits_BLV: Any, targets_BL: Tensor) -> Tensor:
+    """Return the logits as fp32 (N, V). Raises as ``_checked``."""
+    return _checked(logits_BLV, targets_BL).flatten(0, 1).float()
+
+
+def _checked(logits_BLV: Any, targets_BL: Tensor) -> Tensor:
+    """Return what a model returned; raises TrainingFailed if it is not logits (B, L, V)."""
+    if not isinstance(logits_BLV, Tensor) or logits_BLV.dim() != 3 or logits_BLV.shape[:2] != targets_BL.shape:
+        B, L = targets_BL.shape
+        found = tuple(logits_BLV.shape) if isinstance(logits_BLV, Tensor) else f"a {type(logits_BLV).__name__}"
+        raise TrainingFailed(f"the model returned {found} for ids ({B}, {L}); return logits ({B}, {L}, ids)")
+    return logits_BLV
+
+
+def loss_mask(rows_BL: Tensor) -> Tensor:
+    """Return which tokens of rows (B, L + 1), without the first, count in the loss, bool (B, L)."""
+    return rows_BL[:, 1:] >= 0

@@ -1,0 +1,78 @@
+"""All parts of training, in the order in which the step and the loop call them. A feature is one file and one line here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from springtide.checkpoint.snapshots import Snapshotter
+from springtide.dist import on_first
+from springtide.stream import Data
+from springtide.training.anchor import Anchor
+from springtide.training.checkpoint_schedule import CheckpointSchedule
+from springtide.training.compile_cache import CompiledCode
+from springtide.training.data_waits import DataWaits
+from springtide.training.device_check import StragglerDetector
+from springtide.training.energy import energy_meter
+from springtide.training.evaluate import Evaluations
+from springtide.training.handover import Handover
+from springtide.training.nvidia_ranges import tools_of
+from springtide.training.part import Part
+from springtide.training.pauses import Pauses, check_can_tell, sensors
+from springtide.training.profile import Profile
+from springtide.training.recheck import Recheck
+from springtide.training.recompiles import Recompiles
+from springtide.training.sample import Closing
+from springtide.training.snapshot_schedule import SnapshotSchedule
+from springtide.training.source_figures import SourceFigures
+from springtide.training.step_guard import StepGuard
+from springtide.training.step_metrics import StepMetrics
+from springtide.training.weight_average import WeightAverage
+
+if TYPE_CHECKING:
+    from springtide.training.loop import TrainLoop
+
+
+def parts_of(loop: TrainLoop) -> list[Part]:
+    """Return the parts of a worker group; all ranks call it together. ``loop``: has its state, no step is done."""
+    config, world, state, placement = loop.config, loop.world, loop.state, loop.placement
+
+    def data() -> Data:
+        return loop.data
+
+    def snapshotter() -> Snapshotter | None:
+        checkpoint = config.checkpoint
+        if loop.snapshot_store is None or not checkpoint.memory_every or not checkpoint.stage:
+            return None
+        is_aborted = world.cut.is_set
+        return Snapshotter(loop.snapshot_store, loop.lease.term, world.rank, world.size, checkpoint.stage, is_aborted)
+
+    saves = CheckpointSchedule(
+        config, world, loop.folder, loop.lease, loop.requests, loop.checkpoint, placement.heartbeat
+    )
+    snapshots = SnapshotSchedule(config.checkpoint, snapshotter, loop.checkpoint, world.is_first)
+    evaluations = Evaluations(config, data, world, state, placement.heartbeat)
+    names, only_when = config.train.metrics, config.train.only_when
+    if only_when:
+        on_first(lambda: check_can_tell(only_when, sensors()))
+    return [
+        energy_meter(world),
+        WeightAverage(config, state),
+        *([loop.teacher] if loop.teacher else ()),
+        *([StepMetrics(names, state.model, world)] if names else ()),
+        *([Anchor(state.model, config, world.is_first_copy)] if config.objective.anchor else ()),
+        SourceFigures(data),
+        Recheck(config, world, state, placement.nodes, saves, loop.lease, loop.seed),
+        Recompiles(config.parallel.compile),
+        CompiledCode(placement.compiled, world, loop.lease),
+        StepGuard(config, loop.loss_scale),
+        Profile(config.train.profile, world, loop.folder, tools_of(world.device)),
+        evaluations,
+        saves,
+        snapshots,
+        Handover(world, loop.lease, state, saves, snapshots, placement.leave_left_s),
+        DataWaits(world, saves),
+        StragglerDetector(world, placement.nodes, float(config.elastic.compare)),
+        *([Pauses(only_when, world, loop.requests, placement.heartbeat)] if only_when else ()),
+        Closing(config, data, world, state, evaluations),
+        loop.requests,  # after all who make requests
+    ]

@@ -1,0 +1,50 @@
+"""A part of a run's own reads what all ranks agreed on; one that fails on a rank is named on all, and none of them hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from parts_of_ones_own import train_with
+
+from springtide.config import Config
+
+pytestmark = pytest.mark.distributed
+Ranks = Callable[..., list[Any]]
+
+
+@pytest.fixture
+def short(tiny: Config) -> Config:
+    step = tiny.tokens_per_step
+    return tiny.override({"train.total": 5 * step, "train.eval_tokens": 0, "optim.warmup": 0, "train.sample_tokens": 0})
+
+
+def test_a_part_adds_a_figure_of_all_ranks(short: Config, ranks: Ranks) -> None:
+    alone = ranks(1, train_with, short, "longest")[0]
+    assert len(alone) == 5
+    assert all(value > 0.0 for value in alone)
+    for found in ranks(3, train_with, short.override({"run.id": "three"}), "longest"):
+        assert found == alone, "rows of a step do not depend on the number of ranks"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("raises", "rank 1: Fails raised ZeroDivisionError: at step 3"),
+        ("raises at once", "rank 1: Fails raised ZeroDivisionError: at step 1"),
+        ("another length", "rank 1: other fields than in the step before: ['mine'] in place of ['mine']"),
+        (
+            "another name at once",
+            "rank 1: other fields than rank 0: ['other'] in place of ['mine']; start the same code",
+        ),
+        ("twice", "rank 1: Fails raised ValueError: two parts add the field 'loss' to the step's message"),
+    ],
+)
+def test_a_part_that_fails_on_one_rank_is_named_on_all(short: Config, ranks: Ranks, how: str, said: str) -> None:
+    assert ranks(3, train_with, short, how) == [f"PartFailed: {said}"] * 3
+
+
+def test_a_message_of_one_process_names_its_part_too(short: Config, ranks: Ranks) -> None:
+    [found] = ranks(1, train_with, short, "raises on rank 0")
+    assert found == "PartFailed: rank 0: Fails raised ZeroDivisionError: at step 3"
