@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from loops import train
 from parts_of_ones_own import train_with
+from ranks import run_here
 
 from springtide.config import Config
+from springtide.errors import ConfigError
+from springtide.events import StepDone, Stopped
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
@@ -48,3 +53,30 @@ def test_a_part_that_fails_on_one_rank_is_named_on_all(short: Config, ranks: Ran
 def test_a_message_of_one_process_names_its_part_too(short: Config, ranks: Ranks) -> None:
     [found] = ranks(1, train_with, short, "raises on rank 0")
     assert found == "PartFailed: rank 0: Fails raised ZeroDivisionError: at step 3"
+
+
+def test_a_config_names_parts(short: Config, ranks: Ranks) -> None:
+    """The example of the docs: it counts rows, and ends the run when the loss is low enough."""
+    config = short.override({"train.parts": "examples.part:parts"})
+    events = ranks(2, train, config)[0]
+    counts = [event.extra["short_rows"] for event in events if isinstance(event, StepDone)]
+    assert counts == [0.0] * 5
+    low = short.override({"run.id": "low", "train.parts": "parts_of_ones_own:ends_at_once"})
+    assert [(event.step, event.status) for event in ranks(2, train, low)[0] if isinstance(event, Stopped)] == [
+        (1, "stopped")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("raises", "raises ZeroDivisionError: of the user's own"),
+        ("returns_none", "raises TypeError"),
+        ("returns_others", "returned a str"),
+        ("takes_none", "takes ()"),
+    ],
+)
+def test_a_function_that_returns_no_part_is_refused(short: Config, name: str, problem: str) -> None:
+    config = short.override({"train.parts": f"parts_of_ones_own:{name}"})
+    with pytest.raises(ConfigError, match=r"^train\.parts = .*" + re.escape(problem)):
+        run_here(train, config)

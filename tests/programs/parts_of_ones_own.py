@@ -10,9 +10,7 @@ from loops import feed, open_run
 from springtide.config import Config
 from springtide.dist import World
 from springtide.events import StepDone
-from springtide.training import Part
-from springtide.training.message import StepMessage
-from springtide.training.part import Share, StepResult
+from springtide.training import Part, Share, StepMessage, StepResult, TrainLoop, Verdict
 
 
 class LongestRow(Part):
@@ -51,3 +49,34 @@ def train_with(world: World, config: Config, how: str) -> Any:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return [event.extra["longest_row"] for event in events if isinstance(event, StepDone)]
+
+
+class EndsAtOnce(Part):
+    """Ends the run after its first step."""
+
+    def verdict(self, result: StepResult) -> Verdict:
+        return Verdict.STOP
+
+
+def ends_at_once(loop: TrainLoop) -> list[Part]:
+    """Two parts."""
+    return [Part(), EndsAtOnce()]
+
+
+def raises(loop: TrainLoop) -> Part:
+    """Raises."""
+    raise ZeroDivisionError("of the user's own")
+
+
+def returns_none(loop: TrainLoop) -> None:
+    """Returns nothing."""
+
+
+def returns_others(loop: TrainLoop) -> list[str]:
+    """Returns no part."""
+    return ["part"]
+
+
+def takes_none() -> Part:
+    """Takes nothing."""
+    return Part()

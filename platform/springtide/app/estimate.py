@@ -9,7 +9,7 @@ from typing import Any
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.config.code import LISTENER
+from springtide.config.code import BESIDE_THE_MODEL
 from springtide.elastic.evenness import LaneEvenness, lane_evenness, more_even
 from springtide.errors import ConfigError, explain
 
@@ -223,7 +223,7 @@ def check_fits(config: Config, vocab_size: int, eos_id: int | None, workers: int
 
 
 def _fits_easily(config: Config, vocab_size: int, device_bytes: int) -> bool:
-    full_logits = config.sources.keys() - {LISTENER} or config.objective.source
+    full_logits = config.sources.keys() - BESIDE_THE_MODEL or config.objective.source
     return not full_logits and _bound(config, vocab_size) * _PLENTY < device_bytes
 
 

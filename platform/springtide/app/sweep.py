@@ -14,7 +14,7 @@ from springtide import config as configs
 from springtide.app.sweep_plan import check_finalists, plan_of, started_with
 from springtide.app.sweep_reader import SweepReader
 from springtide.config import Config
-from springtide.config.code import LISTENER, find_code
+from springtide.config.code import BESIDE_THE_MODEL, LISTENER, find_code
 from springtide.config.schema import NAME
 from springtide.errors import ConfigError, explain
 from springtide.on_ray.tune.held_sweep import HeldSweep, hold_sweep
@@ -141,7 +141,7 @@ def sweep(
         shared = cluster(base, dashboard=dashboard, metadata=about)
         with shared, open_worker_pool(_worker(base), folder.root.name) as pool:
             check_resources(base)
-            if any(Prices.set_in(base.track)) and base.shards.dataset and not base.sources.keys() - {LISTENER}:
+            if any(Prices.set_in(base.track)) and base.shards.dataset and not base.sources.keys() - BESIDE_THE_MODEL:
                 say(driver.projected_cost(worker_speed(base, open_data(base.data).vocab_size)))
             with stop_signals() as interrupted:  # Ray, when it starts, handles SIGTERM itself
                 limit = driver.try_all(pool, asked, judges, members, interrupted)

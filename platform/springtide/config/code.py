@@ -23,21 +23,25 @@ from pathlib import Path
 
 from springtide.errors import ConfigError, explain
 
-LISTENER = "track.listener"
-CODE_FIELDS = ("model.source", "optim.source", "objective.source", LISTENER)
+LISTENER, PARTS = "track.listener", "train.parts"
+CODE_FIELDS = ("model.source", "optim.source", "objective.source", LISTENER, PARTS)
 """Fields that name a function of the user's own that a run calls, ``package.module:function``. A lease's seal has them in this
 order: new ones come last."""
+BESIDE_THE_MODEL = frozenset({LISTENER, PARTS})
+"""Those that do not decide how much memory and time a step takes."""
 _RETURNS = {
     "model.source": "an nn.Module",
     "optim.source": "a torch.optim.Optimizer",
     "objective.source": "(sum, weight, parts)",
     LISTENER: "a listener of events",
+    PARTS: "a springtide.training.Part, or several",
     "corpus.filter": "the text or None",
 }
 _ARGUMENTS = {
     "model.source": ("config", "vocab_size", "eos_id", "bos_id"),
     "optim.source": ("named_parameters", "config"),
     LISTENER: ("run",),
+    PARTS: ("loop",),
     "corpus.filter": ("text",),
 }
 """Field -> what its function is called with. An objective has two forms, and is tried before a run starts."""

@@ -47,6 +47,7 @@ ADDED_SETTINGS: dict[str, Any] = {
     "model.rope_short_factors": [],
     "model.rope_long_factors": [],
     "model.rope_attention_factor": 0.0,
+    "train.parts": "",
 }
 """Dotted name of a setting that is not free and that commit 0ba2dd87 does not have -> the value at which the training is as it
 was without it, as a config.yaml has it. A run's identity leaves it out at that value."""

@@ -65,6 +65,9 @@ class TrainConfig(Section):
     """GPUs that this process reserves in Ray; with 0 it computes on the driver's node [gpus]."""
     sample_tokens: int = free(default=96, ge=0)
     """Length of the text generated after training; 0 generates none [tokens]."""
+    parts: str = ""
+    """Parts of your own that take part in each step: ``package.module:function``, which is called with the training loop and
+    returns a ``springtide.training.Part``, or several; empty for none [name]."""
     only_when: OnlyWhenText = free(default="")
     """When to train, by rank 0's machine: ``hours 22-6, battery 30, temperature 80`` means from 22 to 6 o'clock, at 30 % of
     charge or plugged in, below 80 degrees Celsius; else the run pauses between steps. Empty never pauses [name]."""
@@ -232,7 +235,7 @@ class Config(Section):
     @property
     def sources(self) -> dict[str, str]:
         """The functions of the user's own that it names: field -> ``package.module:function``."""
-        values = (self.model.source, self.optim.source, self.objective.code, self.track.listener)
+        values = (self.model.source, self.optim.source, self.objective.code, self.track.listener, self.train.parts)
         return {field: value for field, value in zip(CODE_FIELDS, values, strict=True) if value}
 
     @property

@@ -2,8 +2,21 @@
 through interfaces, and the same loop runs under torchrun."""
 
 from springtide.training.loop import Feed, TrainLoop
-from springtide.training.part import Part, StepResult, Verdict, Work
+from springtide.training.message import StepMessage
+from springtide.training.part import Part, Share, StepResult, Verdict, Work
 from springtide.training.placement import Placement
 from springtide.training.step import StepSetup, train_step
 
-__all__ = ["Feed", "Part", "Placement", "StepResult", "StepSetup", "TrainLoop", "Verdict", "Work", "train_step"]
+__all__ = [
+    "Feed",
+    "Part",
+    "Placement",
+    "Share",
+    "StepMessage",
+    "StepResult",
+    "StepSetup",
+    "TrainLoop",
+    "Verdict",
+    "Work",
+    "train_step",
+]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from springtide.checkpoint.snapshots import Snapshotter
+from springtide.config.code import PARTS, find_code
 from springtide.dist import on_first
+from springtide.errors import ConfigError, explain
 from springtide.stream import Data
 from springtide.training.anchor import Anchor
 from springtide.training.checkpoint_schedule import CheckpointSchedule
@@ -74,5 +76,26 @@ def parts_of(loop: TrainLoop) -> list[Part]:
         StragglerDetector(world, placement.nodes, float(config.elastic.compare)),
         *([Pauses(only_when, world, loop.requests, placement.heartbeat)] if only_when else ()),
         Closing(config, data, world, state, evaluations),
+        *own_parts(loop),
         loop.requests,  # after all who make requests
     ]
+
+
+def own_parts(loop: TrainLoop) -> list[Part]:
+    """Return the user's own parts (``train.parts``). Raises ConfigError if there are none."""
+    source = loop.config.train.parts
+    if not source:
+        return []
+    try:
+        found: object = find_code(PARTS, source)(loop)
+        parts = [found] if isinstance(found, Part) else list(found)  # type: ignore[call-overload]
+    except ConfigError:
+        raise
+    except Exception as error:
+        problem = f"raises {type(error).__name__}: {error}"
+        raise ConfigError(explain(PARTS, source, problem, "call it in Python to see where")) from error
+    for part in parts:
+        if not isinstance(part, Part):
+            problem = f"returned a {type(part).__name__}"
+            raise ConfigError(explain(PARTS, source, problem, "return springtide.training.Part, or several"))
+    return parts
