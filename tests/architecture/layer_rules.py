@@ -111,9 +111,10 @@ PURE: dict[str, tuple[str, ...]] = {
 """Package whose values depend on its arguments alone -> its files at the edge, which may use files, clocks and processes."""
 
 
-PARTS = "training/parts.py"
 CORE = tuple(f"training/{name}.py" for name in ("step", "loop", "part", "message", "losses", "state"))
-"""Where the parts of training are listed, and what must know none of them by name."""
+"""What knows no part of training by name."""
+KNOWN_PARTS = {"requests", "teacher"}
+"""Requests are what the loop is for; the file of the teacher also makes the objective, an argument of the computation."""
 
 
 @functools.cache
@@ -131,8 +132,8 @@ def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.lineno, node.module
-            if node.module == "springtide":
-                yield from ((node.lineno, f"springtide.{alias.name}") for alias in node.names)
+            if node.module in ("springtide", "springtide.training"):
+                yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
 def forbidden_imports(package: Path) -> list[str]:
@@ -200,17 +201,21 @@ def raw_prints(package: Path) -> list[str]:
 
 
 def core_that_knows_a_feature(package: Path) -> list[str]:
-    """Imports of a part by the step, the loop or what all parts share. ``training/parts.py`` lists the parts."""
-    trees = dict(sources(package))
+    """Imports of a part by the step, the loop or what all parts share: ``training/parts.py`` lists them for those."""
     prefix = "springtide.training."
-    listed = {name for _, name in imports(trees.get(PARTS, ast.Module([], []))) if name.startswith(prefix)}
-    features = {name.split(".")[2] for name in listed} - {"part", "loop"}
-    return [
-        f"{file}:{line} imports {name}, a part: the step and the loop know none by name"
-        for file in CORE
-        for line, name in imports(trees.get(file, ast.Module([], [])))
-        if name.startswith(prefix) and name.split(".")[2] in features
-    ]
+    features = {
+        file.removeprefix("training/").removesuffix(".py")
+        for file, tree in sources(package)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and any(ast.unparse(base) == "Part" for base in node.bases)
+    }
+    found = []
+    for file, tree in sources(package):
+        for line, name in imports(tree) if file in CORE else ():
+            module = name.removeprefix(prefix).partition(".")[0]
+            if name.startswith(prefix) and module in features - KNOWN_PARTS:
+                found.append(f"{file}:{line} imports {name}, a part: the step and the loop know none by name")
+    return found
 
 
 def impure(package: Path) -> list[str]:

@@ -63,10 +63,13 @@ def test_a_rule_catches_what_breaks_it(rule: Callable[[Path], list[str]], file: 
     assert file in found
 
 
-def test_the_step_that_imports_a_part_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", ["def f():\n    from springtide.training.energy import Rapl", "\nfrom springtide.training import energy"]
+)
+def test_the_step_that_imports_a_part_is_found(text: str, tmp_path: Path) -> None:
     (tmp_path / "training").mkdir()
-    (tmp_path / "training" / "parts.py").write_text("from springtide.training.energy import energy_meter\n")
-    (tmp_path / "training" / "step.py").write_text("def f():\n    from springtide.training.energy import Rapl\n")
+    (tmp_path / "training" / "energy.py").write_text("class EnergyMeter(Part):\n    pass\n")
+    (tmp_path / "training" / "step.py").write_text(text)
     [found] = rules.core_that_knows_a_feature(tmp_path)
     assert found.startswith("training/step.py:2 imports springtide.training.energy")
 

@@ -32,7 +32,7 @@ from springtide.training.live_state import LiveState
 _WAIT_S = 60.0
 
 
-class Lost(Exception):
+class Lost(BaseException):
     """The node of this rank is gone."""
 
 

@@ -9,6 +9,7 @@ from loops import feed, open_run
 
 from springtide.config import Config
 from springtide.dist import World
+from springtide.errors import ConfigError
 from springtide.events import StepDone
 from springtide.training import Part, Share, StepMessage, StepResult, TrainLoop, Verdict
 
@@ -33,7 +34,7 @@ class Fails(Part):
     def contribute(self, message: StepMessage, share: Share) -> None:
         step, fails = share.work.step + 1, self.rank == (0 if self.how.endswith("rank 0") else 1)
         if fails and (self.how == "raises at once" or (self.how.startswith("raises") and step == 3)):
-            raise ZeroDivisionError(f"at step {step}")
+            raise (ConfigError if self.how == "raises ours" else ZeroDivisionError)(f"at step {step}")
         if fails and self.how == "twice" and step == 2:
             message.sum("loss", 1.0)
         name = "other" if fails and self.how == "another name at once" else "mine"

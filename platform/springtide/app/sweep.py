@@ -14,7 +14,7 @@ from springtide import config as configs
 from springtide.app.sweep_plan import check_finalists, plan_of, started_with
 from springtide.app.sweep_reader import SweepReader
 from springtide.config import Config
-from springtide.config.code import BESIDE_THE_MODEL, LISTENER, find_code
+from springtide.config.code import BESIDE_THE_MODEL, find_code
 from springtide.config.schema import NAME
 from springtide.errors import ConfigError, explain
 from springtide.on_ray.tune.held_sweep import HeldSweep, hold_sweep
@@ -315,8 +315,8 @@ def _report(run: Folder) -> None:
 def _check(base: Config, name: str, scheduler: str) -> None:
     from springtide.on_ray.tune.schedulers import POPULATIONS
 
-    if listener := base.sources.get(LISTENER):  # each trial would fail
-        find_code(LISTENER, listener)
+    for field in BESIDE_THE_MODEL & base.sources.keys():  # each trial would fail
+        find_code(field, base.sources[field])
     if not re.fullmatch(NAME, name):
         limit = "is not the name of a folder below run.root"
         raise ConfigError(explain("--name", name, limit, "begin with a letter or digit; use these, '.', '_' and '-'"))

@@ -5,7 +5,7 @@ from springtide.model.attention import KVCache
 from springtide.model.decoder import Decoder, build, fill, initial, skeleton
 from springtide.model.flops import flops_per_token, hardware_flops_per_token, num_parameters
 from springtide.model.frozen import as_held, converted, packed_shapes
-from springtide.model.loss import IGNORE_INDEX, LargestLogit, logits_watched, see_logits
+from springtide.model.loss import IGNORE_INDEX, LargestLogit, are_watched, logits_watched, see_logits
 from springtide.model.positions import document_begins, documents
 from springtide.model.source import make, whole
 
@@ -15,6 +15,7 @@ __all__ = [
     "Decoder",
     "KVCache",
     "LargestLogit",
+    "are_watched",
     "as_held",
     "build",
     "converted",

@@ -58,6 +58,11 @@ def logits_watched(largest: LargestLogit) -> Iterator[None]:
         _watchers.remove(largest)
 
 
+def are_watched() -> bool:
+    """Return True if somebody watches logits."""
+    return bool(_watchers)
+
+
 def see_logits(logits_NV: Tensor, counts_N: Tensor) -> None:
     """Show logits to whoever watches them. ``counts_N``: which tokens count in the loss, bool (N,)."""
     for one in _watchers:

@@ -25,7 +25,7 @@ from springtide.store.errors import may_pass
 from springtide.store.full_disk import is_full
 from springtide.training.group_lease import GroupLease
 from springtide.training.message import StepMessage
-from springtide.training.part import DoneStep, Part, Share, Verdict
+from springtide.training.part import DoneStep, Part, Share, Verdict, Work
 from springtide.training.requests import Requests
 
 State = Callable[[], tuple[Mapping[str, Tensor], Meta]]
@@ -52,8 +52,8 @@ class CheckpointSchedule(Part):
         state: State,
         heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
-        """``requests``: a save that is due by the clock is one; ``state`` returns what to save; ``heartbeat`` is called while
-        a save is waited for."""
+        """``requests`` gets one for a save that is due by the clock; ``state`` returns what to save; ``heartbeat`` is called
+        while a save is waited for."""
         self._heartbeat, self._run, self._lease, self._requests = heartbeat, run, lease, requests
         self._config, self._checkpoint, self._world, self._state = config, config.checkpoint, world, state
 
@@ -83,7 +83,7 @@ class CheckpointSchedule(Part):
         self._duration_s = 0.0
         self._cadence: SaveInterval | None = None
         self._trained_s = 0.0
-        self._waited_since = time.monotonic()
+        self._waited_since: float | None = None
         self._nats = 0.0, 0
         """Sum of the finite losses since the last save, and their number."""
         self.last_step = found.meta.step if found else StepsDone(0)
@@ -106,10 +106,15 @@ class CheckpointSchedule(Part):
         self._saver.staged()
         self._stall_s += time.perf_counter() - begin
 
-    def contribute(self, message: StepMessage, share: Share) -> None:
-        """Add how the saves here go, and request one that is due with ``auto``."""
+    def before_step(self, work: Work) -> None:
+        """Request a save if one is due with ``auto``."""
+        if self._waited_since is None:  # the first step: evaluations before it do not count
+            self._waited_since = time.monotonic()
         if self._asks():
             self._requests.ask(Interrupt.SAVE)
+
+    def contribute(self, message: StepMessage, share: Share) -> None:
+        """Add how the saves here go."""
         message.any(_SAVING, self.busy)
         message.any(_FAILED, self._failed is not None)
 
@@ -129,7 +134,7 @@ class CheckpointSchedule(Part):
         if self._checkpoint.every_steps != "auto" or not self._world.is_first or self._saver.busy:
             return False
         every = self._cadence.every_s if self._cadence else float(self._checkpoint.min_every)
-        return time.monotonic() - self._waited_since >= every
+        return time.monotonic() - (self._waited_since or 0.0) >= every
 
     def between_steps(self, done: DoneStep) -> Iterator[Event]:
         """Yield the outcomes of saves since the last step, and begin the save that is due now, if any."""

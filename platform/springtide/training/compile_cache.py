@@ -29,6 +29,7 @@ from pathlib import Path
 import torch
 
 from springtide.checkpoint import leases
+from springtide.checkpoint.restore import Restored
 from springtide.config import Config
 from springtide.config.code import code_fingerprint, seal
 from springtide.dist import World
@@ -181,6 +182,9 @@ class CompiledCode(Part):
         self._cache = cache if cache is not None and cache.key and world.is_first else None
         self._world, self._lease = world, lease
         self._saved, self._thread = 0, threading.Thread()
+
+    def begin(self, found: Restored | None) -> None:
+        self._saved = 0  # a save that was under way may have lost its lease
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
         """Begin to save if something was compiled since the last save."""

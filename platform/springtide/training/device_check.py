@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from springtide.checkpoint.restore import Restored
 from springtide.dist import World
 from springtide.elastic.health import SLOW_SHARE, Health, slow
 from springtide.events import Straggling
@@ -111,7 +112,10 @@ class StragglerDetector(Part):
     def __init__(self, world: World, nodes: Sequence[str], every_s: float) -> None:
         """``nodes``: the node of each rank, if known; ``every_s``: time between measurements [s], 0 never measures."""
         self._world, self._nodes, self._every_s = world, nodes, every_s
-        self._next_s = time.monotonic() + every_s
+        self.begin(None)  # makes the attributes
+
+    def begin(self, found: Restored | None) -> None:
+        self._next_s = time.monotonic() + self._every_s
         self._slow_before: set[int] = set()
         self._told: set[int] = set()
         self.speed = 0.0

@@ -30,7 +30,7 @@ from springtide.store import Folder
 from springtide.stream import Data, open_data
 from springtide.training.forgetting import FirstLosses
 from springtide.training.losses import loss_mask, row_nats
-from springtide.training.part import DoneStep, Part, StepResult, Verdict
+from springtide.training.part import DoneStep, Part, Verdict
 from springtide.training.state import TrainState
 from springtide.training.weight_average import averaged_weights
 
@@ -52,10 +52,12 @@ class Evaluations(Part):
         """Step -> held-out loss, of this trajectory alone."""
         self._first = FirstLosses()
         """Losses at step 0 of the held-out sets of the run whose weights this run started from."""
-        self._is_short_of_time = False
+        self._has_time = False
+        """A step was done in this stretch, and no request to end came with it."""
 
     def begin(self, found: Restored | None) -> None:
         self.losses.clear()  # after a rollback they are those of other weights
+        self._has_time = False
         if found is None:
             return
         first = FirstLosses.in_state(found.meta)
@@ -68,16 +70,17 @@ class Evaluations(Part):
         if self._state.step == branch.first_step(self._config.train) or self._is_due:
             yield from self.now()
 
-    def receive(self, result: StepResult) -> None:
-        self._is_short_of_time = bool(result.requests & {Interrupt.STOP, Interrupt.LEAVE, Interrupt.EVACUATE})
+    def after_step(self, done: DoneStep) -> Iterator[Event]:
+        self._has_time = not done.result.requests & {Interrupt.STOP, Interrupt.LEAVE, Interrupt.EVACUATE}
+        return iter(())
 
     def between_steps(self, done: DoneStep) -> Iterator[Event]:
         if self._is_due:
             yield from self.now()
 
     def at_end(self, verdict: Verdict) -> Iterator[Event]:
-        """Evaluate before the last save, unless the group has to leave."""
-        if verdict is Verdict.FINISH and not self._is_short_of_time:
+        """Evaluate before the last save. A group that has to leave, or that begins at the last step, saves first."""
+        if verdict is Verdict.FINISH and self._has_time:
             yield from self.now()
 
     def describe(self, meta: Meta) -> Meta:

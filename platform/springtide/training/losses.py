@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from springtide.errors import TrainingFailed
-from springtide.model import IGNORE_INDEX, see_logits
+from springtide.model import IGNORE_INDEX, are_watched, see_logits
 from springtide.objective import Columns, Objective
 
 _PER_NAT = 2.0**24
@@ -81,7 +81,8 @@ def loss_of(model: nn.Module, one: MicroBatch) -> tuple[Tensor, Tensor]:
         return row_losses(model, one.rows, one.loss.z_weight, one.padded_rows)
     tokens_BL, targets_BL = _padded(one.rows, one.padded_rows)
     outputs_BLV, B = _checked(model(tokens_BL), targets_BL), len(one.rows)
-    see_logits(outputs_BLV.flatten(0, 1), targets_BL.flatten() != IGNORE_INDEX)
+    if are_watched():
+        see_logits(outputs_BLV.detach().flatten(0, 1), targets_BL.flatten() != IGNORE_INDEX)
     # without the rows that fill it up: an objective may count rows
     return objective(outputs_BLV[:B] if B else outputs_BLV, tokens_BL[:B], targets_BL[:B], one.columns)
 
@@ -130,7 +131,8 @@ def _padded(rows_BL: Tensor, padded_rows: int) -> tuple[Tensor, Tensor]:
 
 def _of_logits(logits_BLV: Any, targets_BL: Tensor, z_weight: float) -> tuple[Tensor, Tensor]:
     logits_NV, wanted_N = _logits(logits_BLV, targets_BL), targets_BL.flatten()
-    see_logits(logits_NV, wanted_N != IGNORE_INDEX)
+    if are_watched():
+        see_logits(logits_NV, wanted_N != IGNORE_INDEX)
     nats_N = F.cross_entropy(logits_NV, wanted_N, ignore_index=IGNORE_INDEX, reduction="none")
     extra = (logits_NV.logsumexp(-1).square() * (wanted_N != IGNORE_INDEX)).sum() if z_weight else 0.0
     return nats_N.sum() + z_weight * extra, nats_N.detach()

@@ -6,19 +6,20 @@
     message.digest("samples", n)      a sum of 64-bit integers modulo 2**64
 
 Every rank adds the same fields in the same order, so positions follow from that. The fields are compared in the first step of
-a group. In a later step, a rank that cannot send them sends zeros and a flag. Either way all ranks raise the same error, and
-none of them waits for another one.
+a group. In a later step, a rank that cannot send them sends a flag and as many zeros as the others wait for. Either way all
+ranks raise an error that names the rank, and none of them waits for another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from springtide.dist import World, gathered, sum_over_ranks
+from springtide.errors import SpringtideError
 
 _LIMBS = 4
 _LIMB_BITS = 16
@@ -29,7 +30,11 @@ Fields = tuple[tuple[str, str, int, bool], ...]
 
 
 class PartFailed(RuntimeError):
-    """A part raised, or sent other fields than the other ranks' or than in the step before."""
+    """Parts of a rank add other fields than those of the other ranks, or than in the step before."""
+
+
+class PeerFailed(PartFailed):
+    """A part raised on another rank, which raises the error itself."""
 
 
 class FieldsOfGroup:
@@ -48,7 +53,8 @@ class StepMessage:
         self._on_device: list[Tensor] = []
         """Values that stay on the device until all have been summed."""
         self._on_host: list[float] = []
-        self._failure = ""
+        self._failure: Exception | None = None
+        self.any(_FAILED, False)
 
     def sum(self, name: str, value: Tensor | float) -> None:
         """Add a sum over ranks: of a number or a scalar tensor, or one for each element of a tensor (n,)."""
@@ -69,33 +75,35 @@ class StepMessage:
             slots[rank] = value
             self._add(name, "by_rank", slots)
         else:
-            self._add(name, "by_rank", [float(value) * (one == rank) for one in range(size)])
+            self._add(name, "by_rank", [float(value) if one == rank else 0.0 for one in range(size)])
 
     def digest(self, name: str, value: int) -> None:
         """Add a sum of unsigned 64-bit integers modulo 2**64. It is exact: float64 sums of limbs of 16 bits are."""
         self._add(name, "digest", [float(value >> _LIMB_BITS * limb & (2**_LIMB_BITS - 1)) for limb in range(_LIMBS)])
 
     def collect(self, source: str, contribute: Callable[[], None]) -> None:
-        """Call ``contribute``, which adds fields. If it raises, ``exchange`` raises on all ranks and names ``source``."""
+        """Call ``contribute``, which adds fields. If it raises, ``exchange`` raises its error on this rank, and on the others
+        one that names this rank and ``source``."""
         try:
             contribute()
         except Exception as error:
-            self._failure = self._failure or f"{source} raised {type(error).__name__}: {error}"
+            self._failure, self._source = self._failure or error, source
 
     def exchange(self, group: FieldsOfGroup) -> Agreed:
         """Sum over all ranks, which call it together: the step's only wait for the device.
 
         Raises:
-            PartFailed: on all ranks, if a part raised on any of them, or if ranks or steps have different fields.
+            Exception: what a part raised on this rank, or a SpringtideError that it raised on another one.
+            PeerFailed: a part raised on another rank.
+            PartFailed: ranks or steps have different fields.
             CollectiveError: the sums are garbage.
         """
-        self.any(_FAILED, False)
         fields: Fields = tuple((name, *rest) for name, rest in self._fields.items())
         if group.known is None:
             self._compare(fields)
             group.known = fields
         if fields != group.known and not self._failure:
-            self._failure = f"other fields than in the step before: {_difference(fields, group.known)}"
+            self._failure = PartFailed(f"other fields than in the step before: {_difference(fields, group.known)}")
         if self._failure:
             self._send_zeros(group.known)
         device = self._world.device
@@ -103,7 +111,7 @@ class StepMessage:
         sums = sum_over_ranks(torch.cat([*self._on_device, numbers]), self._world)
         agreed = Agreed(_read(group.known, sums))
         if agreed[_FAILED]:
-            _raise(gathered(self._failure))
+            self._raise(gathered(self._told()))
         return agreed
 
     def _add(self, name: str, kind: str, values: Tensor | list[float]) -> None:
@@ -119,18 +127,31 @@ class StepMessage:
 
     def _compare(self, fields: Fields) -> None:
         """Raise PartFailed, on all ranks, if a part failed on any of them or their fields differ."""
-        mine = self._failure, fields
+        mine = self._told(), fields
         everyone = [mine] if self._world.size == 1 else gathered(mine)
-        failures = [failure for failure, _ in everyone]
-        if not any(failures):
-            first = everyone[0][1]
-            failures = [
-                ""
-                if theirs == first
-                else f"other fields than rank 0: {_difference(theirs, first)}; start the same code"
-                for _, theirs in everyone
-            ]
-        _raise(failures)
+        self._raise([failure for failure, _ in everyone])
+        first = everyone[0][1]
+        for rank, (_, theirs) in enumerate(everyone):
+            if theirs != first:
+                difference = _difference(theirs, first)
+                raise PartFailed(f"rank {rank}: other fields than rank 0: {difference}; start the same code")
+
+    def _told(self) -> Exception | None:
+        """Return what the other ranks raise because of this one; None if nothing failed here."""
+        error = self._failure
+        if error is None or isinstance(error, PartFailed | SpringtideError):
+            return error
+        return PeerFailed(f"{self._source} raised {type(error).__name__}: {error}")
+
+    def _raise(self, failures: Sequence[Exception | None]) -> None:
+        """Raise if a part has failed on some rank. ``failures``: by rank, what ``_told`` returns there."""
+        if self._failure is not None and not isinstance(self._failure, PartFailed):
+            raise self._failure
+        for rank, failure in enumerate(failures):
+            if isinstance(failure, PartFailed):
+                raise type(failure)(f"rank {rank}: {failure}")
+            if failure is not None:
+                raise failure
 
     def _send_zeros(self, fields: Fields) -> None:
         """Replace what was added: the other ranks wait for a message of this length."""
@@ -167,13 +188,11 @@ def _read(fields: Fields, sums: list[float]) -> dict[str, Any]:
 
 
 def _difference(fields: Fields, expected: Fields) -> str:
-    """Return the first fields that differ, as text."""
-    more, less = [one[0] for one in fields if one not in expected], [one[0] for one in expected if one not in fields]
-    return f"{more[:3]} in place of {less[:3]}" if more or less else "the same ones in another order"
-
-
-def _raise(failures: list[str]) -> None:
-    """Raise PartFailed if a rank has a failure. ``failures``: by rank."""
-    for rank, failure in enumerate(failures):
-        if failure:
-            raise PartFailed(f"rank {rank}: {failure}")
+    """Return the first fields that differ, as text: name, kind and length."""
+    more, less = (
+        [f"{name} ({kind}, {length})" for name, kind, length, place in one if (name, kind, length, place) not in other]
+        for one, other in ((fields, expected), (expected, fields))
+    )
+    if not more and not less:
+        return "the same ones in another order"
+    return f"{', '.join(more[:3]) or 'none'} in place of {', '.join(less[:3]) or 'none'}"

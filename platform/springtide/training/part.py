@@ -87,7 +87,7 @@ class Share:
 
     work: Work
     sums: Tensor
-    """The loss in nats, float64 (1,); with an objective all of its sums, (size,)."""
+    """The loss of this rank's rows in nats, float64 (1,); with an objective all of its sums, (size,)."""
     row_nats: Tensor | None
     """Cross-entropy of each row, float64 (n,); None with an objective."""
     row_tokens: Tensor
@@ -144,7 +144,7 @@ class Part:
     """Fields of the event ``Started``."""
 
     def begin(self, found: Restored | None) -> None:
-        """Begin a stretch of training. ``found``: the state that it goes on from; None at step 0."""
+        """Begin a stretch of training. ``found``: the state that it goes on from; None for new weights."""
 
     def at_start(self) -> Iterator[Event]:
         """Act once in a worker group, before its first step, and yield events."""

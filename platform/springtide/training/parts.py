@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from springtide.checkpoint.snapshots import Snapshotter
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def parts_of(loop: TrainLoop) -> list[Part]:
-    """Return the parts of a worker group; all ranks call it together. ``loop``: has its state, no step is done."""
+    """Return the parts of a worker group; all ranks call it together. ``loop``: with its state built, before its first step."""
     config, world, state, placement = loop.config, loop.world, loop.state, loop.placement
 
     def data() -> Data:
@@ -57,12 +58,13 @@ def parts_of(loop: TrainLoop) -> list[Part]:
     if only_when:
         on_first(lambda: check_can_tell(only_when, sensors()))
     return [
+        loop.requests,  # first: the others read them in the step in which they were made
         energy_meter(world),
         WeightAverage(config, state),
         *([loop.teacher] if loop.teacher else ()),
         *([StepMetrics(names, state.model, world)] if names else ()),
         *([Anchor(state.model, config, world.is_first_copy)] if config.objective.anchor else ()),
-        SourceFigures(data),
+        SourceFigures(data, world.device),
         Recheck(config, world, state, placement.nodes, saves, loop.lease, loop.seed),
         Recompiles(config.parallel.compile),
         CompiledCode(placement.compiled, world, loop.lease),
@@ -72,30 +74,31 @@ def parts_of(loop: TrainLoop) -> list[Part]:
         saves,
         snapshots,
         Handover(world, loop.lease, state, saves, snapshots, placement.leave_left_s),
-        DataWaits(world, saves),
         StragglerDetector(world, placement.nodes, float(config.elastic.compare)),
         *([Pauses(only_when, world, loop.requests, placement.heartbeat)] if only_when else ()),
+        DataWaits(world, saves),
         Closing(config, data, world, state, evaluations),
         *own_parts(loop),
-        loop.requests,  # after all who make requests
     ]
 
 
 def own_parts(loop: TrainLoop) -> list[Part]:
-    """Return the user's own parts (``train.parts``). Raises ConfigError if there are none."""
+    """Return the user's own parts (``train.parts``); none if it is empty. Raises ConfigError if it names anything else."""
     source = loop.config.train.parts
     if not source:
         return []
     try:
-        found: object = find_code(PARTS, source)(loop)
-        parts = [found] if isinstance(found, Part) else list(found)  # type: ignore[call-overload]
+        found = find_code(PARTS, source)(loop)
+        parts = list(found) if isinstance(found, Iterable) else [found]
     except ConfigError:
         raise
     except Exception as error:
         problem = f"raises {type(error).__name__}: {error}"
         raise ConfigError(explain(PARTS, source, problem, "call it in Python to see where")) from error
+    own: list[Part] = []
     for part in parts:
         if not isinstance(part, Part):
             problem = f"returned a {type(part).__name__}"
             raise ConfigError(explain(PARTS, source, problem, "return springtide.training.Part, or several"))
-    return parts
+        own.append(part)
+    return own

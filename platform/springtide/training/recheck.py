@@ -70,8 +70,7 @@ class Recheck(Part):
         trained = (one for one in state.model.modules() if isinstance(one, nn.Embedding) and one.weight.requires_grad)
         self._embedding = next(trained, None)
         self._exact = config.parallel.exact and world.device.type == "cpu"
-        self._last_s, self._cost_s = -math.inf, 0.0
-        self.begin(None)
+        self.begin(None)  # makes the attributes
 
     def begin(self, found: Restored | None) -> None:
         self._active = self._every_s > 0 and self._world.size > 1
@@ -80,7 +79,7 @@ class Recheck(Part):
         self._first: tuple[MicroBatch, Tensor] | None = None
         """This rank's first micro-batch of the step that is checked, and the summary of its result."""
         self._verdict: Verdict | None = None
-        self._wanted = False
+        self._last_s, self._cost_s, self._wanted = -math.inf, 0.0, False
         self._agreed_step: StepsDone | None = None
         """Steps done when all devices last agreed; None if they are not checked."""
         if self._active:  # nothing speaks against the state that this group has begun with

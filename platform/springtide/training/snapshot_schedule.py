@@ -36,8 +36,8 @@ class SnapshotSchedule(Part):
         self._config, self._open_memory, self._state, self._is_first = config, memory, state, is_first
 
     def begin(self, found: Restored | None) -> None:
-        self._memory, self._step = self._open_memory(), found.meta.step if found else StepsDone(0)
-        self._last = self._step
+        self._memory = self._open_memory()
+        self._last = found.meta.step if found else StepsDone(0)
         self._every = self._config.memory_every if self._config.memory_every != "auto" else 1
         self._costs_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)

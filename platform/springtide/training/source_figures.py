@@ -24,11 +24,11 @@ class SourceFigures(Part):
     """The figures of each source; none of a single one, or of more than ``MOST_SOURCES``. It keeps the counts of the last
     step, so that the next one costs no sum over all steps."""
 
-    def __init__(self, data: Callable[[], Data]) -> None:
+    def __init__(self, data: Callable[[], Data], device: torch.device) -> None:
         """``data`` returns what is trained on now."""
-        self._data = data
+        self._data, self._device = data, device
         self._num_sources = len(data().corpora) if 1 < len(data().corpora) <= MOST_SOURCES else 0
-        self.begin(None)
+        self.begin(None)  # makes the attributes
 
     def begin(self, found: Restored | None) -> None:
         self._step, self._done, self._drawn = StepsDone(0), StepsDone(-1), np.zeros(0, dtype=np.int64)
@@ -36,15 +36,16 @@ class SourceFigures(Part):
 
     def before_step(self, work: Work) -> None:
         self._step = one_more(work.step)
+        if self._num_sources:  # before the forward: this copy waits for the device
+            self._sources_N = torch.from_numpy(corpus_and_row(work.sample_ids)[0]).to(self._device)
 
     def contribute(self, message: StepMessage, share: Share) -> None:
         if not self._num_sources:
             return
-        tokens_N, device = share.row_tokens, share.row_tokens.device
+        tokens_N = share.row_tokens
         nats_N = torch.full_like(tokens_N, math.nan) if share.row_nats is None else share.row_nats
-        sources_N = torch.from_numpy(corpus_and_row(share.work.sample_ids)[0]).to(device)
         by_source = tokens_N.new_zeros(2, self._num_sources)
-        by_source.index_add_(1, sources_N, torch.stack([nats_N, tokens_N]))
+        by_source.index_add_(1, self._sources_N, torch.stack([nats_N, tokens_N]))
         message.sum(_NATS, by_source[0])
         message.sum(_TOKENS, by_source[1])
 

@@ -46,7 +46,7 @@ def train_step(setup: StepSetup, work: Work) -> StepResult:
 
     Raises:
         TrainingFailed: on all ranks, if no token is predicted, or the weight of the objective is not above 0.
-        PartFailed: on all ranks, if a part failed on one of them.
+        PartFailed: on all ranks, if the fields of a part differ on one of them; or what a part raised (``message.py``).
         CollectiveError: the sums over ranks are garbage; the weights have not changed.
     """
     world, parts = setup.world, setup.parts

@@ -31,6 +31,7 @@ class StepGuard(Part):
         self._spikes.load(components.get("spikes", {}))
         self._spike: Spike | None = None
         """Spike of the current step."""
+        self._accepted = True
         self._left_out = 0
         """Skipped steps in a row."""
 
@@ -44,10 +45,10 @@ class StepGuard(Part):
         # an fp16 overflow says nothing about the rows
         looks = how != "off" and (finite or (how == "rollback" and not self._scale.enabled))
         self._spike = self._spikes.find(loss, grad_norm) if looks else None
-        accepted = finite and (self._spike is None or how == "warn")
-        if accepted:
+        self._accepted = finite and (self._spike is None or how == "warn")
+        if self._accepted:
             self._spikes.remember(loss, grad_norm)
-        return accepted
+        return self._accepted
 
     def verdict(self, result: StepResult) -> Verdict:
         """Return ROLL_BACK for a spike, unless a save was requested: then the step is only skipped."""
@@ -60,8 +61,8 @@ class StepGuard(Part):
         if self._spike is not None:
             yield Spiked(step=step, left_out=not result.updated, **self._spike._asdict())
         else:
-            self._scale.after(not result.updated)
-        self._left_out = 0 if result.updated else self._left_out + 1
+            self._scale.after(not self._accepted)
+        self._left_out = 0 if self._accepted else self._left_out + 1  # another part's veto is no divergence
         if self._left_out > self._optim.max_left_out or (self._left_out and step == 1 and not self._scale.enabled):
             steps = "steps in a row are" if self._left_out > 1 else "step is"
             raise TrainingFailed(

@@ -24,8 +24,9 @@ from springtide.checkpoint.tensors import local
 from springtide.config import Config
 from springtide.dist import World
 from springtide.dist import world as world_of
+from springtide.elastic import Interrupt
 from springtide.elastic.survivors import LiveShard
-from springtide.events import Saved, Started, Stopped
+from springtide.events import Left, Saved, Started, Stopped
 from springtide.store import Folder
 from springtide.stream import open_data
 from springtide.training import Part, Placement, TrainLoop
@@ -220,6 +221,48 @@ def test_a_group_lost_after_the_last_step_is_followed_by_one_that_saves_it_once(
     assert [event.step for event in events if isinstance(event, Saved)] == [last] * (not before)
     assert committed(folder) == [name_of(last)]
     assert events[-1] == Stopped(step=last, status="finished", time_s=events[-1].time_s)
+
+
+@pytest.mark.processes
+def test_a_state_from_memory_is_saved_before_it_is_evaluated(world: World, config: Config, tmp_path: Path) -> None:
+    """A group that begins at the last step: if evaluations are what ends the groups, the state must reach the store."""
+    config = config.override({"checkpoint.every_steps": 0, "train.eval_every": 0, "run.id": "run"})
+    folder, node, last = Folder(config.run.root) / "run", Nodes(tmp_path / "nodes", [0], 0), config.num_steps
+    leases.claim(folder, "a driver", trains=False)
+    for lost in range(2):
+        run, live = begin_on_a_node(world, config, node)
+
+        def fail() -> None:
+            raise ConnectionError(LOST)
+
+        run.state.model.register_forward_pre_hook(lambda *_, run=run: fail() if run.state.step == last else None)
+        with pytest.raises(ConnectionError, match=LOST):
+            list(run.events(feed, lambda: None, [live]))
+        live.freeze()
+        assert committed(folder) == [name_of(last)] * lost
+        if not lost:
+            live.deposit([0])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("ask", "at", "kept_in"),
+    [(Interrupt.LEAVE, 4, "memory"), (Interrupt.EVACUATE, 4, "store"), (Interrupt.STOP, 6, "")],
+)
+def test_a_request_decides_where_the_last_state_goes(
+    world: World, config: Config, tmp_path: Path, ask: Interrupt, at: int, kept_in: str
+) -> None:
+    """In the last step time is short, too: the save comes before the evaluation."""
+    run, _ = begin_on_a_node(world, config.override({"run.id": "run"}), Nodes(tmp_path / "nodes", [0], 0))
+    leases.claim(run.folder, "a driver", trains=False)
+    events = list(run.events(feed, lambda: ask if run.state.step + 1 == at else None))
+    if kept_in:
+        [left] = [event for event in events if isinstance(event, Left)]
+        assert left.kept_in == kept_in
+        return
+    kinds = [event.kind for event in events]
+    assert kinds.index("saved") < len(kinds) - 1 - kinds[::-1].index("evaluated")
+    assert kinds[-1] == "stopped"
 
 
 class Group:

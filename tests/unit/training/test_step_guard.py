@@ -67,8 +67,19 @@ def test_a_run_ends_when_too_many_steps_are_skipped() -> None:
     """A run ends when too many are left out in a row and at once when it is the first."""
     one = judge(max_left_out=2)
     for updated in (False, False, True, False, False):
+        allows(one, 4.0, 1.0 if updated else math.inf)
         list(one.after_step(done(5, updated)))
+    allows(one, 4.0, math.inf)
     with pytest.raises(TrainingFailed, match=r"3 steps .*optim\.peak_lr"):
         list(one.after_step(done(6, False)))
+    one = judge()
+    allows(one, 4.0, math.inf)
     with pytest.raises(TrainingFailed, match=r"1 step\b"):
-        list(judge().after_step(done(1, False)))
+        list(one.after_step(done(1, False)))
+
+
+def test_another_parts_veto_is_no_divergence() -> None:
+    one = judge(max_left_out=2)
+    for step in range(1, 9):
+        assert allows(one, 4.0, 1.0)
+        assert list(one.after_step(done(step, False))) == []

@@ -29,6 +29,7 @@ from springtide.on_ray.train.process_pool import StartCancelledError, UnfitNodes
 from springtide.on_ray.train.worker import TrainJob
 from springtide.store.errors import FINAL, may_pass, of_store
 from springtide.store.full_disk import is_full
+from springtide.training.message import PeerFailed
 
 _ANSWER_S = 2.0
 _DAY_S = 24 * 3600.0
@@ -175,8 +176,9 @@ def _are_preempted(failures: Mapping[int, BaseException] | None) -> bool:
 
 
 def is_echo(error: BaseException) -> bool:
-    """Return whether a worker's failure is only the consequence of another worker's death."""
-    return isinstance(error, WorkerHealthCheckFailedError | RayError | dist.DistError | CollectiveError) or (
+    """Return whether a worker's failure is only the consequence of another worker's."""
+    echoes = WorkerHealthCheckFailedError | RayError | dist.DistError | CollectiveError | PeerFailed
+    return isinstance(error, echoes) or (
         isinstance(error, RuntimeError) and any(word in str(error) for word in _ECHOES)
     )
 
