@@ -69,6 +69,7 @@ def test_a_part_that_fails_on_one_rank_is_named_on_all(
     assert second == (here or first)
 
 
+@pytest.mark.full
 def test_a_part_of_one_process_raises_its_own_error(short: Config, ranks: Ranks) -> None:
     assert ranks(1, train_with, short, "raises on rank 0") == ["ZeroDivisionError: at step 3"]
 
