@@ -373,8 +373,8 @@ class ChatTemplate:
 
 
 def _before_all(texts: Iterator[str]) -> str:
-    """Return the prompt of an answer that begins its chat: the next of ``texts``. Raises BadChat with that reason if the
-    template cannot render a prompt without messages, as most cannot."""
+    """Return the prompt of an answer that begins its chat: the next of ``texts``. Raises BadChat if the template cannot render
+    a chat without messages; most templates cannot."""
     try:
         return next(texts)
     except BadChat as error:

@@ -83,11 +83,11 @@ class CheckpointSchedule(Part):
         self._duration_s = 0.0
         self._cadence: SaveInterval | None = None
         self._trained_s = 0.0
-        self._waited_since: float | None = None
+        self._waited_since = math.inf
         self._nats = 0.0, 0
         """Sum of the finite losses since the last save, and their number."""
         self.last_step = found.meta.step if found else StepsDone(0)
-        """Step of the newest save that has begun, or of the state that training goes on from."""
+        """Step of the newest save that has begun; before the first save, the step of the restored state."""
 
     def close(self) -> None:
         self._saver.close()
@@ -108,7 +108,7 @@ class CheckpointSchedule(Part):
 
     def before_step(self, work: Work) -> None:
         """Request a save if one is due with ``auto``."""
-        if self._waited_since is None:  # the first step: evaluations before it do not count
+        if self._waited_since == math.inf:  # the first step: evaluations before it do not count
             self._waited_since = time.monotonic()
         if self._asks():
             self._requests.ask(Interrupt.SAVE)
@@ -134,7 +134,7 @@ class CheckpointSchedule(Part):
         if self._checkpoint.every_steps != "auto" or not self._world.is_first or self._saver.busy:
             return False
         every = self._cadence.every_s if self._cadence else float(self._checkpoint.min_every)
-        return time.monotonic() - (self._waited_since or 0.0) >= every
+        return time.monotonic() - self._waited_since >= every
 
     def between_steps(self, done: DoneStep) -> Iterator[Event]:
         """Yield the outcomes of saves since the last step, and begin the save that is due now, if any."""

@@ -46,7 +46,7 @@ class Evaluations(Part):
         state: TrainState,
         heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
-        """``data`` returns what is trained on now; ``heartbeat``: as for ``evaluate``."""
+        """``data`` returns the data of the current order of samples; ``heartbeat`` is called before each forward pass."""
         self._config, self._data, self._world, self._state, self._heartbeat = config, data, world, state, heartbeat
         self.losses: dict[StepsDone, float] = {}
         """Step -> held-out loss, of this trajectory alone."""

@@ -147,7 +147,7 @@ class Part:
         """Begin a stretch of training. ``found``: the state that it goes on from; None for new weights."""
 
     def at_start(self) -> Iterator[Event]:
-        """Act once in a worker group, before its first step, and yield events."""
+        """Yield events before the first step of a worker group. Not called again after a rollback."""
         return iter(())
 
     def before_step(self, work: Work) -> None:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 
 def parts_of(loop: TrainLoop) -> list[Part]:
-    """Return the parts of a worker group; all ranks call it together. ``loop``: with its state built, before its first step."""
+    """Return the parts of a worker group. All ranks call it together, when ``loop`` has its model and optimizer, and before its
+    first step."""
     config, world, state, placement = loop.config, loop.world, loop.state, loop.placement
 
     def data() -> Data:

@@ -16,8 +16,11 @@ from springtide.training.group_lease import GroupLease
 
 
 def without_suspects(config: Config, data: Data, step: StepsDone) -> tuple[Data, RolledBack]:
-    """Return ``data`` without the step of a spike, the last of ``step`` steps done, and ``optim.rollback_steps`` before it;
-    and the event. Raises TrainingFailed if too many steps in a row are skipped then."""
+    """Return ``data`` without the suspect steps, and the event of the rollback.
+
+    Suspect are the step of the spike, which is the last of ``step`` steps done, and the ``optim.rollback_steps`` before it.
+    Raises TrainingFailed if that skips too many steps in a row.
+    """
     optim, order = config.optim, data.order
     here = step - branch.first_step(config.train)  # a branch keeps the steps of its trunk
     suspects = min(here, optim.rollback_steps + 1)  # the last one is the spike's step

@@ -25,7 +25,7 @@ class SourceFigures(Part):
     step, so that the next one costs no sum over all steps."""
 
     def __init__(self, data: Callable[[], Data], device: torch.device) -> None:
-        """``data`` returns what is trained on now."""
+        """``data`` returns the data of the current order of samples."""
         self._data, self._device = data, device
         self._num_sources = len(data().corpora) if 1 < len(data().corpora) <= MOST_SOURCES else 0
         self.begin(None)  # makes the attributes

@@ -33,9 +33,9 @@ MOST_HANGS, MOST_SILENT = 3, 10
 groups with a process that does not answer, which is the fault of its node."""
 _ANSWER_S = 5.0
 _DELAY_OVER_S = 0.3
-"""Time over which it is measured how long a thread waits for a core [s]."""
+"""Length of the measurement of a thread's wait for a core [s]."""
 _STARVED_SHARE = 0.1
-"""A thread that stands still waits for no core at all."""
+"""Share of the measurement that a starved thread waits, at least. A thread that hangs does not wait for a core at all."""
 _WRITE_S = 5.0
 _WORK, _WORKER = "work", "/on_ray/train/worker.py"
 """The function that runs in a training thread, and its file."""
