@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +119,12 @@ def test_what_tests_share_is_in_programs() -> None:
             named = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             named += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not own & set(named), f"{path}:{getattr(node, 'lineno', 0)} imports a test module"
+
+
+def test_names_of_test_files_are_unique() -> None:
+    """Pytest imports a test file by its bare name: of two with one name it can collect the first alone."""
+    files = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    assert [name for name, count in files.items() if count > 1] == []
 
 
 def test_long_files_and_functions_are_reported(tmp_path: Path) -> None:
