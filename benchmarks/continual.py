@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import springtide as st
 from springtide.app.prepare import prepare
-from springtide.dist import world
+from springtide.distributed import world
 from springtide.events import Evaluated
 from springtide.run.fisher import write_fisher
 from springtide.run.folder import Run

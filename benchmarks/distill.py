@@ -28,7 +28,7 @@ from continual import write_text
 import springtide as st
 from springtide.app.label import label
 from springtide.app.prepare import prepare
-from springtide.dist import world
+from springtide.distributed import world
 from springtide.events import Evaluated, StepDone
 from springtide.run.folder import Run
 from springtide.store import Folder

@@ -134,7 +134,7 @@ def ours(told: dict[str, Any], number: int) -> dict[str, Any]:
     import torch
 
     from springtide.config import build
-    from springtide.dist import process_group, world
+    from springtide.distributed import process_group, world
     from springtide.events import Started, StepDone
     from springtide.store import Folder
     from springtide.stream import load, open_data

@@ -20,9 +20,9 @@ import torch
 
 import springtide as st
 from springtide.config import build
-from springtide.dist import process_group, world
+from springtide.distributed import process_group, world
+from springtide.distributed.fsdp import parallelize
 from springtide.model import flops_per_token, num_parameters, skeleton
-from springtide.parallel import parallelize
 from springtide.training import StepSetup, Work, train_step
 from springtide.training.micro_batches import micro_batches
 from springtide.training.optim import optimizer_of

@@ -25,7 +25,7 @@ import torch
 
 import springtide as st
 from springtide.config import Config, build
-from springtide.dist import process_group, world
+from springtide.distributed import process_group, world
 from springtide.events import StepDone
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data

@@ -112,7 +112,7 @@ def rank() -> None:
     """What each process of a group does, line by line; rank 0 answers with a line."""
     import torch
 
-    from springtide.dist import process_group
+    from springtide.distributed import process_group
 
     torch.set_num_threads(1)
     with process_group("cpu"):
@@ -151,7 +151,7 @@ def trained(config: Config, metered: bool) -> dict[str, Any]:
     """Train some steps as a rank; what one took, or the most that the second one held."""
     import torch
 
-    from springtide.dist import world
+    from springtide.distributed import world
     from springtide.events import StepDone
     from springtide.store import Folder
     from springtide.stream import load, open_data

@@ -105,7 +105,7 @@ def compare(ranks: int, rounds: int) -> Cost:
 
 def connections(ranks: int, rounds: int) -> Cost:
     """A rank finds which of its connections lead to its group: one to each rank. The bytes are those of the exchanges."""
-    from springtide.dist.connections import by_owner, is_shared
+    from springtide.distributed.connections import by_owner, is_shared
 
     draw = np.random.default_rng(0)
     mine = draw.integers(0, 2**63, ranks, dtype=np.uint64)

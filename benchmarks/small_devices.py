@@ -73,9 +73,9 @@ def measured(shape: dict[str, Any], length: int, steps: int) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     from springtide.config import Config
-    from springtide.dist import world as world_of
+    from springtide.distributed import world as world_of
+    from springtide.distributed.fsdp import parallelize
     from springtide.model import make, num_parameters
-    from springtide.parallel import parallelize
     from springtide.training import StepSetup, Work, train_step
     from springtide.training.optim import optimizer_of, set_learning_rate
     from springtide.training.parameter_groups import check_groups, freeze

@@ -26,7 +26,7 @@ import torch
 
 import springtide as st
 from springtide.config import Config
-from springtide.dist import process_group, world
+from springtide.distributed import process_group, world
 from springtide.events import StepDone
 from springtide.shards import TRAIN, SplitReader, load_manifest
 from springtide.store import Folder

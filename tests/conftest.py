@@ -43,7 +43,7 @@ from springtide import config as configs
 from springtide.config import Config
 
 if TYPE_CHECKING:
-    from springtide.dist import World
+    from springtide.distributed import World
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -87,7 +87,7 @@ def one() -> Iterator[World]:
     """This process as a group of its own."""
     import torch.distributed as dist
 
-    from springtide.dist import world
+    from springtide.distributed import world
 
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield world("cpu")

@@ -35,7 +35,7 @@ from measure import CUDA, KIND, Book, laid_out, random_rows, sync
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.dist import world
+from springtide.distributed import world
 from springtide.training import StepSetup, Work, train_step
 from springtide.training.device import choose_kernels
 from springtide.training.micro_batches import micro_batches

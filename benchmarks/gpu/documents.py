@@ -16,9 +16,9 @@ from eight_bits import LAYERS, LENGTH, VOCABULARY, large_config
 from measure import BEGIN, CUDA, DEVICE, END, NO_GPU, Book, Variant, alternate, rows_of_documents
 from torch import Tensor
 
+from springtide.distributed.compiled import compiled_flex
 from springtide.model.flex import attend, block_mask
 from springtide.model.positions import document_firsts, documents
-from springtide.parallel.compiled import compiled_flex
 
 DOCUMENTS = 8
 """In a row, of one length."""

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from springtide.app.device_memory import usable_bytes
 from springtide.config import Config
-from springtide.dist import World, backend, world
+from springtide.distributed import World, backend, world
+from springtide.distributed.fsdp import parallelize
 from springtide.model import flops_per_token, skeleton
-from springtide.parallel import parallelize
 from springtide.training import StepSetup, Work, train_step
 from springtide.training.memory_estimate import predicted_bytes
 from springtide.training.nvml import gpu_of

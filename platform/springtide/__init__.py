@@ -7,8 +7,6 @@ The map, in the order the data takes:
     events/       events of a run, as values; names and units of its metrics
     faults/       named places of a run at which a test injects a fault; nothing happens there otherwise
       |
-    dist/         communication between ranks: the world, collectives, connections that can be cut
-      |
     corpus/       raw text -> documents -> token ids                       sources, tokenizer
     dataset/      corpus -> shards in restartable stages: parts, plan, shards
       |
@@ -17,7 +15,7 @@ The map, in the order the data takes:
     stream/       (seed, step) -> the same rows at any world size          batch (G,) -> rank (n, L + 1)
       |
     model/        plain nn.Module, ours or yours                           (B, L) -> logits (B, L, V)
-    parallel/     the model on a device mesh: FSDP2, compiled blocks, recomputation
+    distributed/  ranks and their collectives; the model on a device mesh: FSDP2, compiled blocks, recomputation
       |
     objective/    what is minimised: next tokens, a teacher's answer, a function of yours   logits -> sum, weight, parts
     checkpoint/   state that loads at any world size: staged, written in the background, verified at load

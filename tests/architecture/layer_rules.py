@@ -13,15 +13,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"config"},
     "events": {"config"},
     "faults": set(),
-    "dist": {"config"},
     "corpus": {"config", "store"},
     "shards": {"config", "store"},
     "dataset": {"config", "store", "corpus", "shards"},
     "stream": {"config", "store", "shards"},
     "model": {"config"},
-    "parallel": {"config", "dist", "model"},
+    "distributed": {"config", "model"},
     "objective": {"config", "shards", "model"},
-    "checkpoint": {"config", "store", "faults", "dist"},
+    "checkpoint": {"config", "store", "faults", "distributed"},
     "interop": {"config", "store", "corpus", "shards", "model", "checkpoint"},
     "generation": {"config", "store", "corpus", "shards", "dataset", "model", "checkpoint", "interop"},
     "elastic": {"config"},
@@ -30,19 +29,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "track": {"config", "store", "events"},
     "report": {"config", "events", "track", "tuning"},
     "training": {
-        *("config", "store", "events", "faults", "dist", "corpus", "shards", "dataset", "stream"),
-        *("model", "parallel", "objective", "checkpoint", "generation", "elastic", "preemption", "track"),
+        *("config", "store", "events", "faults", "distributed", "corpus", "shards", "dataset", "stream"),
+        *("model", "objective", "checkpoint", "generation", "elastic", "preemption", "track"),
     },
     "run": {
         *("config", "store", "events", "shards", "stream", "checkpoint", "interop", "generation", "tuning", "track"),
         *("report", "training"),
     },
     "on_ray": {
-        *("config", "store", "events", "faults", "dist", "shards", "stream", "model", "parallel", "checkpoint"),
+        *("config", "store", "events", "faults", "distributed", "shards", "stream", "model", "checkpoint"),
         *("generation", "elastic", "preemption", "tuning", "track", "training"),
     },
     "app": {
-        *("config", "store", "events", "faults", "dist", "corpus", "shards", "dataset", "stream", "model", "parallel"),
+        *("config", "store", "events", "faults", "distributed", "corpus", "shards", "dataset", "stream", "model"),
         *("checkpoint", "generation", "elastic", "tuning", "track", "report", "training", "run", "on_ray"),
     },
     "cli": {
@@ -67,9 +66,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "ray": ("on_ray/",),
     "mlflow": ("track/mlflow_sink.py", "track/mlflow_client.py"),
     "torch": (
-        "dist/",
+        "distributed/",
         "model/",
-        "parallel/",
         "objective/",
         "training/",
         "checkpoint/",
@@ -90,7 +88,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "lingua": ("corpus/language.py",),
     "jinja2": ("corpus/template_child.py",),
     "optuna": ("tuning/study.py",),
-    "torchao": ("parallel/float8.py",),
+    "torchao": ("distributed/float8.py",),
 }
 """Package -> the files that may import it."""
 

@@ -12,11 +12,11 @@ import torch.distributed as dist
 from loops import train
 
 from springtide.config import Config
-from springtide.dist import World
-from springtide.dist import world as world_of
+from springtide.distributed import World
+from springtide.distributed import world as world_of
+from springtide.distributed.fsdp import parallelize
 from springtide.events import StepDone
 from springtide.model import IGNORE_INDEX, LargestLogit, build, skeleton
-from springtide.parallel import parallelize
 from springtide.training import StepSetup, Work, train_step
 from springtide.training.step_metrics import NoiseScale, StepMetrics
 from springtide.training.weights import initialize

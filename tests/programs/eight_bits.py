@@ -5,9 +5,9 @@ from __future__ import annotations
 from loops import train_laid_out
 
 from springtide.config import Config
-from springtide.dist import World
+from springtide.distributed import World
+from springtide.distributed.float8 import emulated
 from springtide.events import Event
-from springtide.parallel.float8 import emulated
 
 
 def train_in_fp8(world: World, config: Config, stop_at: int = 0) -> list[Event]:

@@ -13,8 +13,8 @@ from loops import feed, open_run
 
 from springtide.checkpoint.tensors import local, named_tensors
 from springtide.config import Config
-from springtide.dist import Connections, World, abort, collectives, end_group, sum_over_ranks
-from springtide.dist import world as make_world
+from springtide.distributed import Connections, World, abort, collectives, end_group, sum_over_ranks
+from springtide.distributed import world as make_world
 
 
 def _mangled(message: torch.Tensor, how: str, world: World) -> None:

@@ -10,7 +10,7 @@ from loops import feed
 from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart
 from springtide.checkpoint.staging import StagingBuffer
 from springtide.config import Config
-from springtide.dist import World
+from springtide.distributed import World
 from springtide.events import record
 from springtide.store import Folder
 from springtide.stream import open_data

@@ -19,7 +19,7 @@ from springtide.checkpoint.load import load
 from springtide.checkpoint.restore import restore
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.tensors import materialize, named_tensors
-from springtide.dist import World
+from springtide.distributed import World
 from springtide.store import Folder, digest
 
 ROWS = 13  # divides by no world size here

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from springtide.dist import Connections, World
+from springtide.distributed import Connections, World
 
 
 def cut_off(world: World, folder: str) -> tuple[int, int, str, float]:

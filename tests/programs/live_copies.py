@@ -19,8 +19,8 @@ from springtide.checkpoint.piece_table import PieceTable
 from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart, file_of
 from springtide.checkpoint.staging import StagingBuffer
 from springtide.config import Config
-from springtide.dist import Connections, World, end_group
-from springtide.dist import world as world_of
+from springtide.distributed import Connections, World, end_group
+from springtide.distributed import world as world_of
 from springtide.elastic import Interrupt
 from springtide.elastic.survivors import LiveShard, newest_holders
 from springtide.events import Event

@@ -25,13 +25,13 @@ from springtide.checkpoint.staging import StagingBuffer
 from springtide.checkpoint.tensors import local, named_tensors
 from springtide.config import Config
 from springtide.config.steps import OrderStep
-from springtide.dist import World
-from springtide.dist import world as world_of
+from springtide.distributed import World
+from springtide.distributed import world as world_of
+from springtide.distributed.fsdp import parallelize
 from springtide.elastic import Interrupt
 from springtide.errors import RunExists
 from springtide.events import Evaluated, Event, Started, StepDone
 from springtide.model import build, skeleton
-from springtide.parallel import parallelize
 from springtide.run.folder import Run
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data

@@ -8,7 +8,7 @@ import torch
 from loops import feed, open_run
 
 from springtide.config import Config
-from springtide.dist import World
+from springtide.distributed import World
 from springtide.errors import ConfigError
 from springtide.events import StepDone
 from springtide.training import Part, Share, StepMessage, StepResult, TrainLoop, Verdict

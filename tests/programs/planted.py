@@ -375,11 +375,11 @@ def refused_driver_has_written() -> Plant:
 @fixed(
     "483e5e45",
     "distributed/test_links.py",
-    found_by="dist/test_open_files.py::test_connections_are_found_and_no_other_file_is_opened",
+    found_by="distributed/test_open_files.py::test_connections_are_found_and_no_other_file_is_opened",
 )
 def open_files_leak() -> Plant:
     """Looking for its connections, a worker left open a copy of each open file that is no socket."""
-    from springtide.dist import connections
+    from springtide.distributed import connections
 
     return patch(connections, "stat", types.SimpleNamespace(S_ISSOCK=lambda mode: True))
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from springtide.dist import process_group, world
+from springtide.distributed import process_group, world
 
 TIMEOUT_S = 180
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from springtide.config.steps import StepsDone
-from springtide.dist import World, alone
+from springtide.distributed import World, alone
 from springtide.training.message import Agreed, StepMessage, _read
 from springtide.training.part import DoneStep, Part, Share, StepResult, Verdict, Work
 

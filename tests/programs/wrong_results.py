@@ -9,8 +9,8 @@ import torch
 from loops import feed
 
 from springtide.config import Config
-from springtide.dist import World
-from springtide.dist import world as world_of
+from springtide.distributed import World
+from springtide.distributed import world as world_of
 from springtide.errors import UnfitNode
 from springtide.events import Event
 from springtide.store import Folder

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import springtide as st
-from springtide.dist import world
+from springtide.distributed import world
 from springtide.store import Folder
 from springtide.stream import load, open_data
 from springtide.track.journal import Journal
@@ -61,7 +61,7 @@ MODULES = (
         "springtide.app.doctor",
         "springtide.config.problems",
         "springtide.app.device_memory",
-        "springtide.parallel.float8",
+        "springtide.distributed.float8",
     ),
 )
 """Where the public API is defined."""

@@ -15,7 +15,9 @@ from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
 from springtide.corpus.pieces import pieces
 from springtide.dataset.apart import ApartFrom
 from springtide.dataset.plan import make_plan
-from springtide.dist.world import alone
+from springtide.distributed.fsdp import parallelize
+from springtide.distributed.recompute import recomputed
+from springtide.distributed.world import alone
 from springtide.errors import ConfigError
 from springtide.model import build
 from springtide.model.adapter import adapt
@@ -24,8 +26,6 @@ from springtide.model.frozen import hold
 from springtide.model.positions import rotary_table
 from springtide.objective import objective
 from springtide.on_ray.tune import schedulers
-from springtide.parallel import parallelize
-from springtide.parallel.recompute import recomputed
 from springtide.preemption.sources import open_sources
 from springtide.store import Folder
 from springtide.training.optim import learning_rate, optimizer_of

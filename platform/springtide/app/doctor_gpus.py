@@ -179,7 +179,7 @@ def torch_and_gloo(environment: Mapping[str, str], timeout_s: float = 80.0) -> l
     """
     with tempfile.TemporaryDirectory() as folder:
         # as in checkpoint/writer_process.py: this process's sys.path, and not the working directory before it
-        command = [sys.executable, "-P", "-m", "springtide.dist.gloo_speed", f"{folder}/meet"]
+        command = [sys.executable, "-P", "-m", "springtide.distributed.gloo_speed", f"{folder}/meet"]
         path = {"PYTHONPATH": os.pathsep.join(sys.path)}
         local = {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": {**environment, **local, **path}}
@@ -211,7 +211,7 @@ def torch_check(facts: Mapping[str, Any], driver: str) -> Check:
     """Return the check of torch's build: whether it sees the driver's devices and has code for them.
 
     Args:
-        facts: what ``springtide.dist.gloo_speed`` prints.
+        facts: what ``springtide.distributed.gloo_speed`` prints.
         driver: version of the driver; empty without one.
     """
     cuda, seen = str(facts["cuda"]), int(facts["num_gpus"])

@@ -16,7 +16,7 @@ from springtide.checkpoint.restore import restore
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.tensors import named_tensors
 from springtide.config.steps import StepsDone
-from springtide.dist import gathered, on_first, rank_here
+from springtide.distributed import gathered, on_first, rank_here
 from springtide.errors import CheckpointError
 from springtide.store import Folder
 

@@ -42,7 +42,7 @@ from springtide.checkpoint.second_reader import BadFileReport, ReadElsewhere, re
 from springtide.config import code_fingerprint
 from springtide.config.schema import TrainConfig
 from springtide.config.steps import StepsDone
-from springtide.dist import gathered, on_first, rank_here
+from springtide.distributed import gathered, on_first, rank_here
 from springtide.errors import CheckpointError, UnfitNode
 from springtide.store import Folder
 

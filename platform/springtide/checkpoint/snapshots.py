@@ -32,7 +32,7 @@ from springtide.checkpoint.shared_memory import GROUP_BYTES, NO_STEP
 from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart, newest_whole
 from springtide.checkpoint.staging import StagingBuffer, StagingPlan, in_thread
 from springtide.checkpoint.tensors import box, materialize, named_tensors
-from springtide.dist import gathered, on_first, rank_here
+from springtide.distributed import gathered, on_first, rank_here
 from springtide.store import Folder
 
 _TRIES = 3

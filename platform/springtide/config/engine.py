@@ -1,4 +1,4 @@
-"""The sections of ``model/``, ``parallel/`` and the optimizer: what is trained, and how. ``schema`` explains how fields are
+"""The sections of ``model/``, ``distributed/`` and the optimizer: what is trained, and how. ``schema`` explains how fields are
 marked."""
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _DEAD_STEPS, _DEAD_S = 20.0, 30.0
 """A collective that takes this many usual steps, and at least this time, does not end [s]."""
 _INNER = 3
 """A thread that waits in a collective is in torch's code for it in one of its innermost frames."""
-_COLLECTIVE = ("/torch/distributed/", "/springtide/dist/collectives.py")
+_COLLECTIVE = ("/torch/distributed/", "/springtide/distributed/collectives.py")
 _STORAGE = ("/springtide/stream/", "/springtide/on_ray/data/", "/springtide/store/", "/fsspec/")
 _RAY, _TORCH = ("/ray/",), ("/torch/",)
 _COMPILER = ("/torch/_inductor/", "/torch/_dynamo/convert_frame.py")

@@ -20,7 +20,7 @@ from springtide.checkpoint.format import committed
 from springtide.checkpoint.fresh_start import begin_once
 from springtide.checkpoint.process_id import process_id
 from springtide.config.steps import StepsDone
-from springtide.dist import Connections, gpu_environment, on_first, process_group, world
+from springtide.distributed import Connections, gpu_environment, on_first, process_group, world
 from springtide.elastic.forecast import RunHistory
 from springtide.errors import ConfigError, explain
 from springtide.events import Event, Left, Started, record

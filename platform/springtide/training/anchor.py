@@ -29,7 +29,7 @@ from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.tensors import local, plain_name
 from springtide.config import Config
 from springtide.config.objective import L2SP
-from springtide.dist import gathered, rank_here
+from springtide.distributed import gathered, rank_here
 from springtide.errors import CheckpointError, ConfigError, SpringtideError, explain, redacted
 from springtide.store import Folder, digest
 from springtide.training.message import StepMessage

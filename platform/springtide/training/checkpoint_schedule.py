@@ -16,7 +16,7 @@ from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.retention import Rule
 from springtide.config import Config
 from springtide.config.steps import StepsDone
-from springtide.dist import World, gathered
+from springtide.distributed import World, gathered
 from springtide.elastic import Interrupt, SaveInterval, mean_time_to_loss, young_daly_interval
 from springtide.errors import CheckpointError, DiskFull, SpringtideError, StoreUnavailable
 from springtide.events import Event, Saved, SaveFailed, SaveIntervalChanged, SaveSkipped

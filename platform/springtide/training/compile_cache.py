@@ -32,10 +32,10 @@ from springtide.checkpoint import leases
 from springtide.checkpoint.restore import Restored
 from springtide.config import Config
 from springtide.config.code import code_fingerprint, seal
-from springtide.dist import World
+from springtide.distributed import World
+from springtide.distributed.compiled import compiled_artifacts, compiled_folder, load_compiled, num_compiled
 from springtide.errors import RunExists
 from springtide.events import Event
-from springtide.parallel import compiled_artifacts, compiled_folder, load_compiled, num_compiled
 from springtide.store import Folder, to_json
 from springtide.store.digest import of_bytes
 from springtide.training.group_lease import GroupLease

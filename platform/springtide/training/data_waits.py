@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from springtide.checkpoint.restore import Restored
 from springtide.config.steps import StepsDone
-from springtide.dist import World
+from springtide.distributed import World
 from springtide.events import Event, Waited
 from springtide.training.checkpoint_schedule import CheckpointSchedule
 from springtide.training.message import StepMessage

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from springtide.checkpoint.restore import Restored
-from springtide.dist import World
+from springtide.distributed import World
 from springtide.elastic.health import SLOW_SHARE, Health, slow
 from springtide.events import Straggling
 from springtide.training.message import StepMessage

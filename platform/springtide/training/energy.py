@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from springtide.dist import World, gathered
+from springtide.distributed import World, gathered
 from springtide.events import Event
 from springtide.training.message import StepMessage
 from springtide.training.nvml import Gpu, gpu_of

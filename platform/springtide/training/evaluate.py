@@ -19,12 +19,12 @@ from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.retention import note_reader
 from springtide.config import Config
 from springtide.config.steps import StepsDone
-from springtide.dist import World, alone, on_first, sum_over_ranks
+from springtide.distributed import World, alone, on_first, sum_over_ranks
+from springtide.distributed.fsdp import in_precision
 from springtide.elastic import Interrupt
 from springtide.errors import CorpusError, explain
 from springtide.events import Evaluated, Event
 from springtide.model import whole
-from springtide.parallel import in_precision
 from springtide.shards import HELDOUT, signed
 from springtide.store import Folder
 from springtide.stream import Data, open_data

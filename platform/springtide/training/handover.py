@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from springtide.checkpoint import leases
 from springtide.checkpoint.format import committed, name_of
 from springtide.config.steps import StepsDone
-from springtide.dist import World, on_first
+from springtide.distributed import World, on_first
 from springtide.elastic import Interrupt
 from springtide.events import Event, Left
 from springtide.training.checkpoint_schedule import CheckpointSchedule

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from springtide.checkpoint.load import load
 from springtide.config.engine import ModelConfig, ParallelConfig
+from springtide.distributed.fsdp import in_precision
 from springtide.errors import ConfigError, explain
 from springtide.model import whole
-from springtide.parallel import in_precision
 from springtide.shards import LabelLayout, Manifest, SplitReader, ids_of, label_file, load_manifest
 from springtide.store import Folder, digest
 

@@ -21,7 +21,7 @@ import threading
 import time
 
 from springtide.config.elastic import ElasticConfig
-from springtide.dist import Connections
+from springtide.distributed import Connections
 from springtide.elastic import Interrupt
 from springtide.elastic.notices import Notice
 from springtide.preemption import open_sources, poll

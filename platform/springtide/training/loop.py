@@ -22,13 +22,13 @@ from springtide.checkpoint.restore import restore
 from springtide.checkpoint.snapshots import SnapshotStore, restore_from_snapshots
 from springtide.config import Config, fingerprint
 from springtide.config.steps import OrderStep, StepsDone, one_more
-from springtide.dist import World, on_first
+from springtide.distributed import World, on_first
+from springtide.distributed.fsdp import parallelize
 from springtide.elastic import Interrupt
 from springtide.events import Event, Rejected, Started, StepDone, Stopped
 from springtide.faults import reach
 from springtide.model import as_held, make
 from springtide.objective import Columns
-from springtide.parallel import parallelize
 from springtide.store import Folder
 from springtide.stream import Batch, Data, RankReader, check
 from springtide.training.device import choose_kernels, peak_memory, to_device

@@ -25,13 +25,15 @@ from torch.utils._pytree import tree_leaves
 
 from springtide.checkpoint.tensors import local, materialize
 from springtide.config import Config
-from springtide.dist import world
+from springtide.distributed import world
+from springtide.distributed.compiled import takes_flex
+from springtide.distributed.fsdp import parallelize
+from springtide.distributed.offload import as_if_offloaded
 from springtide.model import Decoder, make
 from springtide.model.attention import attention_as_on
 from springtide.model.flex import same_memory
 from springtide.model.loss import logits_as_on
 from springtide.objective import Objective, next_token, zeros
-from springtide.parallel import as_if_offloaded, parallelize, takes_flex
 from springtide.shards import load_labels
 from springtide.store import Folder
 from springtide.training.anchor import Anchor

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from springtide.dist import World, gathered, sum_over_ranks
+from springtide.distributed import World, gathered, sum_over_ranks
 from springtide.errors import SpringtideError
 
 _LIMBS = 4

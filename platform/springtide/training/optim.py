@@ -14,9 +14,9 @@ from springtide.checkpoint.tensors import local, plain_name
 from springtide.config import Config
 from springtide.config.engine import OptimConfig, ParallelConfig
 from springtide.config.steps import StepsDone
+from springtide.distributed.offload import weights_on
 from springtide.errors import ConfigError, explain, look_up
 from springtide.model import Decoder
-from springtide.parallel import weights_on
 from springtide.training.adafactor import Adafactor
 from springtide.training.adamw import ShardAdamW
 from springtide.training.lamb import Lamb

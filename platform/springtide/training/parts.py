@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from springtide.checkpoint.snapshots import Snapshotter
 from springtide.config.code import PARTS, find_code
-from springtide.dist import on_first
+from springtide.distributed import on_first
 from springtide.errors import ConfigError, explain
 from springtide.stream import Data
 from springtide.training.anchor import Anchor

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from springtide.config.only_when import OnlyWhen, only_when
-from springtide.dist import World, gathered
+from springtide.distributed import World, gathered
 from springtide.errors import ConfigError, explain
 from springtide.events import Event, Paused, Resumed
 from springtide.training.message import StepMessage

@@ -16,11 +16,11 @@ import torch.distributed as dist
 
 from springtide.config import Config
 from springtide.config.engine import ModelConfig
-from springtide.dist import World, backend, world
+from springtide.distributed import World, backend, world
+from springtide.distributed.fsdp import parallelize
 from springtide.elastic.health import Health
 from springtide.errors import ConfigError, explain
 from springtide.model import skeleton
-from springtide.parallel import parallelize
 from springtide.store.host_limits import lacks_locked_memory, lacks_shared_memory
 from springtide.training.compile_cache import CompileCache, padded_rows
 from springtide.training.device import choose_kernels

@@ -16,7 +16,7 @@ from torch.autograd import DeviceType
 
 from springtide.checkpoint.restore import Restored
 from springtide.config.steps import StepsDone, one_more
-from springtide.dist import World
+from springtide.distributed import World
 from springtide.events import Profiled, Warned
 from springtide.store import Folder
 from springtide.training.nvidia_ranges import StepRanges, Tools

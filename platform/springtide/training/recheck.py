@@ -28,11 +28,11 @@ from springtide.checkpoint.format import Meta
 from springtide.checkpoint.restore import Restored
 from springtide.config import Config
 from springtide.config.steps import StepsDone
-from springtide.dist import CollectiveError, World, by_rank, gathered, on_first, shifted
+from springtide.distributed import CollectiveError, World, by_rank, gathered, on_first, shifted
+from springtide.distributed.fsdp import reshard
 from springtide.elastic.agreement import TOLERANCES, MicroBatchResult, Verdict, is_due, judge, shifts
 from springtide.errors import UnfitNode
 from springtide.events import Event, Miscomputed, Warned
-from springtide.parallel import reshard
 from springtide.training.checkpoint_schedule import CheckpointSchedule
 from springtide.training.device_check import check_device
 from springtide.training.group_lease import GroupLease

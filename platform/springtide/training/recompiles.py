@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from springtide.distributed.compiled import gave_up
 from springtide.events import Warned
-from springtide.parallel import gave_up
 from springtide.training.part import DoneStep, Part
 
 

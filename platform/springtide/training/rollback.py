@@ -8,7 +8,7 @@ import itertools
 from springtide.checkpoint import branch
 from springtide.config import Config
 from springtide.config.steps import OrderStep, StepsDone
-from springtide.dist import on_first
+from springtide.distributed import on_first
 from springtide.errors import TrainingFailed
 from springtide.events import RolledBack
 from springtide.stream import Data

@@ -12,10 +12,10 @@ from torch import nn
 from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE, Config
 from springtide.config.steps import StepsDone
 from springtide.dataset import open_dataset
-from springtide.dist import World, agreed
+from springtide.distributed import World, agreed
+from springtide.distributed.compiled import uncompiled
 from springtide.events import Event, Sampled, Warned
 from springtide.generation import Sampling, write
-from springtide.parallel import uncompiled
 from springtide.shards import Manifest
 from springtide.stream import Data
 from springtide.training.evaluate import Evaluations

@@ -12,7 +12,7 @@ from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.snapshots import Snapshotter
 from springtide.config.schema import CheckpointConfig
 from springtide.config.steps import StepsDone, one_more
-from springtide.dist import gathered, on_first
+from springtide.distributed import gathered, on_first
 from springtide.elastic import Interrupt, snapshot_every
 from springtide.elastic.patience import ban_s
 from springtide.events import Event, SnapshotIntervalChanged

@@ -14,7 +14,7 @@ from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.tensors import named_tensors
 from springtide.config import Config, code_fingerprint
 from springtide.config.steps import OrderStep, StepsDone, one_more
-from springtide.dist import World
+from springtide.distributed import World
 from springtide.model import flops_per_token, hardware_flops_per_token, num_parameters
 from springtide.stream import Data
 from springtide.stream.chain import next_chain, with_skipped_update

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from springtide.dist import World
+from springtide.distributed import World
+from springtide.distributed.fsdp import set_gradient_sync, weights_changed
 from springtide.errors import TrainingFailed
-from springtide.parallel import set_gradient_sync, weights_changed
 from springtide.stream import digest
 from springtide.training.losses import Compute, LossOptions, MicroBatch, compute, loss_mask
 from springtide.training.message import FieldsOfGroup, StepMessage

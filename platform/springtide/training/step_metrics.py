@@ -20,9 +20,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from springtide.dist import World
+from springtide.distributed import World
+from springtide.distributed.fsdp import reduces_each
+from springtide.distributed.gradient_squares import watch_gradients
 from springtide.model import LargestLogit, logits_watched
-from springtide.parallel import reduces_each, watch_gradients
 from springtide.training.losses import Compute, MicroBatch, loss_mask
 from springtide.training.message import StepMessage
 from springtide.training.optim import local_gradients, square_norm

@@ -18,11 +18,11 @@ from springtide.checkpoint.format import FISHER, Manifest, Meta, read_manifest
 from springtide.checkpoint.load import load
 from springtide.checkpoint.restore import Restored
 from springtide.config import Config
-from springtide.dist import gathered, rank_here
+from springtide.distributed import gathered, rank_here
+from springtide.distributed.fsdp import in_precision
 from springtide.errors import CheckpointError, ConfigError, SpringtideError, explain, redacted
 from springtide.model import Decoder, make
 from springtide.objective import Columns, Objective
-from springtide.parallel import in_precision
 from springtide.shards import LabelLayout, id_type
 from springtide.shards import Manifest as Dataset
 from springtide.stream import Data

@@ -19,7 +19,7 @@ from springtide.checkpoint.averages import AVERAGE
 from springtide.checkpoint.tensors import local
 from springtide.config import Config
 from springtide.config.steps import StepsDone, one_more
-from springtide.parallel import reshard
+from springtide.distributed.fsdp import reshard
 from springtide.training.part import Part, Work
 from springtide.training.state import TrainState
 

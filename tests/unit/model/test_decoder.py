@@ -17,12 +17,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from springtide.config.engine import ModelConfig
+from springtide.distributed.recompute import recomputed
 from springtide.errors import ConfigError
 from springtide.model import KVCache, build, flops_per_token, hardware_flops_per_token, initial, num_parameters
 from springtide.model.attention import Attention, RMSNorm, attention_as_on
 from springtide.model.linear import Linear
 from springtide.model.positions import rotary_table, rotate
-from springtide.parallel.recompute import recomputed
 from springtide.training.losses import loss_mask
 
 CONFIG = ModelConfig(num_layers=2, dim=32, num_heads=4, num_kv_heads=2, ffn_dim=48, max_sequence_length=64)

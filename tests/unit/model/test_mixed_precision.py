@@ -10,9 +10,9 @@ from torch import Tensor
 from springtide import config as configs
 from springtide.checkpoint.tensors import local, plain_name
 from springtide.config import Config
-from springtide.dist import World
+from springtide.distributed import World, fsdp
+from springtide.distributed.fsdp import parallelize
 from springtide.model import skeleton
-from springtide.parallel import fsdp, parallelize
 
 
 def gradients(config: Config, one: World, sharded: bool) -> tuple[float, dict[str, Tensor]]:

@@ -14,7 +14,7 @@ from ray.train import ControllerError, FailureConfig, WorkerGroupError
 from ray.train.v2._internal.execution.failure_handling.failure_policy import FailureDecision
 
 from springtide import config as configs
-from springtide.dist import CollectiveError, CutOff
+from springtide.distributed import CollectiveError, CutOff
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds, Leave, Node, Start, Stay, WorkerGroup, decide
 from springtide.elastic.policy import PolicyState as Remembered

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from springtide.config import recipes
-from springtide.dist.flight_recorder import Collective, newest_collectives
+from springtide.distributed.flight_recorder import Collective, newest_collectives
 from springtide.elastic.policy import RestartForecast
 from springtide.elastic.stalled import BUSY, STARVED, Frames, stalled
 from springtide.on_ray.cluster import liveness

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ErrorType
 
 from springtide.config import recipes
-from springtide.dist import CollectiveError, CutOff, World, collectives, process_group, sum_over_ranks, world
+from springtide.distributed import CollectiveError, CutOff, World, collectives, process_group, sum_over_ranks, world
 from springtide.elastic.survivors import LiveShard
 from springtide.on_ray.train import worker
 from springtide.on_ray.train.worker import TrainJob

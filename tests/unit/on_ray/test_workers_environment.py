@@ -17,7 +17,7 @@ from ray.train.torch.config import _setup_torch_process_group
 from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
 
 from springtide import config as configs
-from springtide.dist import backend, device_index, gpu_environment
+from springtide.distributed import backend, device_index, gpu_environment
 from springtide.on_ray.cluster import session
 from springtide.on_ray.train.trainer import worker_environment
 

@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_leaves
 from springtide import config as configs
 from springtide.checkpoint.tensors import local, materialize
 from springtide.config import Config
-from springtide.dist import World
+from springtide.distributed import World
+from springtide.distributed.fsdp import parallelize
 from springtide.model import skeleton
-from springtide.parallel import parallelize
 from springtide.training.adamw import ShardAdamW
 
 TINY = configs.recipes.tiny()

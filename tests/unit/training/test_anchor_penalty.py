@@ -11,7 +11,7 @@ from ranks import run_here
 
 from springtide.checkpoint.tensors import plain_name
 from springtide.config import Config
-from springtide.dist import World
+from springtide.distributed import World
 from springtide.errors import ConfigError
 from springtide.model import build
 from springtide.training.anchor import Anchor, trained, what_is_bad

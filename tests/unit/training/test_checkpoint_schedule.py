@@ -17,7 +17,7 @@ from stepping import contributed, done_step, result_of
 from springtide import config as configs
 from springtide.checkpoint.async_saver import Copying
 from springtide.checkpoint.commit import Committed
-from springtide.dist import alone
+from springtide.distributed import alone
 from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError, DiskFull, StoreUnavailable
 from springtide.store import Folder

@@ -15,7 +15,7 @@ from stepping import done_step
 
 from springtide.checkpoint import leases
 from springtide.config import Config
-from springtide.dist import alone
+from springtide.distributed import alone
 from springtide.errors import RunExists
 from springtide.store import Folder
 from springtide.training import compile_cache
@@ -176,7 +176,7 @@ PROGRAM = """
 import sys, torch
 from torch._dynamo.utils import counters
 from springtide import config as configs
-from springtide.parallel.compiled import compile_block
+from springtide.distributed.compiled import compile_block
 from springtide.store import Folder
 from springtide.training.compile_cache import CompileCache, key_of
 from springtide.training.group_lease import GroupLease

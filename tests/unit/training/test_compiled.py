@@ -11,8 +11,9 @@ import torch._dynamo as dynamo
 from torch._dynamo.utils import counters
 
 from springtide.config import Config
+from springtide.distributed import compiled
+from springtide.distributed.compiled import gave_up
 from springtide.events import Evaluated, Event, StepDone, Warned
-from springtide.parallel import compiled, gave_up
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.training import TrainLoop

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from springtide.distributed.compiled import _of_others, check_cache, compile_block
 from springtide.errors import ConfigError
-from springtide.parallel.compiled import _of_others, check_cache, compile_block
 
 NOBODY = 65534
 

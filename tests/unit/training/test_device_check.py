@@ -6,7 +6,7 @@ import pytest
 import torch
 from stepping import done_step, result_of
 
-from springtide.dist import World
+from springtide.distributed import World
 from springtide.events import Straggling
 from springtide.training.device_check import StragglerDetector
 from springtide.training.part import DoneStep

@@ -12,7 +12,7 @@ from torch import nn
 
 from springtide.config import Config
 from springtide.config.steps import StepsDone
-from springtide.dist import alone
+from springtide.distributed import alone
 from springtide.errors import CorpusError
 from springtide.events import Evaluated
 from springtide.model import build

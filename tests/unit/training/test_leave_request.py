@@ -18,7 +18,7 @@ PROGRAM = """
 import os, signal, sys, time
 from pathlib import Path
 from springtide.config import Config
-from springtide.dist import Connections
+from springtide.distributed import Connections
 from springtide.elastic import Interrupt
 from springtide.training.leave_request import LeaveRequest
 

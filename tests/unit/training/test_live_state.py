@@ -22,8 +22,8 @@ from springtide.checkpoint.snapshot_parts import Snapshot
 from springtide.checkpoint.staging import StagingBuffer
 from springtide.checkpoint.tensors import local
 from springtide.config import Config
-from springtide.dist import World
-from springtide.dist import world as world_of
+from springtide.distributed import World
+from springtide.distributed import world as world_of
 from springtide.elastic import Interrupt
 from springtide.elastic.survivors import LiveShard
 from springtide.events import Left, Saved, Started, Stopped

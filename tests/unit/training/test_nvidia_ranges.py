@@ -6,7 +6,7 @@ import pytest
 import torch
 from stepping import done_step, work_of
 
-from springtide.dist import alone
+from springtide.distributed import alone
 from springtide.events import Profiled
 from springtide.store import Folder
 from springtide.training.nvidia_ranges import StepRanges, tools_of

@@ -10,7 +10,7 @@ from stepping import contributed, done_step, result_of
 
 from springtide import Config
 from springtide.config.only_when import OnlyWhen, only_when
-from springtide.dist import World
+from springtide.distributed import World
 from springtide.elastic import Interrupt
 from springtide.errors import ConfigError
 from springtide.events import Event, Paused, Resumed

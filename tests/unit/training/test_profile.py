@@ -11,7 +11,7 @@ import torch
 from stepping import done_step
 from torch.autograd import DeviceType
 
-from springtide.dist import alone
+from springtide.distributed import alone
 from springtide.events import Profiled, Warned
 from springtide.store import Folder
 from springtide.training.profile import Profile, kernel_shares, kernels_of, kind_of, shares, times_by_name

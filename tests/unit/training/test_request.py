@@ -6,7 +6,7 @@ import torch
 from ranks import run_here
 
 from springtide.config import Config
-from springtide.dist import World
+from springtide.distributed import World
 from springtide.elastic import Interrupt
 from springtide.model import build
 from springtide.training.part import Part, StepResult, Work

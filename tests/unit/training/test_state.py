@@ -15,7 +15,7 @@ from springtide.checkpoint.format import Manifest, Meta
 from springtide.checkpoint.restore import Restored
 from springtide.config import Config, code_fingerprint
 from springtide.config.steps import OrderStep, StepsDone
-from springtide.dist import World
+from springtide.distributed import World
 from springtide.model import whole
 from springtide.stream import Data, digest, open_data
 from springtide.stream.chain import next_chain

@@ -9,7 +9,7 @@ import torch
 from ranks import run_here
 
 from springtide.config import Config
-from springtide.dist import World
+from springtide.distributed import World
 from springtide.errors import TrainingFailed
 from springtide.model import build
 from springtide.training.part import StepResult, Work

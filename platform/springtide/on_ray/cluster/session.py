@@ -368,7 +368,7 @@ def check_precision(config: Config, nodes: Sequence[dict[str, float]]) -> None:
     lacks what that needs."""
     precision, is_float8 = config.parallel.precision, bool(config.parallel.float8)
     if is_float8:
-        from springtide.parallel.float8 import check_installed
+        from springtide.distributed.float8 import check_installed
 
         check_installed(precision)
     poor = [kind for kind in _kinds(nodes) if kind in (_WITHOUT_FP8 if is_float8 else _WITHOUT_BF16)]
@@ -390,7 +390,7 @@ def check_before_start(config: Config) -> None:
         return
     import torch
 
-    from springtide.dist import why_no_gpu
+    from springtide.distributed import why_no_gpu
 
     has = torch.cuda.device_count()
     if has < wanted:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.train import FailureConfig
 
-from springtide.dist import CollectiveError
+from springtide.distributed import CollectiveError
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.patience import MOST_STORE_FAILURES, store_pause_s
 from springtide.errors import DiskFull, LeaseOvertaken, SpringtideError, StoppedWaiting, StoreUnavailable, UnfitNode

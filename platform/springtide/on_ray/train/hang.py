@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import RayError
 
 from springtide.checkpoint.staging import in_thread
-from springtide.dist.flight_recorder import Collective, behind, newest_collectives
+from springtide.distributed.flight_recorder import Collective, behind, newest_collectives
 from springtide.elastic.stalled import APART_S, BUSY, STARVED, Frames, doing, first_look_s, is_deadlock, stalled
 from springtide.on_ray._ray_private import Worker
 from springtide.on_ray.cluster.liveness import QUIET_S, Liveness, silent_processes

@@ -18,7 +18,7 @@ from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 from springtide.config import Config, redact
-from springtide.dist import backend, gpu_environment
+from springtide.distributed import backend, gpu_environment
 from springtide.elastic import Interrupt
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds

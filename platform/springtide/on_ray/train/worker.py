@@ -22,7 +22,7 @@ import torch
 
 from springtide.config import Config
 from springtide.config.steps import StepsDone
-from springtide.dist import Connections, abort, end_group, gathered, world
+from springtide.distributed import Connections, abort, end_group, gathered, world
 from springtide.elastic.health import Health
 from springtide.elastic.survivors import LiveShard
 from springtide.events import Left, Started

@@ -17,13 +17,13 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from springtide.config.engine import ParallelConfig
-from springtide.dist.world import World
+from springtide.distributed.compiled import compile_block, compiled_loss, flex_kernel
+from springtide.distributed.float8 import convert, forget_scales, scale_weights
+from springtide.distributed.offload import offload_activations, offload_policy, weights_on
+from springtide.distributed.recompute import recomputed
+from springtide.distributed.world import World
 from springtide.errors import ConfigError, explain, look_up
 from springtide.model import Decoder
-from springtide.parallel.compiled import compile_block, compiled_loss, flex_kernel
-from springtide.parallel.float8 import convert, forget_scales, scale_weights
-from springtide.parallel.offload import offload_activations, offload_policy, weights_on
-from springtide.parallel.recompute import recomputed
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 _CONFIG = "laid_out_by"

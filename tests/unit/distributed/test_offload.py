@@ -12,10 +12,11 @@ from torch import Tensor
 from springtide import config as configs
 from springtide.app.plan_memory import model_size, predicted_step_bytes
 from springtide.checkpoint.tensors import local, named_tensors
-from springtide.dist import World
+from springtide.distributed import World, offload
+from springtide.distributed.fsdp import parallelize
+from springtide.distributed.offload import as_if_offloaded, weights_on
 from springtide.errors import ConfigError
 from springtide.model import skeleton
-from springtide.parallel import as_if_offloaded, offload, parallelize, weights_on
 from springtide.training import StepSetup, Work, train_step
 from springtide.training.memory_estimate import predicted_bytes
 from springtide.training.optim import optimizer_of

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from springtide import config as configs
 from springtide.checkpoint.tensors import local, named_tensors, plain_name
 from springtide.config import Config
-from springtide.dist import World
+from springtide.distributed import World, fsdp
+from springtide.distributed.float8 import check_installed, convert, converts, emulated
+from springtide.distributed.fsdp import parallelize
 from springtide.errors import ConfigError
 from springtide.model import AdaptedLinear, skeleton
 from springtide.on_ray.cluster.session import check_precision
-from springtide.parallel import fsdp, parallelize
-from springtide.parallel.float8 import check_installed, convert, converts, emulated
 from springtide.training.memory_estimate import predicted_bytes
 
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs springtide[fp8]")
@@ -64,7 +64,7 @@ def test_what_is_missing_is_said_with_the_wheel(
 def test_a_device_without_it_is_refused(
     capability: tuple[int, int] | None, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("springtide.parallel.float8.check_installed", lambda precision: None)
+    monkeypatch.setattr("springtide.distributed.float8.check_installed", lambda precision: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fake")
     blocks, device = skeleton(TINY.model, 256).blocks, torch.device("cuda" if capability else "cpu")
@@ -76,7 +76,7 @@ def test_a_device_without_it_is_refused(
 
 def test_unsuitable_devices_and_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Devices of the cluster and settings that do not go with it are refused."""
-    monkeypatch.setattr("springtide.parallel.float8.check_installed", lambda precision: None)
+    monkeypatch.setattr("springtide.distributed.float8.check_installed", lambda precision: None)
     wanted = TINY.override({"parallel.precision": "fp8_rowwise", "elastic.gpus_per_worker": 1})
     check_precision(wanted, [{"GPU": 1.0, "accelerator_type:L4": 1.0}])
     with pytest.raises(ConfigError, match=r"'fp8_rowwise': .*A100 .*bf16"):

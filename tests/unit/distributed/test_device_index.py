@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from springtide.config import Config
-from springtide.dist import device_index, gpu_environment
+from springtide.distributed import device_index, gpu_environment
 from springtide.errors import ConfigError
 
 

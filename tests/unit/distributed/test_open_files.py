@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from springtide.dist import connections
+from springtide.distributed import connections
 
 
 def test_connections_are_found_and_no_other_file_is_opened(tmp_path: Path) -> None:

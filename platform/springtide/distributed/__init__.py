@@ -1,7 +1,10 @@
-"""Communication between ranks: the world they form, the collectives they call, their connections, which can be cut.
-Layer rule: knows nothing about models or checkpoints."""
+"""Ranks: the world they form, the collectives they call, their connections, which can be cut; and a model sharded over them.
 
-from springtide.dist.collectives import (
+Layer rule: parallelism is applied to a model from outside, in one visible order (``fsdp``); gradients are summed. What shards
+and compiles is imported from its own file: the names here need no FSDP.
+"""
+
+from springtide.distributed.collectives import (
     CollectiveError,
     CutOff,
     abort,
@@ -14,8 +17,8 @@ from springtide.dist.collectives import (
     shifted,
     sum_over_ranks,
 )
-from springtide.dist.connections import Connections
-from springtide.dist.world import (
+from springtide.distributed.connections import Connections
+from springtide.distributed.world import (
     World,
     alone,
     backend,

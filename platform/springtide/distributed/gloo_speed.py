@@ -1,4 +1,4 @@
-"""Bytes that two processes of one machine sum per second over gloo: ``python -m springtide.dist.gloo_speed FILE RANK``.
+"""Bytes that two processes of one machine sum per second over gloo: ``python -m springtide.distributed.gloo_speed FILE RANK``.
 
 Both meet in a new file. Each prints one JSON object, with facts about torch. ``springtide doctor`` starts and ends them.
 """

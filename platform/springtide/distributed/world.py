@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from springtide.dist.collectives import end_group
+from springtide.distributed.collectives import end_group
 from springtide.errors import ConfigError, explain
 
 _TIMEOUT = timedelta(minutes=10)

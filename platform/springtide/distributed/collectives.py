@@ -17,7 +17,7 @@ from torch import Tensor
 from springtide.errors import SpringtideError
 
 if TYPE_CHECKING:
-    from springtide.dist.world import World
+    from springtide.distributed.world import World
 
 
 _T = TypeVar("_T")
