@@ -15,9 +15,9 @@ The map, in the order the data takes:
     stream/       (seed, step) -> the same rows at any world size          batch (G,) -> rank (n, L + 1)
       |
     model/        plain nn.Module, ours or yours                           (B, L) -> logits (B, L, V)
+                  what is minimised: next tokens, a teacher's answer, a function of yours   logits -> sum, weight, parts
     distributed/  ranks and their collectives; the model on a device mesh: FSDP2, compiled blocks, recomputation
       |
-    objective/    what is minimised: next tokens, a teacher's answer, a function of yours   logits -> sum, weight, parts
     checkpoint/   state that loads at any world size: staged, written in the background, verified at load
     interop/      models of others, in and out: Hugging Face's safetensors, config.json and tokenizer
     generation/   text from a model: sampling, batches with a cache, log-probabilities, lm-evaluation-harness

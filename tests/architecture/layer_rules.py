@@ -17,9 +17,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shards": {"config", "store"},
     "dataset": {"config", "store", "corpus", "shards"},
     "stream": {"config", "store", "shards"},
-    "model": {"config"},
+    "model": {"config", "shards"},
     "distributed": {"config", "model"},
-    "objective": {"config", "shards", "model"},
     "checkpoint": {"config", "store", "faults", "distributed"},
     "interop": {"config", "store", "corpus", "shards", "model", "checkpoint"},
     "generation": {"config", "store", "corpus", "shards", "dataset", "model", "checkpoint", "interop"},
@@ -30,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"config", "events", "track", "tuning"},
     "training": {
         *("config", "store", "events", "faults", "distributed", "corpus", "shards", "dataset", "stream"),
-        *("model", "objective", "checkpoint", "generation", "elastic", "preemption", "track"),
+        *("model", "checkpoint", "generation", "elastic", "preemption", "track"),
     },
     "run": {
         *("config", "store", "events", "shards", "stream", "checkpoint", "interop", "generation", "tuning", "track"),
@@ -68,7 +67,6 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "torch": (
         "distributed/",
         "model/",
-        "objective/",
         "training/",
         "checkpoint/",
         "interop/",

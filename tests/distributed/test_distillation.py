@@ -23,8 +23,8 @@ from springtide.checkpoint.restore import Restored
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError, CorpusError, CorruptShard
 from springtide.events import Event, StepDone
-from springtide.objective import Objective
-from springtide.objective.distill import divergence
+from springtide.model.distill import divergence
+from springtide.model.objective import Objective
 from springtide.run.find import find_run
 from springtide.shards import LabelLayout, ids_of, load_labels
 from springtide.store import Folder

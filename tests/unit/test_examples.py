@@ -25,7 +25,7 @@ pytestmark = pytest.mark.processes
 
 MODULES = (
     *("springtide.app.prepare", "springtide.app.resolve", "springtide.stream.batches"),
-    *("springtide.checkpoint.checkpointer", "springtide.objective.next_token", "springtide.training.step_metrics"),
+    *("springtide.checkpoint.checkpointer", "springtide.model.next_token", "springtide.training.step_metrics"),
     *(
         "springtide.app.train",
         "springtide.app.sweep",
@@ -52,8 +52,8 @@ MODULES = (
         "springtide.run.run_status",
         "springtide.run.fisher",
         "springtide.training.anchor",
-        "springtide.objective.distill",
-        "springtide.objective.preference",
+        "springtide.model.distill",
+        "springtide.model.preference",
         "springtide.run.labeller",
         "springtide.app.label",
         "springtide.run.page_facts",

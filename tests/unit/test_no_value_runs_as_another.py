@@ -19,12 +19,11 @@ from springtide.distributed.fsdp import parallelize
 from springtide.distributed.recompute import recomputed
 from springtide.distributed.world import alone
 from springtide.errors import ConfigError
-from springtide.model import build
+from springtide.model import build, objective
 from springtide.model.adapter import adapt
 from springtide.model.decoder import Block
 from springtide.model.frozen import hold
 from springtide.model.positions import rotary_table
-from springtide.objective import objective
 from springtide.on_ray.tune import schedulers
 from springtide.preemption.sources import open_sources
 from springtide.store import Folder

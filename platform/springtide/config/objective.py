@@ -21,7 +21,7 @@ class ObjectiveConfig(Section):
 
     source: str = ""
     """``distill``, from a teacher or its labels; ``dpo``, from pairs of answers and labels of a reference; ``orpo``, from pairs
-    alone; or your own function, ``package.module:function``, see ``springtide.objective``; empty is the cross-entropy of next
+    alone; or your own function, ``package.module:function``, see ``springtide.model``; empty is the cross-entropy of next
     tokens [name]."""
     labels: str = free(default="")
     """What a model says about each row of shards.dataset, for the objective, as ``springtide data label`` writes it [url]."""

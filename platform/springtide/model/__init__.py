@@ -1,4 +1,8 @@
-"""Models as plain ``nn.Module``. Rule: a model knows its config and nothing about ranks, devices or files."""
+"""Models as plain ``nn.Module``, and what is minimised.
+
+Layer rule: a model knows its config and nothing about ranks, devices or files. An objective (``objective.py``) is a function of
+a micro-batch; its results are sums over tokens or rows, never means.
+"""
 
 from springtide.model.adapter import AdaptedLinear, matrices, merged
 from springtide.model.attention import KVCache

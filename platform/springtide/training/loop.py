@@ -28,7 +28,7 @@ from springtide.elastic import Interrupt
 from springtide.events import Event, Rejected, Started, StepDone, Stopped
 from springtide.faults import reach
 from springtide.model import as_held, make
-from springtide.objective import Columns
+from springtide.model.objective import Columns
 from springtide.store import Folder
 from springtide.stream import Batch, Data, RankReader, check
 from springtide.training.device import choose_kernels, peak_memory, to_device

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from springtide.errors import TrainingFailed
 from springtide.model import IGNORE_INDEX, are_watched, see_logits
-from springtide.objective import Columns, Objective
+from springtide.model.objective import Columns, Objective
 
 _PER_NAT = 2.0**24
 NO_COLUMNS: Columns = {}

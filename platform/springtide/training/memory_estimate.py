@@ -33,7 +33,8 @@ from springtide.model import Decoder, make
 from springtide.model.attention import attention_as_on
 from springtide.model.flex import same_memory
 from springtide.model.loss import logits_as_on
-from springtide.objective import Objective, next_token, zeros
+from springtide.model.next_token import next_token
+from springtide.model.objective import Objective, zeros
 from springtide.shards import load_labels
 from springtide.store import Folder
 from springtide.training.anchor import Anchor

@@ -17,7 +17,7 @@ from springtide.config import Config
 from springtide.config.objective import OBJECTIVES, OF_PAIRS
 from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.model import as_held, make
-from springtide.objective import Objective
+from springtide.model.objective import Objective
 from springtide.stream import Data
 from springtide.training.anchor import check_fisher, check_settings
 from springtide.training.optim import optimizer_of

@@ -22,7 +22,7 @@ from springtide.distributed import gathered, rank_here
 from springtide.distributed.fsdp import in_precision
 from springtide.errors import CheckpointError, ConfigError, SpringtideError, explain, redacted
 from springtide.model import Decoder, make
-from springtide.objective import Columns, Objective
+from springtide.model.objective import Columns, Objective
 from springtide.shards import LabelLayout, id_type
 from springtide.shards import Manifest as Dataset
 from springtide.stream import Data

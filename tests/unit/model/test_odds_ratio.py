@@ -9,7 +9,7 @@ from torch import Tensor
 from springtide.config.objective import ObjectiveConfig
 from springtide.errors import ConfigError
 from springtide.model import IGNORE_INDEX
-from springtide.objective import Objective
+from springtide.model.objective import Objective
 
 END, VOCABULARY, BETA = 9, 12, 0.3
 ANSWERS = [

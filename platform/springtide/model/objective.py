@@ -32,8 +32,8 @@ from torch import Tensor
 from springtide.config.code import find_code
 from springtide.config.objective import OBJECTIVES, ObjectiveConfig
 from springtide.errors import ConfigError, SpringtideError, TrainingFailed, explain, look_up
-from springtide.objective.distill import distillation
-from springtide.objective.preference import dpo, orpo
+from springtide.model.distill import distillation
+from springtide.model.preference import dpo, orpo
 from springtide.shards import LabelLayout
 
 Columns = Mapping[str, Tensor]
@@ -80,10 +80,10 @@ class Objective:
         try:
             parts = self._call(outputs_BLV, ids_BL, ids_BL, columns)[2]
         except SpringtideError as error:
-            raise ConfigError(explain(_FIELD, source, str(error), "see springtide.objective")) from None
+            raise ConfigError(explain(_FIELD, source, str(error), "see springtide.model")) from None
         except Exception as error:
             what = f"raises {type(error).__name__}: {error}, called with {_ROWS} rows of {_LENGTH} tokens"
-            raise ConfigError(explain(_FIELD, source, what, "see springtide.objective")) from error
+            raise ConfigError(explain(_FIELD, source, what, "see springtide.model")) from error
         self.names = tuple(sorted(parts))
         """Names of the parts."""
         bad = [name for name in self.names if not _NAME.fullmatch(name)]
