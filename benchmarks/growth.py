@@ -23,9 +23,9 @@ from springtide.config import build
 from springtide.distributed import process_group, world
 from springtide.distributed.fsdp import parallelize
 from springtide.model import flops_per_token, num_parameters, skeleton
+from springtide.optim.build import optimizer_of
 from springtide.training import StepSetup, Work, train_step
 from springtide.training.micro_batches import micro_batches
-from springtide.training.optim import optimizer_of
 from springtide.training.weights import initialize
 
 VOCABULARY = 1024

@@ -76,9 +76,10 @@ def measured(shape: dict[str, Any], length: int, steps: int) -> dict[str, Any]:
     from springtide.distributed import world as world_of
     from springtide.distributed.fsdp import parallelize
     from springtide.model import make, num_parameters
+    from springtide.optim.build import optimizer_of
+    from springtide.optim.parameter_groups import check_groups, freeze
+    from springtide.optim.schedule import set_learning_rate
     from springtide.training import StepSetup, Work, train_step
-    from springtide.training.optim import optimizer_of, set_learning_rate
-    from springtide.training.parameter_groups import check_groups, freeze
     from springtide.training.weights import initialize
 
     changes = {"adapter": "lora", "adapter_rank": 8, **shape}

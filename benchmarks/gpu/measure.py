@@ -31,11 +31,11 @@ from springtide.config import Config
 from springtide.distributed import World, backend, world
 from springtide.distributed.fsdp import parallelize
 from springtide.model import flops_per_token, skeleton
+from springtide.optim.build import may_fuse, optimizer_of
+from springtide.optim.parameter_groups import freeze
 from springtide.training import StepSetup, Work, train_step
 from springtide.training.memory_estimate import predicted_bytes
 from springtide.training.nvml import gpu_of
-from springtide.training.optim import may_fuse, optimizer_of
-from springtide.training.parameter_groups import freeze
 from springtide.training.peak_flops import peak_flops
 
 CUDA = torch.cuda.is_available()

@@ -19,6 +19,7 @@ The map, in the order the data takes:
     distributed/  ranks and their collectives; the model on a device mesh: FSDP2, compiled blocks, recomputation
       |
     checkpoint/   state that loads at any world size: staged, written in the background, verified at load
+    optim/        optimizers, the learning rate as a function of tokens, averages of the weights
     interop/      models of others, in and out: Hugging Face's safetensors, config.json and tokenizer
     generation/   text from a model: sampling, batches with a cache, log-probabilities, lm-evaluation-harness
     elastic/      decisions as values: which nodes train, when to resize, notices, health, save interval   (pure)

@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"config", "shards"},
     "distributed": {"config", "model"},
     "checkpoint": {"config", "store", "faults", "distributed"},
+    "optim": {"config", "model", "distributed", "checkpoint"},
     "interop": {"config", "store", "corpus", "shards", "model", "checkpoint"},
     "generation": {"config", "store", "corpus", "shards", "dataset", "model", "checkpoint", "interop"},
     "elastic": {"config"},
@@ -29,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"config", "events", "track", "tuning"},
     "training": {
         *("config", "store", "events", "faults", "distributed", "corpus", "shards", "dataset", "stream"),
-        *("model", "checkpoint", "generation", "elastic", "preemption", "track"),
+        *("model", "optim", "checkpoint", "generation", "elastic", "preemption", "track"),
     },
     "run": {
         *("config", "store", "events", "shards", "stream", "checkpoint", "interop", "generation", "tuning", "track"),
@@ -40,7 +41,19 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("generation", "elastic", "preemption", "tuning", "track", "training"),
     },
     "app": {
-        *("config", "store", "events", "faults", "distributed", "corpus", "shards", "dataset", "stream", "model"),
+        *(
+            "config",
+            "store",
+            "events",
+            "faults",
+            "distributed",
+            "corpus",
+            "shards",
+            "dataset",
+            "stream",
+            "model",
+            "optim",
+        ),
         *("checkpoint", "generation", "elastic", "tuning", "track", "report", "training", "run", "on_ray"),
     },
     "cli": {
@@ -67,6 +80,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "torch": (
         "distributed/",
         "model/",
+        "optim/",
         "training/",
         "checkpoint/",
         "interop/",

@@ -17,8 +17,8 @@ from springtide.events.record import event as read
 from springtide.events.record import record
 from springtide.model import skeleton
 from springtide.model.objective import Objective
+from springtide.optim.build import optimizer_of
 from springtide.training.memory_estimate import predicted_bytes
-from springtide.training.optim import optimizer_of
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

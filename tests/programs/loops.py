@@ -32,17 +32,17 @@ from springtide.elastic import Interrupt
 from springtide.errors import RunExists
 from springtide.events import Evaluated, Event, Started, StepDone
 from springtide.model import build, skeleton
+from springtide.optim import loss_scale as loss_scale_module
+from springtide.optim.build import optimizer_of
 from springtide.run.folder import Run
 from springtide.store import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.track.journal import Journal
 from springtide.training import Placement, StepSetup, TrainLoop, Work, energy, rollback, train_step
-from springtide.training import loss_scale as loss_scale_module
 from springtide.training.__main__ import train as run_alone
 from springtide.training.evaluate import Evaluations
 from springtide.training.memory_estimate import Meter
 from springtide.training.micro_batches import micro_batches
-from springtide.training.optim import optimizer_of
 from springtide.training.weights import initialize
 
 

@@ -25,6 +25,7 @@ from springtide.elastic import Interrupt
 from springtide.errors import CorpusError, explain
 from springtide.events import Evaluated, Event
 from springtide.model import whole
+from springtide.optim.average import averaged_weights
 from springtide.shards import HELDOUT, signed
 from springtide.store import Folder
 from springtide.stream import Data, open_data
@@ -32,7 +33,6 @@ from springtide.training.forgetting import FirstLosses
 from springtide.training.losses import loss_mask, row_nats
 from springtide.training.part import DoneStep, Part, Verdict
 from springtide.training.state import TrainState
-from springtide.training.weight_average import averaged_weights
 
 
 class Evaluations(Part):

@@ -29,15 +29,16 @@ from springtide.events import Event, Rejected, Started, StepDone, Stopped
 from springtide.faults import reach
 from springtide.model import as_held, make
 from springtide.model.objective import Columns
+from springtide.optim.build import may_fuse, optimizer_of
+from springtide.optim.loss_scale import LossScale
+from springtide.optim.parameter_groups import check_groups, freeze
+from springtide.optim.schedule import learning_rate, set_learning_rate
 from springtide.store import Folder
 from springtide.stream import Batch, Data, RankReader, check
 from springtide.training.device import choose_kernels, peak_memory, to_device
 from springtide.training.group_lease import GroupLease
-from springtide.training.loss_scale import LossScale
 from springtide.training.losses import LossOptions
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
-from springtide.training.optim import may_fuse, optimizer_of, rate_after, set_learning_rate
-from springtide.training.parameter_groups import check_groups, freeze
 from springtide.training.part import DoneStep, Part, StepResult, Verdict, Work
 from springtide.training.parts import parts_of
 from springtide.training.placement import Placement
@@ -161,7 +162,8 @@ class TrainLoop:
     def _step(self, batch: Batch, tokens_NL: Tensor, columns: Columns, data_wait_s: float) -> tuple[StepResult, float]:
         """Do one step. Returns its result and its learning rate."""
         config, state, order, world = self.config, self.state, self.data.order, self.world
-        rate, order_step = rate_after(config, one_more(state.step)), order.step_after(state.step)
+        tokens, order_step = config.tokens_after(one_more(state.step)), order.step_after(state.step)
+        rate = learning_rate(config.optim, tokens, config.tokens_after(config.num_steps))
         set_learning_rate(state.optimizer, rate)
         shape = (
             order.lane_share(order_step),

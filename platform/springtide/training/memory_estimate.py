@@ -35,16 +35,16 @@ from springtide.model.flex import same_memory
 from springtide.model.loss import logits_as_on
 from springtide.model.next_token import next_token
 from springtide.model.objective import Objective, zeros
+from springtide.optim.average import set_newest_share
+from springtide.optim.build import optimizer_of, square_norm
+from springtide.optim.parameter_groups import blocks_freeze_alike, freeze
 from springtide.shards import load_labels
 from springtide.store import Folder
 from springtide.training.anchor import Anchor
 from springtide.training.losses import LossOptions
-from springtide.training.optim import optimizer_of, square_norm
-from springtide.training.parameter_groups import blocks_freeze_alike, freeze
 from springtide.training.part import Work
 from springtide.training.step import StepSetup, accumulate
 from springtide.training.teacher import Teacher
-from springtide.training.weight_average import set_newest_share
 
 _STAND_IN = f"{next_token.__module__}:{next_token.__name__}"
 _ONE = (1, 1.0)

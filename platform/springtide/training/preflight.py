@@ -21,14 +21,14 @@ from springtide.distributed.fsdp import parallelize
 from springtide.elastic.health import Health
 from springtide.errors import ConfigError, explain
 from springtide.model import skeleton
+from springtide.optim.build import may_fuse, optimizer_of
+from springtide.optim.parameter_groups import freeze
 from springtide.store.host_limits import lacks_locked_memory, lacks_shared_memory
 from springtide.training.compile_cache import CompileCache, padded_rows
 from springtide.training.device import choose_kernels
 from springtide.training.device_check import check_device
 from springtide.training.numa import bind_to_gpu
 from springtide.training.nvml import gpu_of
-from springtide.training.optim import may_fuse, optimizer_of
-from springtide.training.parameter_groups import freeze
 from springtide.training.part import Work
 from springtide.training.peak_flops import peak_flops
 from springtide.training.step import StepSetup, train_step

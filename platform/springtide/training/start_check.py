@@ -18,10 +18,10 @@ from springtide.config.objective import OBJECTIVES, OF_PAIRS
 from springtide.errors import CheckpointError, ConfigError, explain
 from springtide.model import as_held, make
 from springtide.model.objective import Objective
+from springtide.optim.build import optimizer_of
+from springtide.optim.parameter_groups import freeze
 from springtide.stream import Data
 from springtide.training.anchor import check_fisher, check_settings
-from springtide.training.optim import optimizer_of
-from springtide.training.parameter_groups import freeze
 from springtide.training.teacher import check_teacher
 
 

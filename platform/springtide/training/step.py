@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from springtide.distributed import World
 from springtide.distributed.fsdp import set_gradient_sync, weights_changed
 from springtide.errors import TrainingFailed
+from springtide.optim.build import local_gradients, square_norm
 from springtide.stream import digest
 from springtide.training.losses import Compute, LossOptions, MicroBatch, compute, loss_mask
 from springtide.training.message import FieldsOfGroup, StepMessage
-from springtide.training.optim import local_gradients, square_norm
 from springtide.training.part import Part, Share, StepResult, Work
 from springtide.training.seeds import seed_generators
 

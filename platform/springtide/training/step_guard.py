@@ -11,7 +11,7 @@ from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.errors import TrainingFailed
 from springtide.events import Event, Spiked
-from springtide.training.loss_scale import LossScale
+from springtide.optim.loss_scale import LossScale
 from springtide.training.part import DoneStep, Part, StepResult, Verdict
 from springtide.training.spikes import Spike, Spikes
 

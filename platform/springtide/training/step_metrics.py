@@ -24,9 +24,9 @@ from springtide.distributed import World
 from springtide.distributed.fsdp import reduces_each
 from springtide.distributed.gradient_squares import watch_gradients
 from springtide.model import LargestLogit, logits_watched
+from springtide.optim.build import local_gradients, square_norm
 from springtide.training.losses import Compute, MicroBatch, loss_mask
 from springtide.training.message import StepMessage
-from springtide.training.optim import local_gradients, square_norm
 from springtide.training.part import Part, Share, StepResult
 
 _LARGEST, _NOISE = "largest_logit", "noise_scale"

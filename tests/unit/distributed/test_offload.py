@@ -17,9 +17,9 @@ from springtide.distributed.fsdp import parallelize
 from springtide.distributed.offload import as_if_offloaded, weights_on
 from springtide.errors import ConfigError
 from springtide.model import skeleton
+from springtide.optim.build import optimizer_of
 from springtide.training import StepSetup, Work, train_step
 from springtide.training.memory_estimate import predicted_bytes
-from springtide.training.optim import optimizer_of
 
 TINY = configs.recipes.tiny().override({"parallel.recompute": "full"})
 

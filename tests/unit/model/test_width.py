@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from springtide.config.engine import ModelConfig, OptimConfig
 from springtide.model import Decoder, KVCache, build
-from springtide.training.optim import optimizer_of, set_learning_rate
+from springtide.optim.build import optimizer_of
+from springtide.optim.schedule import set_learning_rate
 
 BASE, WIDTHS, VOCABULARY = 32, (32, 64, 128, 256), 97
 STEPS, RATE = 16, 0.01

@@ -12,7 +12,7 @@ from springtide import config as configs
 from springtide.checkpoint.restore import Restored
 from springtide.elastic import Interrupt
 from springtide.errors import TrainingFailed
-from springtide.training.loss_scale import LossScale
+from springtide.optim.loss_scale import LossScale
 from springtide.training.part import DoneStep, Verdict
 from springtide.training.step_guard import StepGuard
 

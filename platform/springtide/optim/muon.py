@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from springtide.checkpoint.tensors import local
-from springtide.training.adamw import ShardAdamW
+from springtide.optim.adamw import ShardAdamW
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5

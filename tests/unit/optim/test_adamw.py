@@ -17,7 +17,7 @@ from springtide.config import Config
 from springtide.distributed import World
 from springtide.distributed.fsdp import parallelize
 from springtide.model import skeleton
-from springtide.training.adamw import ShardAdamW
+from springtide.optim.adamw import ShardAdamW
 
 TINY = configs.recipes.tiny()
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from springtide.checkpoint.tensors import local
-from springtide.training.muon import sharded_over
+from springtide.optim.muon import sharded_over
 
 
 class Lamb(torch.optim.Optimizer):

@@ -8,7 +8,8 @@ import torch
 from springtide.config import Tokens
 from springtide.config.engine import ModelConfig, OptimConfig
 from springtide.model import build
-from springtide.training.optim import optimizer_of, set_learning_rate
+from springtide.optim.build import optimizer_of
+from springtide.optim.schedule import set_learning_rate
 
 BETAS, EPS, DECAY, RATE = (0.9, 0.95), 1e-8, 0.1, 0.01
 

@@ -11,10 +11,12 @@ from springtide.checkpoint.format import Piece
 from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.model import build, num_parameters
+from springtide.optim.average import averaged_weights, set_newest_share
+from springtide.optim.build import optimizer_of
+from springtide.optim.parameter_groups import freeze
+from springtide.optim.schedule import set_learning_rate
 from springtide.training.memory_estimate import predicted_bytes
-from springtide.training.optim import optimizer_of, set_learning_rate
-from springtide.training.parameter_groups import freeze
-from springtide.training.weight_average import averaged_weights, newest_share, set_newest_share
+from springtide.training.weight_average import newest_share
 
 STEPS = 6
 

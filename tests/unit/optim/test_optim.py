@@ -11,8 +11,9 @@ from springtide.config import Tokens
 from springtide.config.engine import ModelConfig, OptimConfig
 from springtide.errors import ConfigError
 from springtide.model import build
-from springtide.training.muon import orthogonalized
-from springtide.training.optim import learning_rate, optimizer_of
+from springtide.optim.build import optimizer_of
+from springtide.optim.muon import orthogonalized
+from springtide.optim.schedule import learning_rate
 
 COSINE = OptimConfig(peak_lr=1.0, warmup=Tokens(100), final_lr_ratio=0.1)
 LINEAR = COSINE.model_copy(update={"schedule": "linear"})

@@ -12,8 +12,9 @@ from springtide.config.engine import ModelConfig, OptimConfig
 from springtide.errors import ConfigError
 from springtide.model import Decoder
 from springtide.model import build as decoder
-from springtide.training.optim import optimizer_of, set_learning_rate
-from springtide.training.parameter_groups import blocks_freeze_alike, check_groups, freeze
+from springtide.optim.build import optimizer_of
+from springtide.optim.parameter_groups import blocks_freeze_alike, check_groups, freeze
+from springtide.optim.schedule import set_learning_rate
 
 SIZES = ModelConfig(num_layers=2, dim=32, num_heads=2, num_kv_heads=1, ffn_dim=48)
 WIDE = SIZES.model_copy(update={"base_width": 16})

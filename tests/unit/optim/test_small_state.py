@@ -13,10 +13,10 @@ from springtide.checkpoint.tensors import named_tensors
 from springtide.config.engine import ModelConfig, OptimConfig
 from springtide.errors import ConfigError
 from springtide.model import build
-from springtide.training.adafactor import Adafactor
+from springtide.optim.adafactor import Adafactor
+from springtide.optim.build import optimizer_of
+from springtide.optim.small_moments import SmallMomentsAdamW, _code_values
 from springtide.training.memory_estimate import predicted_bytes
-from springtide.training.optim import optimizer_of
-from springtide.training.small_moments import SmallMomentsAdamW, _code_values
 
 SHAPES = {"matrix": (10, 300), "narrow": (9, 5), "kernel": (6, 4, 3), "vector": (11,)}
 STEPS = 12

@@ -1,8 +1,7 @@
-"""The optimizer, the learning rate as a function of tokens, and the gradient norm."""
+"""The optimizer that a config names, and the gradient norm."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,29 +10,20 @@ from torch import nn
 
 from springtide.checkpoint.adapters import is_adapter
 from springtide.checkpoint.tensors import local, plain_name
-from springtide.config import Config
 from springtide.config.engine import OptimConfig, ParallelConfig
-from springtide.config.steps import StepsDone
 from springtide.distributed.offload import weights_on
 from springtide.errors import ConfigError, explain, look_up
 from springtide.model import Decoder
-from springtide.training.adafactor import Adafactor
-from springtide.training.adamw import ShardAdamW
-from springtide.training.lamb import Lamb
-from springtide.training.muon import Muon
-from springtide.training.own_optimizer import own_optimizer
-from springtide.training.parameter_groups import group_of
-from springtide.training.small_moments import SmallMomentsAdamW
-from springtide.training.weight_average import keep_average
+from springtide.optim.adafactor import Adafactor
+from springtide.optim.adamw import ShardAdamW
+from springtide.optim.average import keep_average
+from springtide.optim.lamb import Lamb
+from springtide.optim.muon import Muon
+from springtide.optim.own import own_optimizer
+from springtide.optim.parameter_groups import group_of
+from springtide.optim.small_moments import SmallMomentsAdamW
 
 _Groups = list[dict[str, Any]]
-_SHAPES: dict[str, Callable[[float], float]] = {
-    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
-    "linear": lambda progress: 1.0 - progress,
-    "wsd": lambda progress: 1.0 - progress,
-    "wsd_sqrt": lambda progress: 1.0 - math.sqrt(progress),
-}
-"""Value of ``optim.schedule`` -> the share of the fall that is left, by the progress of the decay from 0 to 1."""
 
 
 def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> torch.optim.Optimizer:
@@ -121,36 +111,6 @@ def _groups(model: nn.Module, config: OptimConfig) -> tuple[_Groups, _Groups]:
         group = {"params": parameters, "lr_scale": scale, "lr": config.peak_lr * scale, "weight_decay": decay}
         (matrices if is_apart else others).append(group)
     return others, matrices
-
-
-def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:
-    """Return the rate of the step that ends at ``tokens`` of ``total_tokens``.
-
-    Linear warm-up; then the shape of ``schedule``, which falls over the last ``decay`` tokens: a half cosine, linear (to zero:
-    Bergsma et al., "Straight to zero", 2025; after a constant part: Hu et al., MiniCPM, 2024), or 1 - sqrt (Haegele et al.,
-    "Scaling laws and compute-optimal training beyond fixed training durations", 2024).
-    """
-    if tokens < config.warmup:
-        return config.peak_lr * tokens / config.warmup
-    constant = config.schedule.startswith("wsd")
-    decay = config.decay or (total_tokens // 5 if constant else total_tokens - config.warmup)
-    progress = min(1.0, max(0.0, (tokens - (total_tokens - decay)) / max(decay, 1)))
-    left = look_up(_SHAPES, "optim.schedule", config.schedule)(progress)
-    return config.peak_lr * (config.final_lr_ratio + (1.0 - config.final_lr_ratio) * left)
-
-
-def rate_after(config: Config, step: StepsDone) -> float:
-    """Return the rate of the step after which ``step`` steps are done."""
-    before = int(config.optim.schedule_begin)
-    return learning_rate(
-        config.optim, before + config.tokens_after(step), before + config.tokens_after(config.num_steps)
-    )
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use ``rate`` in the next step, times the ``lr_scale`` of each parameter group."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("lr_scale", 1.0)
 
 
 def local_gradients(model: nn.Module) -> list[torch.Tensor]:

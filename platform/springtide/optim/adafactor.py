@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from springtide.checkpoint.tensors import local
-from springtide.training.muon import sharded_over
+from springtide.optim.muon import sharded_over
 
 _DECAY = 0.8
 """The decay rate of second moments is one minus the number of the step to the power of minus this."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from springtide.checkpoint.tensors import local
 from springtide.errors import look_up
-from springtide.training.adafactor import sharded_as
+from springtide.optim.adafactor import sharded_as
 
 _BLOCK = 256
 _DECADES = 7

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from springtide.training.loss_scale import LossScale
+from springtide.optim.loss_scale import LossScale
 
 
 def overflows(scale: float, tokens: int) -> bool:

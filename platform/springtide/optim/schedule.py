@@ -1,0 +1,43 @@
+"""The learning rate as a function of tokens, so that it does not depend on the size of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from springtide.config.engine import OptimConfig
+from springtide.errors import look_up
+
+_SHAPES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+    "linear": lambda progress: 1.0 - progress,
+    "wsd": lambda progress: 1.0 - progress,
+    "wsd_sqrt": lambda progress: 1.0 - math.sqrt(progress),
+}
+"""Value of ``optim.schedule`` -> the share of the fall that is left, by the progress of the decay from 0 to 1."""
+
+
+def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:
+    """Return the rate of the step that ends at ``tokens`` of a run of ``total_tokens``; ``schedule_begin`` is added to both.
+
+    Linear warm-up; then the shape of ``schedule``, which falls over the last ``decay`` tokens: a half cosine, linear (to zero:
+    Bergsma et al., "Straight to zero", 2025; after a constant part: Hu et al., MiniCPM, 2024), or 1 - sqrt (Haegele et al.,
+    "Scaling laws and compute-optimal training beyond fixed training durations", 2024).
+    """
+    before = int(config.schedule_begin)
+    tokens, total_tokens = before + tokens, before + total_tokens
+    if tokens < config.warmup:
+        return config.peak_lr * tokens / config.warmup
+    constant = config.schedule.startswith("wsd")
+    decay = config.decay or (total_tokens // 5 if constant else total_tokens - config.warmup)
+    progress = min(1.0, max(0.0, (tokens - (total_tokens - decay)) / max(decay, 1)))
+    left = look_up(_SHAPES, "optim.schedule", config.schedule)(progress)
+    return config.peak_lr * (config.final_lr_ratio + (1.0 - config.final_lr_ratio) * left)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Use ``rate`` in the next step, times the ``lr_scale`` of each parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group.get("lr_scale", 1.0)
