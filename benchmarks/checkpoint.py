@@ -92,7 +92,7 @@ def saver(url: str) -> Any:
     from springtide.checkpoint import leases
     from springtide.checkpoint.async_saver import AsyncSaver
     from springtide.checkpoint.retention import Rule
-    from springtide.store import Folder
+    from springtide.storage import Folder
 
     number = leases.claim(Folder(url), "benchmark").term
     return AsyncSaver(Folder(url), number, 0, 1, stage_in="/dev/shm", tries=2, rule=Rule(2))
@@ -222,7 +222,7 @@ def move(url: str, mib: float, number: int) -> dict[str, float]:
     from springtide.checkpoint.load import load, read_into
     from springtide.checkpoint.shared_memory import MARK_BYTES
     from springtide.checkpoint.tensors import named_tensors
-    from springtide.store import Folder
+    from springtide.storage import Folder
 
     torch.set_num_threads(1)
     model, optimizer, batch = model_of(mib)

@@ -23,12 +23,12 @@ import claims
 import torch.distributed as dist
 
 import springtide as st
-from springtide.app.prepare import prepare
+from springtide.api.prepare import prepare
 from springtide.distributed import world
 from springtide.events import Evaluated
 from springtide.run.fisher import write_fisher
 from springtide.run.folder import Run
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import load, open_data
 from springtide.training import TrainLoop
 

@@ -33,9 +33,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from springtide import config as configs
 from springtide.config.steps import OrderStep, StepsDone
 from springtide.events import StepDone
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream.chain import next_chain
-from springtide.track.journal import Journal
+from springtide.tracking.journal import Journal
 
 GOAL_OF_A_CORE = 0.01
 GOAL_OF_A_STEP = 0.005
@@ -48,11 +48,11 @@ def waiting(nodes: int, wait_s: float) -> dict[str, Any]:
     from springtide.elastic.allocation import WorkerShare
     from springtide.elastic.limits import MemoryLimits
     from springtide.elastic.policy import Bounds
-    from springtide.on_ray.cluster import nodes as cluster
-    from springtide.on_ray.train.mailbox import Progress
-    from springtide.on_ray.train.policy import SpringtideScalingPolicy
-    from springtide.on_ray.train.worker import TrainJob
-    from springtide.on_ray.train.worker_lender import WorkerLender
+    from springtide.ray.cluster import nodes as cluster
+    from springtide.ray.train.mailbox import Progress
+    from springtide.ray.train.policy import SpringtideScalingPolicy
+    from springtide.ray.train.worker import TrainJob
+    from springtide.ray.train.worker_lender import WorkerLender
 
     names = [f"{number:056x}" for number in range(nodes)]
     looks = itertools.count()
@@ -147,12 +147,12 @@ def observers_cpu(steps: int) -> dict[str, Any]:
     """Processor time of each observer for one step, of all its threads [s]."""
     import torch
 
-    from springtide.app.control import Controls
-    from springtide.on_ray.train.ray_metrics import RayMetrics
-    from springtide.on_ray.train.worker_lender import WorkerLender
+    from springtide.api.control import Controls
+    from springtide.ray.train.ray_metrics import RayMetrics
+    from springtide.ray.train.worker_lender import WorkerLender
     from springtide.run.folder import Run
-    from springtide.track.console import Console
-    from springtide.track.own_listener import OwnListener
+    from springtide.tracking.console import Console
+    from springtide.tracking.own_listener import OwnListener
     from springtide.training.energy import EnergyMeter, counter_of
     from springtide.training.part import Work
 

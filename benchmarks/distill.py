@@ -26,12 +26,12 @@ import torch.distributed as dist
 from continual import write_text
 
 import springtide as st
-from springtide.app.label import label
-from springtide.app.prepare import prepare
+from springtide.api.label import label
+from springtide.api.prepare import prepare
 from springtide.distributed import world
 from springtide.events import Evaluated, StepDone
 from springtide.run.folder import Run
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import load, open_data
 from springtide.training import TrainLoop
 

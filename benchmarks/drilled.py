@@ -19,7 +19,7 @@ from typing import Any
 
 import claims
 
-from springtide.app.drill import drill
+from springtide.api.drill import drill
 
 TRACES = {
     "p3": "bamboo/traces/p3-trace.csv",

@@ -28,10 +28,10 @@ def written(folder: str, mib: float) -> int:
     from springtide.checkpoint.format import Meta
     from springtide.checkpoint.weights_only import write_weights
     from springtide.config import Config
-    from springtide.interop.families import FAMILIES
+    from springtide.hf.families import FAMILIES
     from springtide.model import skeleton
     from springtide.run.folder import Run
-    from springtide.store import Folder
+    from springtide.storage import Folder
 
     width = 1024
     rows = int(mib * 2**20 / 4 / width)

@@ -95,7 +95,7 @@ def prepared(folder: str, steps: int, small: bool) -> dict[str, Any]:
     from springtide.model import build
     from springtide.run.exchange import export_model
     from springtide.run.folder import Run
-    from springtide.store import Folder
+    from springtide.storage import Folder
     from springtide.stream import load, open_data
 
     write_chats(Path(folder) / "chats.jsonl", 300 if small else 4000, 12 if small else 48)
@@ -136,7 +136,7 @@ def ours(told: dict[str, Any], number: int) -> dict[str, Any]:
     from springtide.config import build
     from springtide.distributed import process_group, world
     from springtide.events import Started, StepDone
-    from springtide.store import Folder
+    from springtide.storage import Folder
     from springtide.stream import load, open_data
     from springtide.training import TrainLoop
 

@@ -22,14 +22,14 @@ from pathlib import Path
 
 import claims
 
-from springtide.app.simulate import RESTART_S, SAVES_S, read_trace
-from springtide.app.simulate_market import simulate_deadline
 from springtide.elastic.checkpoint_only import checkpoint_restart, tuned_checkpoint_restart
 from springtide.elastic.failures import FailureRates, poisson_failures
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs, simulate
 from springtide.elastic.traces import Trace, larger
-from springtide.track.ledger import Prices
+from springtide.planning.market_simulation import simulate_deadline
+from springtide.planning.simulation import RESTART_S, SAVES_S, read_trace
+from springtide.tracking.ledger import Prices
 
 TRACES = {
     "p3": "bamboo/traces/p3-trace.csv",

@@ -33,7 +33,7 @@ WRITER = "import sys; from springtide.run import live_report as r; r.EVERY_S = {
 def measure(root: str, number: int, kills: int) -> dict[str, Any]:
     """A round: mode -> seconds until the driver knew of each kill, and the pages that were written meanwhile."""
     import springtide as st
-    from springtide.on_ray.cluster.session import cluster
+    from springtide.ray.cluster.session import cluster
 
     found = {}
     with cluster(st.recipes.tiny().override({"elastic.max_workers": 2}), dashboard=False):
@@ -48,10 +48,10 @@ def train(root: str, is_paged: bool, kills: int) -> dict[str, Any]:
     import springtide as st
     from springtide.checkpoint import leases
     from springtide.events import Event, Failed, Started, StepDone
-    from springtide.on_ray.cluster.local import kill_worker
+    from springtide.ray.cluster.local import kill_worker
     from springtide.run import live_report
     from springtide.run.folder import Run
-    from springtide.store import Folder
+    from springtide.storage import Folder
 
     name = "long" if is_paged else f"plain-{time.time_ns()}"
     live_report.PROGRAM = ("-c", WRITER.format(0.0 if is_paged else 1e6))

@@ -27,10 +27,10 @@ import springtide as st
 from springtide.config import Config, build
 from springtide.distributed import process_group, world
 from springtide.events import StepDone
-from springtide.store import Folder
+from springtide.planning.step_memory import Meter, predicted_bytes
+from springtide.storage import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.training import TrainLoop
-from springtide.training.memory_estimate import Meter, predicted_bytes
 
 STRATEGIES, PRECISIONS, RECOMPUTES = (
     ("ddp", "zero1", "zero2", "zero3"),

@@ -35,9 +35,9 @@ from stream import write_ours
 
 import springtide as st
 from springtide.config.steps import StepsDone
-from springtide.on_ray.cluster.local import LocalCluster
-from springtide.on_ray.data import feed as feeds
-from springtide.store import Folder
+from springtide.ray.cluster.local import LocalCluster
+from springtide.ray.data import feed as feeds
+from springtide.storage import Folder
 from springtide.stream import check, open_data
 from springtide.stream.sample_ids import corpus_and_row
 

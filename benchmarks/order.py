@@ -31,10 +31,10 @@ from springtide.config.steps import OrderStep, StepsDone
 from springtide.dataset import in_process, make_dataset, silent
 from springtide.events import Started, StepDone
 from springtide.run.folder import Run
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import Order, digest, open_data
 from springtide.stream.chain import next_chain
-from springtide.track.journal import Journal
+from springtide.tracking.journal import Journal
 
 FAR = OrderStep(10_000_000)
 MILLION = 1_000_000

@@ -78,7 +78,7 @@ def written(root: str, steps: int, restarts: int) -> int:
     """Write a run with a journal; returns the size of that."""
     from springtide import config as configs
     from springtide.run.folder import Run
-    from springtide.store import Folder
+    from springtide.storage import Folder
 
     run = Run(Folder(root) / "long")
     run.write_config(configs.recipe("tiny").override({"run.id": "long", "run.root": root}))
@@ -92,10 +92,10 @@ def written(root: str, steps: int, restarts: int) -> int:
 
 def page(root: str) -> dict[str, Any]:
     """Seconds, processor seconds and bytes of each part."""
-    from springtide.report.run_page import render
     from springtide.run.folder import open_run
     from springtide.run.page_facts import facts_of
-    from springtide.track.journal_reader import JournalReader
+    from springtide.run.report.run_page import render
+    from springtide.tracking.journal_reader import JournalReader
 
     run, found = open_run(f"{root}/long"), {}
     facts = facts_of(run)

@@ -153,11 +153,11 @@ def trained(config: Config, metered: bool) -> dict[str, Any]:
 
     from springtide.distributed import world
     from springtide.events import StepDone
-    from springtide.store import Folder
+    from springtide.planning.step_memory import Meter
+    from springtide.storage import Folder
     from springtide.stream import load, open_data
-    from springtide.track.journal import Journal
+    from springtide.tracking.journal import Journal
     from springtide.training import TrainLoop
-    from springtide.training.memory_estimate import Meter
 
     run = st.Run(Folder(config.run.root) / config.run.id)
     walls, cpus, most = [], [], 0.0

@@ -105,8 +105,8 @@ def bare(config: Config) -> dict[str, float]:
 def ours(config: Config, on_ray: bool) -> dict[str, float]:
     """Seconds of a whole prepare; a cluster's start is not counted."""
     if on_ray:
-        from springtide.on_ray.cluster.session import cluster
-        from springtide.on_ray.data.prepare import ray_map
+        from springtide.ray.cluster.session import cluster
+        from springtide.ray.data.prepare import ray_map
 
         with cluster(config, dashboard=False):
             return _timed(config, ray_map)

@@ -49,7 +49,7 @@ from springtide.config import Config, dump, load_config
 from springtide.dataset import make_dataset
 from springtide.shards import MANIFEST, TRAIN, Manifest, Split, load_manifest, write_manifest
 from springtide.shards.shard_table import Columns, ShardTable
-from springtide.store import Folder
+from springtide.storage import Folder
 
 GOALS = {
     "exponent_prepare_requests": 1.1,

@@ -50,7 +50,7 @@ from springtide import config as configs
 from springtide.config import Config
 from springtide.events import Event, Failed, StepDone
 from springtide.run.folder import Run
-from springtide.store import Folder
+from springtide.storage import Folder
 
 NODES = 3
 PATIENCE_S = 240.0
@@ -295,7 +295,7 @@ LOOPS = ("springtide", "bare_ray", "torchrun")
 
 def _cluster() -> Any:
     """Of this process, which tells what it found before the cluster ends: who still trains on it may take the process along."""
-    from springtide.on_ray.cluster.local import LocalCluster
+    from springtide.ray.cluster.local import LocalCluster
 
     stack = contextlib.ExitStack()
     cluster = stack.enter_context(LocalCluster(NODES))
@@ -324,7 +324,7 @@ def _run(config: Config) -> Run:
 
 def steady(config: Config, machinery: bool, settled: int) -> dict[str, float]:
     """Median seconds of a step on Ray, with all that elasticity needs or with none of it."""
-    from springtide.on_ray.cluster.session import cluster
+    from springtide.ray.cluster.session import cluster
 
     with cluster(config, dashboard=False):
         if machinery:
@@ -339,9 +339,9 @@ def _without(config: Config) -> None:
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    from springtide.on_ray.train.mailbox import open_mailbox
-    from springtide.on_ray.train.worker import TrainJob, work
-    from springtide.track.journal import Journal
+    from springtide.ray.train.mailbox import open_mailbox
+    from springtide.ray.train.worker import TrainJob, work
+    from springtide.tracking.journal import Journal
 
     mailbox, folder = open_mailbox(config.run.id), Folder(config.run.root) / config.run.id
     config = config.override({"checkpoint.memory_every": 0})

@@ -22,7 +22,7 @@ from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.events import Event, Started, StepDone
 from springtide.shards import TRAIN, SplitReader, load_manifest
-from springtide.store import Folder
+from springtide.storage import Folder
 
 LIGHTHOUSE = claims.PEERS_PYTHON.with_name("torchft_lighthouse")
 LEFT_OUT = "no torchft in .venv-peers: it is left out; `make .venv-peers` brings it"

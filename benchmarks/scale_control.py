@@ -23,11 +23,11 @@ def start(ranks: int, rounds: int) -> Cost:
     """The driver takes processes for a group: one is new on each node, the others are of the group before."""
     from springtide import config as configs
     from springtide.elastic.health import Health
-    from springtide.on_ray.cluster import liveness
-    from springtide.on_ray.cluster import nodes as cluster_nodes
-    from springtide.on_ray.train import process_pool
-    from springtide.on_ray.train.process_pool import WorkerProcessPool
-    from springtide.on_ray.train.worker import TrainJob
+    from springtide.ray.cluster import liveness
+    from springtide.ray.cluster import nodes as cluster_nodes
+    from springtide.ray.train import process_pool
+    from springtide.ray.train.process_pool import WorkerProcessPool
+    from springtide.ray.train.worker import TrainJob
 
     called, health = Calls(), Health(1e12, 1e11, network_bytes_per_s=1e9)
 
@@ -75,7 +75,7 @@ def start(ranks: int, rounds: int) -> Cost:
 def poll(ranks: int, rounds: int) -> Cost:
     """Calls to workers in a second of training, and one look of the policy at the nodes."""
     from springtide.elastic.policy import Bounds, Node, PolicyState, RestartForecast, WorkerGroup, decide
-    from springtide.on_ray.train import group as groups
+    from springtide.ray.train import group as groups
 
     controller: Any = groups.Controller.__new__(groups.Controller)
     controller._shortest_look_s = 0.2
@@ -146,7 +146,7 @@ def feed_start(ranks: int, rounds: int) -> Cost:
     from ray.data._internal.metadata_exporter import Topology
 
     from springtide.config.data import FeedConfig
-    from springtide.on_ray.data.feed import limit
+    from springtide.ray.data.feed import limit
 
     asked: list[tuple[str, str, Any, Any]] = []
     table = [

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
 
-from springtide.store import Folder
+from springtide.storage import Folder
 
 PAGE = 1000
 """Names in a page of a listing, and files in one request to remove some."""

@@ -12,7 +12,7 @@ from scale_counts import Cost, cost_of
 
 from springtide.config import recipes
 from springtide.config.steps import OrderStep
-from springtide.store import Folder
+from springtide.storage import Folder
 
 GROUPS, ROWS = 50, 256
 """Row groups for each unit of size, and rows in each: 2,048 units are 100,000 groups, 105 billion tokens of rows of 4,096."""
@@ -91,7 +91,7 @@ def sought(size: int, rounds: int) -> Cost:
 def journal(size: int, rounds: int) -> Cost:
     """A reader reads a journal from its beginning."""
     from springtide.run.folder import open_run
-    from springtide.track.journal_reader import JournalReader
+    from springtide.tracking.journal_reader import JournalReader
 
     with tempfile.TemporaryDirectory(prefix="springtide-scale-", dir="/dev/shm") as root:
         page.written(root, STEPS * size, restarts=10)
@@ -101,10 +101,10 @@ def journal(size: int, rounds: int) -> Cost:
 
 def report(size: int, rounds: int) -> Cost:
     """The page of a run, from what was read."""
-    from springtide.report.run_page import render
     from springtide.run.folder import open_run
     from springtide.run.page_facts import facts_of
-    from springtide.track.journal_reader import JournalReader
+    from springtide.run.report.run_page import render
+    from springtide.tracking.journal_reader import JournalReader
 
     with tempfile.TemporaryDirectory(prefix="springtide-scale-", dir="/dev/shm") as root:
         page.written(root, STEPS * size, restarts=10)

@@ -32,7 +32,7 @@ from springtide.checkpoint.shared_memory import HeldAt
 from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart
 from springtide.checkpoint.tensors import Box
 from springtide.config.steps import StepsDone
-from springtide.store import Folder, digest
+from springtide.storage import Folder, digest
 
 TENSORS = 16
 """Tensors of the state: a real one has some thousands (8B: 873 with its optimizer), which costs as much more, linearly."""
@@ -168,7 +168,7 @@ def snapshot(ranks: int, rank: int, step: int, slot: int = 0) -> Snapshot:
 def pieces(ranks: int, rounds: int) -> Cost:
     """A rank's part of a restore from memory, after the look-up and before the bytes: it asks the holders of its share of the
     parts for their pieces, and hears those of all; the calls are those of all ranks."""
-    from springtide.on_ray.train import snapshot_client
+    from springtide.ray.train import snapshot_client
 
     rank = ranks - 1
     taken = [snapshot(ranks, one, 9) for one in range(ranks)]
@@ -214,8 +214,8 @@ def pieces(ranks: int, rounds: int) -> Cost:
 def lookup(ranks: int, rounds: int) -> Cost:
     """What rank 0 asks, before a restore from memory: the calls to Ray's control store and to the servers. None answers within
     0.05 s, so the nodes are tried."""
-    from springtide.on_ray.cluster import nodes
-    from springtide.on_ray.train import snapshot_client, snapshot_lookup
+    from springtide.ray.cluster import nodes
+    from springtide.ray.train import snapshot_client, snapshot_lookup
 
     number = max(1, ranks // RANKS_A_NODE)
     names = [f"{one:056x}" for one in range(number)]

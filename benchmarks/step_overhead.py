@@ -31,9 +31,9 @@ import springtide as st
 from springtide import config as configs
 from springtide.config import Config
 from springtide.model import build
-from springtide.on_ray.cluster.session import cluster
+from springtide.ray.cluster.session import cluster
 from springtide.shards import TRAIN, SplitReader, load_manifest
-from springtide.store import Folder
+from springtide.storage import Folder
 
 WORLD_SIZE = 2
 WARM_UP_STEPS = 8

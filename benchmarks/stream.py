@@ -37,7 +37,7 @@ import numpy as np  # noqa: E402
 import springtide as st  # noqa: E402
 from springtide.config.data import ShardsConfig  # noqa: E402
 from springtide.shards import HELDOUT, TRAIN, Manifest, Split, write_manifest, write_shard  # noqa: E402
-from springtide.store import Folder  # noqa: E402
+from springtide.storage import Folder  # noqa: E402
 from springtide.stream import Batch, RankReader, Read, check, load, open_data  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
@@ -122,8 +122,8 @@ def read_ours(dataset: str, cache: str, step: int, steps: int, workers: int) -> 
 
     if not workers:
         return claims.read_through(checked(load(reader, plan)), _BEGIN)
-    from springtide.on_ray.cluster.session import cluster
-    from springtide.on_ray.data.feed import feed
+    from springtide.ray.cluster.session import cluster
+    from springtide.ray.data.feed import feed
 
     with cluster(config, dashboard=False):
         # the first read is made by this process, as no worker of the peers does: timed from the first batch of a task on

@@ -3,7 +3,7 @@
 All three try the same points on the same rows with the same first weights, evaluate on the same held-out rows at the same
 rungs, save there too, and run on the same kind of cluster: a head that stays, and nodes of one worker each.
 
-    springtide   springtide.app.sweep.sweep: ASHA, one elastic pool
+    springtide   springtide.api.sweep.sweep: ASHA, one elastic pool
     fixed_asha   bare Ray Tune's ASHA over bare Ray Train, ``--size`` workers a trial (sweep_peers.py)
     random       the same, every trial to its end
 
@@ -57,8 +57,8 @@ from sweep_work import (
     work_of,
 )
 
-from springtide.app.simulate import read_trace
 from springtide.elastic.traces import smaller
+from springtide.planning.simulation import read_trace
 
 TOLERANCE = 0.01
 """Nats; who trains with one worker and who with two differ in the last bits, and so in what becomes of them."""
@@ -75,7 +75,7 @@ RAYS_OWN = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "1", "RAY_TRAIN_HEALTH_CHECK_
 
 def springtide(work: Work) -> None:
     """Ours."""
-    from springtide.app.sweep import sweep
+    from springtide.api.sweep import sweep
 
     at_once = work.config.elastic.max_workers  # as the peer: a cluster that grows is not to be counted when it is small
     sweep(work.config, work.table, name="sweep", seed=work.seed, concurrent=at_once, say=_say)
@@ -201,7 +201,7 @@ def _sweeping(client: str, work: Work, nodes: int) -> Iterator[tuple[Any, mp.pro
         os.environ.update(RAYS_OWN)
     import ray
 
-    from springtide.on_ray.cluster.local import LocalCluster
+    from springtide.ray.cluster.local import LocalCluster
 
     with LocalCluster(nodes, patience=20, dashboard=True) as cluster:
         os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address

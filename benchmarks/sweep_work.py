@@ -22,7 +22,7 @@ from springtide.optim.build import rate_after
 from springtide.shards import HELDOUT
 from springtide.stream import open_data
 from springtide.training.weights import initialize
-from springtide.tuning import name_of, random_points, read, trial_config
+from springtide.tune import name_of, random_points, read, trial_config
 
 RUNGS, REDUCTION = 4, 4
 OURS = "springtide"

@@ -29,7 +29,7 @@ from springtide.config import Config
 from springtide.distributed import process_group, world
 from springtide.events import StepDone
 from springtide.shards import TRAIN, SplitReader, load_manifest
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import RankReader, load, open_data
 from springtide.training import TrainLoop
 

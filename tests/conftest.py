@@ -77,7 +77,7 @@ def ray_authentication() -> Iterator[None]:
     """Make Ray read its mode and token again when the test has restored the environment: it keeps what it has read, and this
     process may be a driver."""
     yield
-    from springtide.on_ray._ray_private import read_authentication
+    from springtide.ray._ray_private import read_authentication
 
     read_authentication()
 

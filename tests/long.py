@@ -99,7 +99,7 @@ SUBJECTS = {
         20,
         "more layouts, recipes, optimizers and model files of the tests in make test",
         (
-            pytest("unit", "-n", "2", "-m", "full", "tests/unit", "--ignore", "tests/unit/app/test_notebooks.py"),
+            pytest("unit", "-n", "2", "-m", "full", "tests/unit", "--ignore", "tests/unit/api/test_notebooks.py"),
             pytest("distributed", "-n", "2", "-m", "full", "tests/distributed"),
         ),
     ),
@@ -142,7 +142,7 @@ SUBJECTS = {
         25,
         "notebooks, and every way to start a run",
         (
-            pytest("local", "tests/unit/app/test_notebooks.py"),
+            pytest("local", "tests/unit/api/test_notebooks.py"),
             pytest("on-ray", "-m", "full", "tests/elastic/test_ways_in.py", "tests/elastic/test_drills.py"),
         ),
     ),
@@ -163,7 +163,7 @@ SUBJECTS = {
         5,
         "dashboard and alert rules, the report in a browser, the pictures of docs/how-to/monitor.md",
         (
-            pytest("metrics", "tests/unit/track/test_prometheus.py"),
+            pytest("metrics", "tests/unit/tracking/test_prometheus.py"),
             pytest("prometheus", "tests/elastic/test_prometheus_finds.py", needs=("prometheus", "promtool")),
             pytest("browser", "tests/unit/run/test_page_in_browser.py", needs=("Chromium",)),
             program("screenshots", "screenshots.py", str(RESULTS / "pictures"), needs=("Chromium",)),
@@ -172,7 +172,7 @@ SUBJECTS = {
     "postgresql": Subject(
         5,
         "MLflow on PostgreSQL through outages and restarts",
-        (pytest("mlflow", "tests/unit/track/test_mlflow_server.py", needs=("PostgreSQL",)),),
+        (pytest("mlflow", "tests/unit/tracking/test_mlflow_server.py", needs=("PostgreSQL",)),),
     ),
     "seeds": Subject(50, "20,000 simulated schedules of faults", ranges("simulation", 20_000, 2_000)),
     "fuzz": Subject(

@@ -26,15 +26,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from springtide.app.device_memory import usable_bytes
 from springtide.config import Config
 from springtide.distributed import World, backend, world
 from springtide.distributed.fsdp import parallelize
 from springtide.model import flops_per_token, skeleton
 from springtide.optim.build import may_fuse, optimizer_of
 from springtide.optim.parameter_groups import freeze
+from springtide.planning.device_memory import usable_bytes
+from springtide.planning.step_memory import predicted_bytes
 from springtide.training import StepSetup, Work, train_step
-from springtide.training.memory_estimate import predicted_bytes
 from springtide.training.nvml import gpu_of
 from springtide.training.peak_flops import peak_flops
 

@@ -15,8 +15,8 @@ from springtide import config as configs
 from springtide.config import Config
 from springtide.dataset import make_dataset
 from springtide.events import Event, Saved, SaveSkipped
-from springtide.store import Folder
-from springtide.track.journal import last_steps, read_journal
+from springtide.storage import Folder
+from springtide.tracking.journal import last_steps, read_journal
 
 
 def on_text_at_hand(recipe: Config, folder: str, name: str, rows: int, steps: int, **changes: Any) -> Config:

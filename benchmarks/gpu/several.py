@@ -33,14 +33,14 @@ import runs
 import torch
 
 from springtide import config as configs
-from springtide.app.train import train
+from springtide.api.train import train
 from springtide.config import Config
 from springtide.events import Event, StepDone
-from springtide.on_ray.cluster.local import LocalCluster
+from springtide.ray.cluster.local import LocalCluster
 from springtide.run import control
 from springtide.run.folder import Run
-from springtide.store import Folder
-from springtide.track.ledger import Restart
+from springtide.storage import Folder
+from springtide.tracking.ledger import Restart
 
 HERE = Path(__file__).resolve().parent
 NUMBERS = (1, 2, 4, 8)

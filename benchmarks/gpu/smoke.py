@@ -20,7 +20,7 @@ from measure import CUDA, NO_GPU, Book, NotHere
 
 from springtide import config as configs
 from springtide.events import Started
-from springtide.track.journal import last_steps
+from springtide.tracking.journal import last_steps
 
 STEPS, MORE = (20, 5) if CUDA else (8, 2)
 FALL = 0.5 if CUDA else 0.05

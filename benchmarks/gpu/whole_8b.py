@@ -15,9 +15,9 @@ import torch
 from measure import CUDA, GIGA, NO_GPU, Book, NotHere, Variant, alternate, figure, random_rows
 
 from springtide import config as configs
-from springtide.app.device_memory import CONTEXT_BYTES
 from springtide.config import Config
 from springtide.model import skeleton
+from springtide.planning.device_memory import CONTEXT_BYTES
 
 VOCABULARY, LENGTH = (128256, 8192) if CUDA else (256, 64)
 OFF = 0.1

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from springtide.config.engine import ModelConfig
 from springtide.errors import ConfigError, explain
-from springtide.interop.families import Family
+from springtide.hf.families import Family
 
 ROPE_FACTORS = "rope_freqs.weight"
 """What wavelengths are multiplied by, where Llama 3's scaling is a tensor."""

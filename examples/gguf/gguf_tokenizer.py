@@ -15,7 +15,7 @@ from gguf_families import Value
 from springtide.corpus.patterns import PATTERNS
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import ConfigError, explain
-from springtide.interop import ImportedModel
+from springtide.hf import ImportedModel
 from springtide.shards import TOKENIZER
 
 _NORMAL, _CONTROL, _USER_DEFINED, _UNUSED = 1, 3, 4, 5

@@ -26,9 +26,9 @@ from gguf_tokenizer import tokenizer_metadata
 from springtide.checkpoint.tensors import type_of
 from springtide.config.engine import ModelConfig
 from springtide.errors import ConfigError, SpringtideError, explain
-from springtide.interop import open_model
-from springtide.interop.safetensors_header import Stored, read_tensors
-from springtide.store import Folder
+from springtide.hf import open_model
+from springtide.hf.safetensors_header import Stored, read_tensors
+from springtide.storage import Folder
 
 Kind = gguf.GGMLQuantizationType
 DTYPES = {"fp32": Kind.F32, "bf16": Kind.BF16, "fp16": Kind.F16, "q8_0": Kind.Q8_0}

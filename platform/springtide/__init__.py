@@ -3,39 +3,35 @@
 The map, in the order the data takes:
 
     config/       settings: frozen models, quantities with units, recipes
-    store/        files that are committed or absent: local disk, s3, gs, az, memory; a cache on each node
+    storage/      files that are committed or absent: local disk, s3, gs, az, memory; a cache on each node
     events/       events of a run, as values; names and units of its metrics
-    faults/       named places of a run at which a test injects a fault; nothing happens there otherwise
       |
-    corpus/       raw text -> documents -> token ids                       sources, tokenizer
+    corpus/       text and chats -> token ids                              sources, tokenizer, templates
     dataset/      corpus -> shards in restartable stages: parts, plan, shards
-      |
-    shards/       token ids -> Parquet that is read in place               rows (T, L + 1)
-      |
+    shards/       token ids in Parquet that is read in place               rows (T, L + 1)
     stream/       (seed, step) -> the same rows at any world size          batch (G,) -> rank (n, L + 1)
       |
     model/        plain nn.Module, ours or yours                           (B, L) -> logits (B, L, V)
-                  what is minimised: next tokens, a teacher's answer, a function of yours   logits -> sum, weight, parts
-    distributed/  ranks and their collectives; the model on a device mesh: FSDP2, compiled blocks, recomputation
-      |
+                  objectives: next tokens, a teacher's answer, pairs, yours   logits -> sum, weight, parts
+    distributed/  ranks and their collectives; a model sharded over them: FSDP2, compiled blocks, recomputation
     checkpoint/   state that loads at any world size: staged, written in the background, verified at load
-    optim/        optimizers, the learning rate as a function of tokens, averages of the weights
-    interop/      models of others, in and out: Hugging Face's safetensors, config.json and tokenizer
-    generation/   text from a model: sampling, batches with a cache, log-probabilities, lm-evaluation-harness
+    optim/        optimizers, schedules of the learning rate, averages of the weights
+    hf/           Hugging Face's models in and out: safetensors, config.json, tokenizer
+    eval/         text from a model: sampling, batches with a cache, log-probabilities, lm-evaluation-harness
+      |
     elastic/      decisions as values: which nodes train, when to resize, notices, health, save interval   (pure)
     preemption/   the machine's notices: metadata services of clouds, a file
-    tuning/       a space, a search, a population, a trial, a ranking, a sweep's folder                 (pure except folder)
+    tune/         a space, a search, a population, a trial, a ranking, a sweep's folder             (pure but for the folder)
       |
-    training/     the step on one screen, the loop as an iterator of events; runs under torchrun; held-out loss
+    training/     the step on one screen, the loop as an iterator of events, parts; runs under torchrun
+    tracking/     listeners of events: journal, ledger, console, MLflow, Prometheus
+    run/          a run's folder: open, verify, status; its page in report/
       |
-    track/        event listeners: journal, ledger, console, MLflow      report/   charts and pages
-      |
-    run/          a run's folder: claim, open, verify, write its report
-      |
-    on_ray/       the only package that imports Ray: cluster/ data/ train/ tune/
-      |
-    app/          train, sweep, drill, simulate, estimate, plan: composes the packages  cli/   the same for the shell
+    ray/          the only package that imports Ray: cluster/ data/ train/ tune/
+    planning/     memory, time, cost and spot markets before a run is paid for
+    api/          the calls of users: train, prepare, sweep, drill         cli/   the same for the shell
 
+``errors`` are everybody's; ``faults`` are the places at which a test injects a fault; ``renamed`` finds modules by old names.
 ``import springtide`` is light: torch and Ray are imported when training starts.
 """
 
@@ -44,13 +40,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from springtide import renamed
+
 if TYPE_CHECKING:
-    from springtide.app.plan import plan
-    from springtide.app.prepare import prepare
-    from springtide.app.queue import queue
-    from springtide.app.resolve import ResolvedRun, resolve
-    from springtide.app.sweep import sweep
-    from springtide.app.train import sample, train
+    from springtide.api.prepare import prepare
+    from springtide.api.queue import queue
+    from springtide.api.resolve import ResolvedRun, resolve
+    from springtide.api.sweep import sweep
+    from springtide.api.train import sample, train
     from springtide.config import Config, load_config, recipes
     from springtide.errors import (
         CheckpointError,
@@ -63,18 +60,21 @@ if TYPE_CHECKING:
         SpringtideError,
         TrainingFailed,
     )
+    from springtide.planning.plan import plan
     from springtide.run.folder import Run, open_run
 
 __version__ = "0.1.0"
 
+renamed.install()
+
 _DEFINED_IN = {
     **dict.fromkeys(("Config", "load_config", "recipes"), "springtide.config"),
-    **dict.fromkeys(("plan",), "springtide.app.plan"),
-    **dict.fromkeys(("prepare",), "springtide.app.prepare"),
-    **dict.fromkeys(("queue",), "springtide.app.queue"),
-    **dict.fromkeys(("ResolvedRun", "resolve"), "springtide.app.resolve"),
-    **dict.fromkeys(("sample", "train"), "springtide.app.train"),
-    **dict.fromkeys(("sweep",), "springtide.app.sweep"),
+    **dict.fromkeys(("plan",), "springtide.planning.plan"),
+    **dict.fromkeys(("prepare",), "springtide.api.prepare"),
+    **dict.fromkeys(("queue",), "springtide.api.queue"),
+    **dict.fromkeys(("ResolvedRun", "resolve"), "springtide.api.resolve"),
+    **dict.fromkeys(("sample", "train"), "springtide.api.train"),
+    **dict.fromkeys(("sweep",), "springtide.api.sweep"),
     **dict.fromkeys(("Run", "open_run"), "springtide.run.folder"),
     **dict.fromkeys(
         (

@@ -35,22 +35,23 @@ def test_the_package_keeps(rule: Callable[[Path], list[str]]) -> None:
 @pytest.mark.parametrize(
     ("rule", "file", "text"),
     [
-        (rules.forbidden_imports, "config/bad.py", "from springtide.store import Folder"),
+        (rules.forbidden_imports, "config/bad.py", "from springtide.storage import Folder"),
         (rules.forbidden_imports, "stream/bad.py", "def f():\n    import springtide.training.loop"),
         (rules.forbidden_imports, "model/bad.py", "from springtide import checkpoint"),
+        (rules.forbidden_imports, "run/report/bad.py", "from springtide.run.folder import Run"),
         (
             rules.private_ray,
-            "on_ray/bad.py",
+            "ray/bad.py",
             "from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError",
         ),
-        (rules.private_ray, "on_ray/bad.py", "def f():\n    import ray._raylet"),
+        (rules.private_ray, "ray/bad.py", "def f():\n    import ray._raylet"),
         (rules.impure, "elastic/bad.py", "import time\nnow = time.monotonic()"),
-        (rules.impure, "tuning/bad.py", "def f(name):\n    return open(name).read()"),
+        (rules.impure, "tune/bad.py", "def f(name):\n    return open(name).read()"),
         (rules.impure, "model/bad.py", "import torch\ncuda = torch.cuda.is_available()"),
         (rules.impure, "config/bad.py", "import json\njson.encoder.FLOAT_REPR = repr"),
         (rules.impure, "stream/bad.py", "from springtide.stream import order\norder.CACHE = {}"),
         (rules.forbidden_packages, "training/bad.py", "import ray.data"),
-        (rules.forbidden_packages, "track/journal.py", "def f():\n    from mlflow import MlflowClient"),
+        (rules.forbidden_packages, "tracking/journal.py", "def f():\n    from mlflow import MlflowClient"),
         (rules.forbidden_packages, "stream/bad.py", "from torch import nn"),
         (rules.environment_readers, "model/bad.py", "import os\nx = os.environ['A']"),
         (rules.raw_prints, "cli/bad.py", "f(say=print)"),
@@ -77,7 +78,7 @@ def test_the_step_that_imports_a_part_is_found(text: str, tmp_path: Path) -> Non
 
 def test_every_package_has_an_import_rule_and_is_on_the_map() -> None:
     packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert packages == rules.MAY_IMPORT.keys()
+    assert packages == {name for name in rules.MAY_IMPORT if "/" not in name}
     guide = (PACKAGE / "__init__.py").read_text()
     assert [name for name in sorted(packages) if f"{name}/" not in guide] == []
 

@@ -28,7 +28,7 @@ def test_a_public_name_is_the_same_whatever_was_imported_before() -> None:
     program = """
 import springtide as st
 before = {name: getattr(st, name) for name in st.__all__}
-import springtide.app.sweep, springtide.app.train, springtide.tuning, springtide.training
+import springtide.api.sweep, springtide.api.train, springtide.tune, springtide.training
 assert before == {name: getattr(st, name) for name in st.__all__}
 assert callable(st.train) and callable(st.sweep)
 """

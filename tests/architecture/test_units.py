@@ -8,7 +8,7 @@ import re
 from springtide.config.fields import fields
 from springtide.events import EVENTS, Evaluated, StepDone
 from springtide.events.metrics import EVAL_METRICS, EXTRA_METRICS, SOURCE_EVAL_METRICS, STEP_METRICS
-from springtide.track.ledger import KINDS
+from springtide.tracking.ledger import KINDS
 
 
 def test_every_field_has_a_doc_line_that_ends_with_its_unit() -> None:

@@ -14,7 +14,7 @@ from springtide.checkpoint.load import read_pieces
 from springtide.config import Config
 from springtide.errors import ConfigError
 from springtide.events import Evaluated, Event, Started, StepDone
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import open_data
 from springtide.training.evaluate import evaluate_checkpoint
 from springtide.training.start_check import check_tensors

@@ -17,7 +17,7 @@ from springtide.errors import CheckpointError, ConfigError
 from springtide.events import Event, Started, StepDone
 from springtide.run.fisher import write_fisher
 from springtide.run.folder import open_run
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import open_data
 from springtide.training.start_check import check_adapter, check_start, check_tensors
 

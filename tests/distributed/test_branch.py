@@ -18,7 +18,7 @@ from springtide.config import Config
 from springtide.errors import ConfigError
 from springtide.events import Evaluated, Event, RolledBack, Started, StepDone
 from springtide.run.find import find_run
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import open_data
 from springtide.training.start_check import check_start
 

@@ -34,7 +34,7 @@ from springtide.checkpoint.inspect import inspect
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.tensors import named_tensors
 from springtide.errors import CheckpointError, RunExists
-from springtide.store import Folder, digest
+from springtide.storage import Folder, digest
 
 pytestmark = pytest.mark.distributed
 TABLE: list[tuple[str, str, int, int]] = []

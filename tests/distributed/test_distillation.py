@@ -14,8 +14,8 @@ from labelled import plain_log_probabilities, teacher
 from loops import every_tensor, train
 from ranks import run_here
 
-from springtide.app.label import label
-from springtide.app.resolve import resolve
+from springtide.api.label import label
+from springtide.api.resolve import resolve
 from springtide.checkpoint.format import Meta, read_manifest
 from springtide.checkpoint.load import read_pieces
 from springtide.checkpoint.other_orders import newer_of_other_orders
@@ -25,12 +25,12 @@ from springtide.errors import CheckpointError, ConfigError, CorpusError, Corrupt
 from springtide.events import Event, StepDone
 from springtide.model.distill import divergence
 from springtide.model.objective import Objective
+from springtide.planning.step_memory import predicted_bytes
 from springtide.run.find import find_run
 from springtide.shards import LabelLayout, ids_of, load_labels
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import load, open_data
 from springtide.training.evaluate import evaluate_checkpoint
-from springtide.training.memory_estimate import predicted_bytes
 from springtide.training.start_check import check_objective
 from springtide.training.teacher import Teacher
 

@@ -10,7 +10,7 @@ from loops import train_and_count
 
 from springtide.config import Config
 from springtide.events import Event, Started, StepDone
-from springtide.track.ledger import ledger
+from springtide.tracking.ledger import ledger
 
 pytestmark = pytest.mark.distributed
 

@@ -12,7 +12,7 @@ from springtide.checkpoint.format import name_of
 from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.events import Evaluated
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.training.evaluate import evaluate_checkpoint
 
 pytestmark = pytest.mark.distributed

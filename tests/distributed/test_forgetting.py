@@ -11,11 +11,11 @@ from ranks import run_here
 from springtide.checkpoint.format import Meta, committed
 from springtide.config import Config
 from springtide.events import Evaluated, Event
-from springtide.report.run_page import render
 from springtide.run.folder import open_run
-from springtide.store import Folder
+from springtide.run.report.run_page import render
+from springtide.storage import Folder
 from springtide.stream import open_data
-from springtide.track.timeline import timeline_of
+from springtide.tracking.timeline import timeline_of
 from springtide.training.evaluate import evaluate_checkpoint
 from springtide.training.forgetting import FirstLosses, old_names, with_old_sets
 

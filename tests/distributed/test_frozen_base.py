@@ -16,11 +16,11 @@ from springtide.checkpoint.tensors import Box, type_of
 from springtide.config import Config
 from springtide.errors import ConfigError
 from springtide.events import Event, StepDone
-from springtide.interop import open_model, read_weights
+from springtide.hf import open_model, read_weights
 from springtide.model import as_held, converted, make, merged, packed_shapes
 from springtide.run.exchange import export_model
 from springtide.run.folder import Run
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import open_data
 from springtide.training.evaluate import evaluate_checkpoint
 from springtide.training.start_check import check_tensors

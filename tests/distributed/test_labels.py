@@ -16,21 +16,21 @@ from labelled import few_rows, plain_log_probabilities, teacher
 from prepared import contents
 from safetensors.numpy import load_file
 
-from springtide.app.label import label
+from springtide.api.label import label
 from springtide.cli.main import main
 from springtide.config import Config
 from springtide.errors import ConfigError, CorpusError, CorruptShard
 from springtide.run.exchange import export_model
 from springtide.run.folder import Run
 from springtide.shards import HELDOUT, LABELS, TRAIN, LabelReader, load_labels, load_manifest
-from springtide.store import Folder
+from springtide.storage import Folder
 
 pytestmark = pytest.mark.distributed
 
 KILLED = """
 import os, signal
-from springtide.app.label import label
-from springtide.store import Folder
+from springtide.api.label import label
+from springtide.storage import Folder
 written = []
 put = Folder.write_json
 def write_and_die(folder, name, value):

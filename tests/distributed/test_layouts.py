@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from springtide.checkpoint.format import committed, read_index, read_manifest
 from springtide.checkpoint.inspect import inspect
-from springtide.store import Folder
+from springtide.storage import Folder
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

@@ -19,9 +19,9 @@ from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.events import Evaluated, Event, Profiled, RolledBack, Spiked, Started, StepDone
 from springtide.run.verify import verify
-from springtide.store import Folder
-from springtide.track.journal import read_journal
-from springtide.track.ledger import ledger
+from springtide.storage import Folder
+from springtide.tracking.journal import read_journal
+from springtide.tracking.ledger import ledger
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

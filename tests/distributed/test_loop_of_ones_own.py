@@ -16,7 +16,7 @@ from torch import nn
 import springtide as st
 from springtide.checkpoint.format import committed
 from springtide.config import Config
-from springtide.store import Folder
+from springtide.storage import Folder
 
 pytestmark = pytest.mark.distributed
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))

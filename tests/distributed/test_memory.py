@@ -10,7 +10,7 @@ from loops import memory
 
 from springtide import config as configs
 from springtide.config import Config
-from springtide.training.memory_estimate import predicted_bytes
+from springtide.planning.step_memory import predicted_bytes
 
 pytestmark = pytest.mark.distributed
 VOCABULARY = 4096

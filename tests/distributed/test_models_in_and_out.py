@@ -19,7 +19,7 @@ from springtide.errors import ConfigError
 from springtide.model import build
 from springtide.run.exchange import export_model, import_model
 from springtide.run.folder import Run
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import open_data
 from springtide.training.start_check import check_start, check_tensors
 

@@ -46,7 +46,7 @@ from springtide.events import (
     Waited,
 )
 from springtide.model import build
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import digest, open_data
 from springtide.stream.chain import next_chain
 

@@ -11,7 +11,7 @@ from loops import every_tensor, train
 
 from springtide.config import Config
 from springtide.events import Evaluated, Event, Started, StepDone
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.training.evaluate import evaluate_checkpoint
 
 pytestmark = pytest.mark.distributed

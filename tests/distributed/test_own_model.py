@@ -11,15 +11,15 @@ from loops import train, train_laid_out
 from prepared import prepare
 
 from springtide import config as configs
-from springtide.app import train as app
+from springtide.api import train as app
 from springtide.config import Config
 from springtide.config.code import find_code
 from springtide.errors import ConfigError
 from springtide.events import Event, Started, StepDone
 from springtide.model import make
+from springtide.planning.step_memory import predicted_bytes
 from springtide.run.folder import open_run
-from springtide.store import Folder
-from springtide.training.memory_estimate import predicted_bytes
+from springtide.storage import Folder
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

@@ -18,7 +18,7 @@ from springtide.events.record import record
 from springtide.model import skeleton
 from springtide.model.objective import Objective
 from springtide.optim.build import optimizer_of
-from springtide.training.memory_estimate import predicted_bytes
+from springtide.planning.step_memory import predicted_bytes
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

@@ -19,7 +19,7 @@ from springtide.config import Config
 from springtide.errors import ConfigError
 from springtide.events import Event, StepDone
 from springtide.shards import SplitReader, is_predicted, load_manifest
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import load, open_data
 from springtide.training.start_check import check_objective
 

@@ -15,9 +15,9 @@ from springtide.checkpoint.format import committed
 from springtide.config import Config
 from springtide.events import Event, Miscomputed, Started, StepDone, Warned
 from springtide.run.verify import verify
-from springtide.store import Folder
-from springtide.track.journal import read_journal
-from springtide.track.ledger import ledger
+from springtide.storage import Folder
+from springtide.tracking.journal import read_journal
+from springtide.tracking.ledger import ledger
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

@@ -10,15 +10,15 @@ import pytest
 from loops import train
 
 from springtide import config as configs
-from springtide.app.train import sample
+from springtide.api.train import sample
 from springtide.config import Config
 from springtide.errors import ConfigError
+from springtide.eval import text_model
 from springtide.events import Event, Sampled, Stopped, Warned
-from springtide.generation import text_model
 from springtide.model import make, num_parameters
 from springtide.run.folder import open_run
-from springtide.store import Folder
-from springtide.store.free_memory import free_bytes
+from springtide.storage import Folder
+from springtide.storage.free_memory import free_bytes
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

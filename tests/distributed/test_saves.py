@@ -27,7 +27,7 @@ from springtide.events import (
     Started,
     StepDone,
 )
-from springtide.store import Folder
+from springtide.storage import Folder
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

@@ -22,7 +22,7 @@ from springtide.checkpoint.process_id import process_id
 from springtide.checkpoint.restore import restore
 from springtide.checkpoint.second_reader import BadFileReport, second_readers
 from springtide.errors import CheckpointError, ConfigError, RunExists, UnfitNode
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.training.__main__ import job_of_torchrun
 
 pytestmark = pytest.mark.distributed

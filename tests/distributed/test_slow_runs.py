@@ -10,8 +10,8 @@ from loops import train_with_a_slow_feed
 
 from springtide.config import Config
 from springtide.run.folder import Run, open_run
-from springtide.store import Folder
-from springtide.track.journal import Journal
+from springtide.storage import Folder
+from springtide.tracking.journal import Journal
 
 pytestmark = [pytest.mark.distributed, pytest.mark.processes]
 

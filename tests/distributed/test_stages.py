@@ -12,7 +12,7 @@ from loops import full_state, save_weights_alone, train, train_as_torchrun_does
 from prepared import prepare
 
 from springtide import config as configs
-from springtide.app.resolve import _branched
+from springtide.api.resolve import _branched
 from springtide.checkpoint import branch
 from springtide.checkpoint.format import read_manifest
 from springtide.config import Config
@@ -21,7 +21,7 @@ from springtide.events import Event, Started, StepDone
 from springtide.optim.build import rate_after
 from springtide.run.find import find_run
 from springtide.run.folder import open_run
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import open_data
 from springtide.training.start_check import check_start, check_tensors
 

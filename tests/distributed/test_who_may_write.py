@@ -18,7 +18,7 @@ from springtide.checkpoint import leases
 from springtide.checkpoint.format import committed
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError, RunExists
-from springtide.store import Folder
+from springtide.storage import Folder
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]
@@ -40,7 +40,7 @@ def trained(tiny: Config, ranks: Ranks) -> Config:
 
 
 _DRIVER = (
-    "import sys; from springtide.checkpoint import leases; from springtide.store import Folder; "
+    "import sys; from springtide.checkpoint import leases; from springtide.storage import Folder; "
     "run = Folder(sys.argv[1]); driver = leases.claim(run, 'driver', trains=False); "
     "leases.socket.gethostname = lambda: 'elsewhere'; leases.claim(run, 'driver', again=True); "
     "print('claimed', flush=True); sys.stdin.read()"

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from ports import reserve
 
-from springtide.on_ray.cluster.local import LocalCluster
+from springtide.ray.cluster.local import LocalCluster
 
 NODES = 3
 PATIENCE_S = 60

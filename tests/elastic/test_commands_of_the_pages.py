@@ -41,10 +41,10 @@ NOT_RUN = {
     **dict.fromkeys(
         ("springtide init", "springtide train mine.yaml"), "tests/unit/cli: a config file, and its lengths"
     ),
-    "transformers serve": "tests/unit/interop/test_served_export.py runs it",
+    "transformers serve": "tests/unit/hf/test_served_export.py runs it",
     "vllm serve": "vLLM",
     "serve run": "vLLM",
-    "springtide model evaluate runs/RUN --tasks": "data of the Hub: tests/unit/generation/test_tasks.py",
+    "springtide model evaluate runs/RUN --tasks": "data of the Hub: tests/unit/eval/test_tasks.py",
     "make": "this test is part of it",
     "ray job submit": "a bucket",
     "ray get-auth-token": "it writes a token into the home directory",

@@ -15,7 +15,7 @@ from ranks import run_ranks
 import springtide as st
 from springtide.config import Config
 from springtide.events import Event, Started, StepDone
-from springtide.on_ray.cluster.local import kill_worker
+from springtide.ray.cluster.local import kill_worker
 
 pytestmark = pytest.mark.cluster
 STEPS = 24

@@ -12,7 +12,7 @@ from live_pages import QUICK, page, writers
 import springtide as st
 from springtide.config import Config
 from springtide.events import Event, Failed, StepDone
-from springtide.on_ray.cluster.local import kill_worker
+from springtide.ray.cluster.local import kill_worker
 from springtide.run import live_report
 
 pytestmark = pytest.mark.cluster

@@ -18,8 +18,8 @@ from metadata import Metadata, metadata
 from ray.exceptions import RpcError
 
 from springtide.elastic.notices import Notice
-from springtide.on_ray.cluster.notices import Relay
 from springtide.preemption import MetadataService, NoticeSource, left_in
+from springtide.ray.cluster.notices import Relay
 
 TOKEN, ACTION = "/latest/api/token", "/latest/meta-data/spot/instance-action"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"

@@ -12,13 +12,13 @@ from labelled import few_rows, teacher
 from prepared import contents, prepare
 
 from springtide import config as configs
-from springtide.app import label as labelling
+from springtide.api import label as labelling
 from springtide.corpus import sources
 from springtide.dataset import in_process, make_dataset, open_dataset
 from springtide.errors import CorpusError
-from springtide.on_ray.data.feed import feed
-from springtide.on_ray.data.prepare import ray_map
-from springtide.store import Folder
+from springtide.ray.data.feed import feed
+from springtide.ray.data.prepare import ray_map
+from springtide.storage import Folder
 from springtide.stream import load, open_data
 
 pytestmark = pytest.mark.cluster

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from springtide.on_ray.cluster.session import private_network
+from springtide.ray.cluster.session import private_network
 
 
 @pytest.mark.cluster
@@ -49,7 +49,7 @@ IN_A_FOLDER = """
 import json
 import ray
 from springtide import config as configs
-from springtide.on_ray.cluster.session import cluster
+from springtide.ray.cluster.session import cluster
 
 @ray.remote
 def found():

@@ -21,7 +21,7 @@ import ray
 
 import springtide as st
 from springtide.config import Config
-from springtide.track.prometheus import EXPORTED
+from springtide.tracking.prometheus import EXPORTED
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
 WAIT_S = 120.0

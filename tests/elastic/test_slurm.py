@@ -106,7 +106,7 @@ def test_a_preempted_job_is_requeued_and_goes_on_by_itself(
 
 
 def _committed(config: Config) -> bool:
-    from springtide.store import Folder
+    from springtide.storage import Folder
 
     return bool(committed(Folder(config.run.root) / config.run.id))
 

@@ -14,7 +14,7 @@ import ray
 
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.snapshot_parts import Snapshot
-from springtide.on_ray.train import snapshot_lookup
+from springtide.ray.train import snapshot_lookup
 
 pytestmark = pytest.mark.cluster
 

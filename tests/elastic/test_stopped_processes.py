@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import ray
 
-from springtide.on_ray.cluster.liveness import GONE_S, Liveness, answers, silent_processes
-from springtide.on_ray.cluster.nodes import unanswering
+from springtide.ray.cluster.liveness import GONE_S, Liveness, answers, silent_processes
+from springtide.ray.cluster.nodes import unanswering
 
 
 @ray.remote(num_cpus=0)

@@ -19,21 +19,21 @@ from swept import STEPS, config_of, driver, population, table, trained
 
 import springtide as st
 from springtide import config as configs
-from springtide.app.sweep import sweep
+from springtide.api.sweep import sweep
 from springtide.checkpoint import leases
 from springtide.checkpoint.format import committed
 from springtide.checkpoint.format import name_of as name_at
 from springtide.errors import ConfigError, RunExists
 from springtide.events import Evaluated, Event, Started, StepDone
-from springtide.on_ray.tune.held_sweep import HeldSweep
-from springtide.on_ray.tune.messages import TrialJob
-from springtide.on_ray.tune.trial import Trial
-from springtide.on_ray.tune.tuner import BudgetStopper, ProgressCallback
-from springtide.on_ray.tune.worker_pool import WorkerPoolClient, open_worker_pool
-from springtide.store import Folder
-from springtide.track.journal import read_journal
-from springtide.track.mlflow_client import default_uri
-from springtide.tuning import SweepFolder, name_of, read
+from springtide.ray.tune.held_sweep import HeldSweep
+from springtide.ray.tune.messages import TrialJob
+from springtide.ray.tune.trial import Trial
+from springtide.ray.tune.tuner import BudgetStopper, ProgressCallback
+from springtide.ray.tune.worker_pool import WorkerPoolClient, open_worker_pool
+from springtide.storage import Folder
+from springtide.tracking.journal import read_journal
+from springtide.tracking.mlflow_client import default_uri
+from springtide.tune import SweepFolder, name_of, read
 
 pytestmark = pytest.mark.cluster
 SCRIPT = str(Path(__file__).parents[1] / "programs" / "swept.py")
@@ -188,7 +188,7 @@ def test_the_last_result_of_a_trial_is_told_when_its_run_has_ended(ray_cluster: 
 
 
 _HOLDER = (
-    "import sys; from springtide.checkpoint import leases; from springtide.store import Folder; "
+    "import sys; from springtide.checkpoint import leases; from springtide.storage import Folder; "
     "leases.claim(Folder(sys.argv[1]), 'another driver', trains=False); print('claimed', flush=True); sys.stdin.read()"
 )
 
@@ -223,7 +223,7 @@ def test_a_driver_whose_sweep_was_taken_over_notes_nothing_and_ends(ray_cluster:
     with open_worker_pool({"CPU": 1.0}) as pool:
         job = TrialJob(base, found, held, pool, train, lambda folder: None)
         monkey = pytest.MonkeyPatch()
-        monkey.setattr("springtide.on_ray.tune.trial_runner._FREE_S", 0.0)
+        monkey.setattr("springtide.ray.tune.trial_runner._FREE_S", 0.0)
         about = {TRIAL_INFO: SimpleNamespace(trial_name=name_of(0))}
         trial = with_parameters(Trial, job=job)({"trial": {"number": 0, "point": {}}, **about})
         assert "held by lease 2" in trial.step()["held"], "its run is another's: it does not fail for that"

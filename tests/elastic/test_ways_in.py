@@ -28,7 +28,7 @@ from springtide.cli.status import Status
 from springtide.config import Config
 from springtide.config.files import dump
 from springtide.events import StepDone
-from springtide.store import Folder
+from springtide.storage import Folder
 
 pytestmark = pytest.mark.cluster
 REPOSITORY = Path(__file__).parents[2]
@@ -286,7 +286,7 @@ def test_killed_at_step_60_with_all_its_workers_it_resumes_as_if_nothing_had_bee
 PRIVATE = """
 import subprocess, sys
 from springtide import config
-from springtide.on_ray.cluster.session import cluster
+from springtide.ray.cluster.session import cluster
 with cluster(config.recipes.tiny(), dashboard=False):
     import ray
     assert len(ray.nodes()) == 1

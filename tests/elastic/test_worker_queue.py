@@ -16,10 +16,10 @@ import pytest
 import ray
 
 from springtide import config as configs
-from springtide.app.queue import queue
+from springtide.api.queue import queue
 from springtide.errors import ConfigError
-from springtide.on_ray.cluster.session import NAMESPACE
-from springtide.on_ray.cluster.worker_queue import ACTOR, QueueClient, check_quota, write_quotas
+from springtide.ray.cluster.session import NAMESPACE
+from springtide.ray.cluster.worker_queue import ACTOR, QueueClient, check_quota, write_quotas
 
 
 class Run:

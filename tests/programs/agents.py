@@ -15,8 +15,8 @@ from ranks import meeting_place
 from springtide import config as configs
 from springtide.config import Config
 from springtide.events import Event
-from springtide.store import Folder
-from springtide.track.journal import read_journal
+from springtide.storage import Folder
+from springtide.tracking.journal import read_journal
 
 PATIENCE_S = 120.0
 _LOOK_S = 0.05

@@ -18,9 +18,9 @@ from typing import Any
 
 import ray
 
-from springtide.on_ray._ray_private import Cluster
-from springtide.on_ray.cluster.nodes import live
-from springtide.on_ray.cluster.session import (
+from springtide.ray._ray_private import Cluster
+from springtide.ray.cluster.nodes import live
+from springtide.ray.cluster.session import (
     NAMESPACE,
     files_of_ray,
     own_address_file,

@@ -65,7 +65,7 @@ def main() -> int:
     from prepared import prepare
 
     from springtide import config as configs
-    from springtide.on_ray.cluster.session import cluster
+    from springtide.ray.cluster.session import cluster
 
     busy = [sys.executable, "-c", BUSY.format(parent=os.getpid())]
     failures, slowest = 0, dict[str, float]()

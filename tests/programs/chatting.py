@@ -16,7 +16,7 @@ from springtide.checkpoint.weights_only import write_weights
 from springtide.dataset import open_dataset
 from springtide.model import whole
 from springtide.run.folder import Run, open_run
-from springtide.store import Folder
+from springtide.storage import Folder
 
 LENGTH = 160
 MODEL = {"num_layers": 2, "dim": 64, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 96, "max_sequence_length": LENGTH}

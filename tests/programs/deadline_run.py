@@ -18,14 +18,14 @@ from typing import Any
 from autoscaled import autoscaled, markets, wait_for
 
 import springtide as st
-from springtide.app.drill import compare
-from springtide.app.scenarios import Scenario, config_of
+from springtide.api.drill import compare
 from springtide.config import Config
 from springtide.elastic.on_demand import ORDER_S
 from springtide.events import Event, Ordered, Started, StepDone
-from springtide.on_ray.cluster.nodes import leftovers
+from springtide.planning.scenarios import Scenario, config_of
+from springtide.ray.cluster.nodes import leftovers
 from springtide.run import control
-from springtide.store import Folder
+from springtide.storage import Folder
 
 ALONE_S = float(sys.argv[1]) if len(sys.argv) > 1 else 160.0
 _FIRST, _CALIBRATED, _EVERY = 20, 40, 10

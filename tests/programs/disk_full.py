@@ -20,7 +20,7 @@ from ranks import meeting_place
 import springtide as st
 from springtide import config as configs
 from springtide.events import SaveFailed
-from springtide.track.journal import read_journal
+from springtide.tracking.journal import read_journal
 
 FULL_FROM, FULL_TO = 6, 12
 """The disk is full after the first of these steps and until the second."""

@@ -12,10 +12,10 @@ from ray.exceptions import ActorDiedError, GetTimeoutError
 
 from springtide.elastic.health import Health
 from springtide.elastic.survivors import LiveShard
-from springtide.on_ray.cluster import liveness, nodes
-from springtide.on_ray.loading import load_worker
-from springtide.on_ray.train import process_pool
-from springtide.on_ray.train.worker import let_go, settle, warm_up
+from springtide.ray.cluster import liveness, nodes
+from springtide.ray.loading import load_worker
+from springtide.ray.train import process_pool
+from springtide.ray.train.worker import let_go, settle, warm_up
 
 FIT = Health(1e12, 1e11)
 

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-_PARTS = ("springtide/checkpoint/", "springtide/store/")
+_PARTS = ("springtide/checkpoint/", "springtide/storage/")
 _PLACES = {
     *(
         "begin",

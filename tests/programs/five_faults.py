@@ -17,11 +17,11 @@ from typing import Any
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from springtide.app.prepare import prepare
-from springtide.app.scenarios import Act, Scenario, Stage, config_of
-from springtide.app.train import train
+from springtide.api.prepare import prepare
+from springtide.api.train import train
 from springtide.events import Decided, Event, Failed, Left, Started, StepDone, Stopped
-from springtide.on_ray.cluster.local import LocalCluster, kill_worker
+from springtide.planning.scenarios import Act, Scenario, Stage, config_of
+from springtide.ray.cluster.local import LocalCluster, kill_worker
 from springtide.run.compare import compare_runs
 from springtide.run.folder import Run
 

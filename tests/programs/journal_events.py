@@ -9,8 +9,8 @@ import random
 import numpy as np
 
 from springtide.events import Decided, Evaluated, Event, Failed, Left, Saved, Started, StepDone, Stopped
-from springtide.track.journal import last_steps
-from springtide.track.timeline import COLUMNS, Timeline, timeline_of
+from springtide.tracking.journal import last_steps
+from springtide.tracking.timeline import COLUMNS, Timeline, timeline_of
 
 
 def step(number: int, loss: float = 1.0, sources: tuple[str, ...] = ()) -> StepDone:

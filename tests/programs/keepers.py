@@ -12,7 +12,7 @@ from springtide.checkpoint.staging import StagingBuffer
 from springtide.config import Config
 from springtide.distributed import World
 from springtide.events import record
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import open_data
 from springtide.training import TrainLoop
 

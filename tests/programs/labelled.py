@@ -18,7 +18,7 @@ from springtide.config import Config
 from springtide.model import build
 from springtide.run.folder import Run
 from springtide.shards import SplitReader, ids_of, load_manifest
-from springtide.store import Folder
+from springtide.storage import Folder
 
 
 def few_rows(tiny: Config, **changes: Any) -> Config:

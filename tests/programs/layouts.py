@@ -20,7 +20,7 @@ from springtide.checkpoint.restore import restore
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.distributed import World
-from springtide.store import Folder, digest
+from springtide.storage import Folder, digest
 
 ROWS = 13  # divides by no world size here
 

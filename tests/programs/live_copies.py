@@ -24,7 +24,7 @@ from springtide.distributed import world as world_of
 from springtide.elastic import Interrupt
 from springtide.elastic.survivors import LiveShard, newest_holders
 from springtide.events import Event
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import open_data
 from springtide.training import Placement, TrainLoop
 from springtide.training.live_state import LiveState

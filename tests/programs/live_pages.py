@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from springtide.run import live_report
-from springtide.store import Folder
+from springtide.storage import Folder
 
 QUICK = "import sys; from springtide.run import live_report as one; one.EVERY_S = 0.05; one.TIMES = 0; one.main(sys.argv[1])"
 

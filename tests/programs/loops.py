@@ -34,14 +34,14 @@ from springtide.events import Evaluated, Event, Started, StepDone
 from springtide.model import build, skeleton
 from springtide.optim import loss_scale as loss_scale_module
 from springtide.optim.build import optimizer_of
+from springtide.planning.step_memory import Meter
 from springtide.run.folder import Run
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import Batch, RankReader, load, open_data
-from springtide.track.journal import Journal
+from springtide.tracking.journal import Journal
 from springtide.training import Placement, StepSetup, TrainLoop, Work, energy, rollback, train_step
 from springtide.training.__main__ import train as run_alone
 from springtide.training.evaluate import Evaluations
-from springtide.training.memory_estimate import Meter
 from springtide.training.micro_batches import micro_batches
 from springtide.training.weights import initialize
 
@@ -277,7 +277,7 @@ def save_and_die(world: World, config: Config, point: str) -> list[Event]:
 
 
 SLOW_WRITER = (
-    "import time; from springtide.store import Folder; put = Folder.put; "
+    "import time; from springtide.storage import Folder; put = Folder.put; "
     "Folder.put = lambda *arguments: (time.sleep(0.2), put(*arguments)); "
     "from springtide.checkpoint.writer_process import main; main()"
 )

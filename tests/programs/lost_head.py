@@ -25,8 +25,8 @@ from ports import reserve
 import springtide as st
 from springtide import config as configs
 from springtide.events import Event, StepDone
-from springtide.on_ray.cluster.local import LocalCluster
-from springtide.track.ledger import ledger
+from springtide.ray.cluster.local import LocalCluster
+from springtide.tracking.ledger import ledger
 
 AWAY_S = float(sys.argv[1]) if len(sys.argv) > 1 else 6.0
 STEPS = int(max(160, 27 * AWAY_S))  # more than are done while the head is away, twice

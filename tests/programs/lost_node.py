@@ -27,15 +27,15 @@ from springtide.checkpoint.shared_memory import NO_STEP
 from springtide.checkpoint.snapshots import Snapshotter, restore_from_snapshots
 from springtide.checkpoint.tensors import named_tensors
 from springtide.elastic.copies import place
-from springtide.on_ray.cluster.notices import PreemptionWatchers
-from springtide.on_ray.cluster.session import NAMESPACE
-from springtide.on_ray.train import snapshot_saver
-from springtide.on_ray.train.mailbox import MailboxClient, NoticeSender, open_mailbox
-from springtide.on_ray.train.other_reader import read_elsewhere
-from springtide.on_ray.train.snapshot_client import SnapshotClient, snapshot_servers_follow
-from springtide.on_ray.train.snapshot_lookup import name_prefix, servers_named
-from springtide.on_ray.train.worker import TrainJob
-from springtide.store import Folder
+from springtide.ray.cluster.notices import PreemptionWatchers
+from springtide.ray.cluster.session import NAMESPACE
+from springtide.ray.train import snapshot_saver
+from springtide.ray.train.mailbox import MailboxClient, NoticeSender, open_mailbox
+from springtide.ray.train.other_reader import read_elsewhere
+from springtide.ray.train.snapshot_client import SnapshotClient, snapshot_servers_follow
+from springtide.ray.train.snapshot_lookup import name_prefix, servers_named
+from springtide.ray.train.worker import TrainJob
+from springtide.storage import Folder
 
 WORLD_SIZE = 3
 ALONE_S = 8.0

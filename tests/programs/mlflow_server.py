@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 from ports import reserve
 
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _NOBODY = 65534
 """PostgreSQL does not run as root."""

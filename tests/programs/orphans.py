@@ -29,11 +29,11 @@ from springtide.checkpoint.restore import restore
 from springtide.checkpoint.snapshots import Snapshotter
 from springtide.checkpoint.tensors import named_tensors
 from springtide.config import Config
-from springtide.on_ray.cluster.session import NAMESPACE
-from springtide.on_ray.train.mailbox import MailboxClient, open_mailbox
-from springtide.on_ray.train.snapshot_client import SnapshotClient
-from springtide.on_ray.train.snapshot_lookup import name_prefix, servers_named
-from springtide.store import Folder
+from springtide.ray.cluster.session import NAMESPACE
+from springtide.ray.train.mailbox import MailboxClient, open_mailbox
+from springtide.ray.train.snapshot_client import SnapshotClient
+from springtide.ray.train.snapshot_lookup import name_prefix, servers_named
+from springtide.storage import Folder
 
 NODES = 2
 ALONE_S = 8.0

@@ -9,10 +9,10 @@ from loops import train
 from prepared import prepare, small
 from ranks import run_ranks
 
-from springtide.app.label import label
+from springtide.api.label import label
 from springtide.config import Config
 from springtide.run.folder import Run
-from springtide.store import Folder
+from springtide.storage import Folder
 
 STEPS = 4
 

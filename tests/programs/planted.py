@@ -110,23 +110,23 @@ def _together(*patches: Plant) -> Iterator[None]:
 @fixed(
     "06b603c8",
     "elastic/test_private_cluster.py",
-    found_by="on_ray/test_connect.py::test_cluster_keeps_the_current_folder_out_of_its_workers",
+    found_by="ray/test_connect.py::test_cluster_keeps_the_current_folder_out_of_its_workers",
 )
 def current_folder_first() -> Plant:
     """Ray's workers looked for modules in the driver's current folder before they looked at installed packages."""
-    from springtide.on_ray.cluster import session
+    from springtide.ray.cluster import session
 
     return patch(session, "keep_current_folder_out", lambda job: None)
 
 
 @fixed(
     "542dbedc",
-    "unit/app/test_doctor_gpus.py",
-    found_by="app/test_doctor_gpus.py::test_processes_that_talk_import_nothing_from_the_current_folder",
+    "unit/api/test_doctor_gpus.py",
+    found_by="api/test_doctor_gpus.py::test_processes_that_talk_import_nothing_from_the_current_folder",
 )
 def doctor_imports_from_here() -> Plant:
     """Processes that springtide doctor starts imported from the current folder first."""
-    from springtide.app import doctor_gpus
+    from springtide.api import doctor_gpus
 
     def start(command: Sequence[str], **options: Any) -> Any:
         options["env"] = {name: value for name, value in options["env"].items() if name != "PYTHONPATH"}
@@ -137,12 +137,12 @@ def doctor_imports_from_here() -> Plant:
 
 @fixed(
     "cecf1414",
-    "unit/app/test_provenance.py",
-    found_by="app/test_provenance.py::test_a_filter_of_the_checkout_is_not_run",
+    "unit/api/test_provenance.py",
+    found_by="api/test_provenance.py::test_a_filter_of_the_checkout_is_not_run",
 )
 def git_runs_filters() -> Plant:
     """Git ran the clean filter that a stranger's checkout names in its own config."""
-    from springtide.app import provenance
+    from springtide.api import provenance
 
     return patch(provenance, "_own_filters", lambda directory: [])
 
@@ -168,13 +168,13 @@ def steps_multiply() -> Plant:
 
 @fixed(
     "fa62823e",
-    "unit/interop/test_links_and_limits.py",
-    found_by="interop/test_links_and_limits.py::test_a_link_out_of_a_model_is_refused_first",
+    "unit/hf/test_links_and_limits.py",
+    found_by="hf/test_links_and_limits.py::test_a_link_out_of_a_model_is_refused_first",
 )
 def template_is_a_link() -> Plant:
     """The chat template of a model's folder was read through a link that leads out of the folder."""
-    from springtide.interop import hf_template
-    from springtide.store import Folder
+    from springtide.hf import hf_template
+    from springtide.storage import Folder
 
     class Open(Folder):
         def confined(self) -> Folder:
@@ -191,7 +191,7 @@ def template_is_a_link() -> Plant:
 )
 def step_of_a_newer_checkpoint() -> Plant:
     """A sample named the step of a checkpoint that a run committed while the text was written."""
-    from springtide.app import train
+    from springtide.api import train
     from springtide.checkpoint.format import step_of
 
     sample = train.sample
@@ -218,11 +218,11 @@ def spike_skips_the_trunk() -> Plant:
 @fixed(
     "44b2cccd",
     "elastic/test_runs_on_ray.py",
-    found_by="on_ray/test_mailbox.py::test_rank_0_ends_the_request_that_it_has_heard_and_beats_once_a_second",
+    found_by="ray/test_mailbox.py::test_rank_0_ends_the_request_that_it_has_heard_and_beats_once_a_second",
 )
 def save_is_heard_twice() -> Plant:
     """A save that was followed ended by a call of its own, which could arrive after the next wait for a request."""
-    from springtide.on_ray.train import event_sender
+    from springtide.ray.train import event_sender
 
     def interrupt(self: Any) -> Any:
         if not self._request.has_come(0):
@@ -241,11 +241,11 @@ def save_is_heard_twice() -> Plant:
 @fixed(
     "f715c0c0",
     "elastic/test_runs_on_ray.py",
-    found_by="on_ray/test_mailbox.py::test_rank_0_ends_the_request_that_it_has_heard_and_beats_once_a_second",
+    found_by="ray/test_mailbox.py::test_rank_0_ends_the_request_that_it_has_heard_and_beats_once_a_second",
 )
 def request_is_heard_late() -> Plant:
     """A request to leave, stop or save was followed two steps later than it could be."""
-    from springtide.on_ray.train import event_sender
+    from springtide.ray.train import event_sender
 
     interrupt = event_sender.EventSender.interrupt
 
@@ -260,11 +260,11 @@ def request_is_heard_late() -> Plant:
 @fixed(
     "37b6d114",
     "elastic/test_snapshot_servers.py",
-    found_by="on_ray/test_snapshots_kept.py::test_a_group_on_one_node_has_copies_elsewhere",
+    found_by="ray/test_snapshots_kept.py::test_a_group_on_one_node_has_copies_elsewhere",
 )
 def next_node_waits() -> Plant:
     """A group on one node whose copy failed tried no other node before its next snapshot."""
-    from springtide.on_ray.train import snapshot_client
+    from springtide.ray.train import snapshot_client
 
     hold, tries = snapshot_client.SnapshotClient._hold, snapshot_client._TRIES
 
@@ -290,11 +290,11 @@ def refusal_names_a_group() -> Plant:
 @fixed(
     "a696c4fc",
     "elastic/test_snapshot_servers.py",
-    found_by="on_ray/test_snapshots_kept.py::test_of_two_copies_a_failed_one_does_not_count",
+    found_by="ray/test_snapshots_kept.py::test_of_two_copies_a_failed_one_does_not_count",
 )
 def failed_node_stays() -> Plant:
     """A node whose snapshot server hangs or is full was chosen for copies again and again."""
-    from springtide.on_ray.train import snapshot_client
+    from springtide.ray.train import snapshot_client
 
     return patch(snapshot_client.SnapshotClient, "_avoid", lambda self, node: None)
 
@@ -302,11 +302,11 @@ def failed_node_stays() -> Plant:
 @fixed(
     "169d5c59",
     "elastic/test_runs_on_ray.py",
-    found_by="app/test_estimate.py::test_fewest_workers_fit_a_step_with_one_row",
+    found_by="planning/test_estimate.py::test_fewest_workers_fit_a_step_with_one_row",
 )
 def auto_with_a_range() -> Plant:
     """A run with train.micro_batch = auto and a range of workers ended with a traceback before it began."""
-    from springtide.app import estimate
+    from springtide.api import estimate
 
     least = estimate.least_workers
 
@@ -322,7 +322,7 @@ def auto_with_a_range() -> Plant:
 @fixed(
     "0efa38a7",
     "elastic/test_runs_on_ray.py",
-    found_by="track/test_secrets.py::test_a_config_without_its_secrets_is_a_config",
+    found_by="tracking/test_secrets.py::test_a_config_without_its_secrets_is_a_config",
 )
 def passwords_in_configs() -> Plant:
     """Passwords in the URLs of a config went to MLflow, checkpoints, Ray and the screen."""
@@ -356,11 +356,11 @@ def weights_of_another_vocabulary() -> Plant:
 @fixed(
     "ec3631ce",
     "distributed/test_who_may_write.py",
-    found_by="app/test_second_driver.py::test_driver_that_claims_too_late_has_written_nothing",
+    found_by="api/test_second_driver.py::test_driver_that_claims_too_late_has_written_nothing",
 )
 def refused_driver_has_written() -> Plant:
     """A second driver wrote its config into the run before it was refused."""
-    from springtide.app import resolve, train
+    from springtide.api import resolve, train
 
     lease = train._lease
 
@@ -387,11 +387,11 @@ def open_files_leak() -> Plant:
 @fixed(
     "db0f8eb9",
     "elastic/test_metadata.py",
-    found_by="on_ray/test_nodes.py::test_a_deadline_is_as_far_away_as_the_node_itself_says_whatever_the_drivers_clock_shows",
+    found_by="ray/test_nodes.py::test_a_deadline_is_as_far_away_as_the_node_itself_says_whatever_the_drivers_clock_shows",
 )
 def deadline_by_the_drivers_clock() -> Plant:
     """The deadline of a notice was counted by the driver's clock, which may differ from the node's."""
-    from springtide.on_ray.cluster import nodes
+    from springtide.ray.cluster import nodes
 
     monotonic = nodes._monotonic
     return patch(nodes, "_monotonic", lambda deadline_ms, told: monotonic(deadline_ms, None))
@@ -418,12 +418,12 @@ def code_of_one_size() -> Plant:
 
 @fixed(
     "b240a356",
-    "unit/on_ray/test_reaper.py",
-    found_by="on_ray/test_reaper.py::test_a_process_of_the_cluster_ends_and_a_user_who_reads_its_log_does_not",
+    "unit/ray/test_reaper.py",
+    found_by="ray/test_reaper.py::test_a_process_of_the_cluster_ends_and_a_user_who_reads_its_log_does_not",
 )
 def reaper_ends_others() -> Plant:
     """What ends a private cluster ended every process that had one of its logs open."""
-    from springtide.on_ray.cluster import reaper
+    from springtide.ray.cluster import reaper
 
     script = Path(tempfile.mkdtemp(prefix="planted-")) / "reaper.py"
     script.write_text(

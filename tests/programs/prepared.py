@@ -11,7 +11,7 @@ from springtide import config as configs
 from springtide.config import Config
 from springtide.dataset import Map, in_process, make_dataset, silent
 from springtide.shards import load_manifest
-from springtide.store import Folder
+from springtide.storage import Folder
 
 LENGTH = 16
 

@@ -15,8 +15,8 @@ import psutil
 import ray
 
 from springtide import config as configs
-from springtide.on_ray.cluster.local import LocalCluster
-from springtide.on_ray.cluster.session import cluster, dashboard_hint
+from springtide.ray.cluster.local import LocalCluster
+from springtide.ray.cluster.session import cluster, dashboard_hint
 
 LOOPBACK = ("127.0.0.1", "::ffff:127.0.0.1", "::1")
 _STRANGER = """

@@ -15,7 +15,7 @@ from pathlib import Path
 import fsspec
 from ports import reserve
 
-from springtide.store import s3
+from springtide.storage import s3
 
 _SECRET = {"accessKey": "springtide", "secretKey": "for-tests-only"}
 

@@ -22,7 +22,7 @@ from springtide.checkpoint.restore import restore
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.tensors import named_tensors
 from springtide.errors import RunExists
-from springtide.store import Folder
+from springtide.storage import Folder
 
 HERE = str(Path(__file__).parent)
 WIDTH = 64

@@ -23,11 +23,11 @@ import mlflow_server
 from ports import reserve
 
 from springtide import config as configs
-from springtide.app.prepare import prepare
-from springtide.app.train import train
+from springtide.api.prepare import prepare
+from springtide.api.train import train
 from springtide.events import Event, StepDone
-from springtide.on_ray.cluster.local import kill_worker
-from springtide.on_ray.cluster.session import cluster
+from springtide.ray.cluster.local import kill_worker
+from springtide.ray.cluster.session import cluster
 from springtide.run.folder import open_run
 
 PICTURES = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[2] / "docs" / "pictures"

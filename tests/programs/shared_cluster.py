@@ -17,14 +17,14 @@ from typing import Any
 import ray
 
 from springtide import config as configs
-from springtide.app.drill import Scenario, config_of
-from springtide.app.prepare import prepare
-from springtide.app.queue import queue
-from springtide.app.train import train
-from springtide.on_ray.cluster.local import LocalCluster
-from springtide.on_ray.cluster.nodes import leftovers
+from springtide.api.drill import Scenario, config_of
+from springtide.api.prepare import prepare
+from springtide.api.queue import queue
+from springtide.api.train import train
+from springtide.ray.cluster.local import LocalCluster
+from springtide.ray.cluster.nodes import leftovers
 from springtide.run.folder import Run, open_run
-from springtide.track.journal import read_journal
+from springtide.tracking.journal import read_journal
 
 STEPS, FEWER = 400, 60
 """Steps of the lower, and of the higher, which ends first: then the lower has its workers again."""

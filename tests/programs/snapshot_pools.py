@@ -17,12 +17,12 @@ from springtide import config as configs
 from springtide.checkpoint.format import Meta, StagedPiece
 from springtide.checkpoint.snapshot_parts import Snapshot
 from springtide.checkpoint.staging import StagingBuffer
-from springtide.on_ray.cluster import liveness
-from springtide.on_ray.train import snapshot_client, snapshot_server
-from springtide.on_ray.train.snapshot_client import SnapshotClient
-from springtide.on_ray.train.snapshot_lookup import ServerContents
-from springtide.on_ray.train.snapshot_server import SnapshotServer
-from springtide.store import Folder, digest
+from springtide.ray.cluster import liveness
+from springtide.ray.train import snapshot_client, snapshot_server
+from springtide.ray.train.snapshot_client import SnapshotClient
+from springtide.ray.train.snapshot_lookup import ServerContents
+from springtide.ray.train.snapshot_server import SnapshotServer
+from springtide.storage import Folder, digest
 
 WAIT_S = 30.0
 

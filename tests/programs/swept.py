@@ -24,11 +24,11 @@ from ports import reserve
 
 import springtide as st
 from springtide import config as configs
-from springtide.app.sweep import sweep
+from springtide.api.sweep import sweep
 from springtide.errors import RunExists
-from springtide.on_ray.cluster.local import LocalCluster
-from springtide.on_ray.cluster.nodes import leftovers
-from springtide.on_ray.train.snapshot_client import ALONE_S
+from springtide.ray.cluster.local import LocalCluster
+from springtide.ray.cluster.nodes import leftovers
+from springtide.ray.train.snapshot_client import ALONE_S
 
 MOST_NODES = 4
 STEPS = 30

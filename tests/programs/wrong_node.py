@@ -40,7 +40,7 @@ def _flip(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
 
 def main() -> None:
     """Train, and say what became of the node."""
-    from springtide.on_ray.cluster.local import LocalCluster
+    from springtide.ray.cluster.local import LocalCluster
 
     logging.basicConfig(level=logging.ERROR)
     with tempfile.TemporaryDirectory() as root:

@@ -13,9 +13,9 @@ from springtide.distributed import World
 from springtide.distributed import world as world_of
 from springtide.errors import UnfitNode
 from springtide.events import Event
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import open_data
-from springtide.track.journal import Journal
+from springtide.tracking.journal import Journal
 from springtide.training import Placement, TrainLoop, recheck
 
 EXPONENT = 1 << 26

@@ -16,24 +16,24 @@ import torch.distributed as dist
 
 import springtide as st
 from springtide.distributed import world
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import load, open_data
-from springtide.track.journal import Journal
+from springtide.tracking.journal import Journal
 from springtide.training import TrainLoop
 
 pytestmark = pytest.mark.processes
 
 MODULES = (
-    *("springtide.app.prepare", "springtide.app.resolve", "springtide.stream.batches"),
+    *("springtide.api.prepare", "springtide.api.resolve", "springtide.stream.batches"),
     *("springtide.checkpoint.checkpointer", "springtide.model.next_token", "springtide.training.step_metrics"),
     *(
-        "springtide.app.train",
-        "springtide.app.sweep",
-        "springtide.app.sweep_plan",
-        "springtide.tuning.folder",
-        "springtide.app.drill",
-        "springtide.app.simulate",
-        "springtide.app.simulate_market",
+        "springtide.api.train",
+        "springtide.api.sweep",
+        "springtide.api.sweep_plan",
+        "springtide.tune.folder",
+        "springtide.api.drill",
+        "springtide.planning.simulation",
+        "springtide.planning.market_simulation",
     ),
     *("springtide.elastic.evenness", "springtide.elastic.survivors", "springtide.elastic.copies"),
     *(
@@ -43,9 +43,9 @@ MODULES = (
         "springtide.elastic.on_demand",
         "springtide.elastic.restart_forecast",
     ),
-    *("springtide.app.plan", "springtide.app.plan_rows", "springtide.config.cluster_file"),
-    *("springtide.config.devices", "springtide.app.plan_memory", "springtide.elastic.allocation"),
-    *("springtide.app.estimate", "springtide.run.folder", "springtide.run.verify", "springtide.track.ledger"),
+    *("springtide.planning.plan", "springtide.planning.rows", "springtide.config.cluster_file"),
+    *("springtide.config.devices", "springtide.planning.memory", "springtide.elastic.allocation"),
+    *("springtide.planning.estimate", "springtide.run.folder", "springtide.run.verify", "springtide.tracking.ledger"),
     *("springtide.config.files", "springtide.config.schema", "springtide.config.recipes", "springtide.errors"),
     *(
         "springtide.run.exchange",
@@ -55,12 +55,12 @@ MODULES = (
         "springtide.model.distill",
         "springtide.model.preference",
         "springtide.run.labeller",
-        "springtide.app.label",
+        "springtide.api.label",
         "springtide.run.page_facts",
-        "springtide.track.run_state",
-        "springtide.app.doctor",
+        "springtide.tracking.run_state",
+        "springtide.api.doctor",
         "springtide.config.problems",
-        "springtide.app.device_memory",
+        "springtide.planning.device_memory",
         "springtide.distributed.float8",
     ),
 )

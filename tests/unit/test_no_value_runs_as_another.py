@@ -24,12 +24,12 @@ from springtide.model.adapter import adapt
 from springtide.model.decoder import Block
 from springtide.model.frozen import hold
 from springtide.model.positions import rotary_table
-from springtide.on_ray.tune import schedulers
 from springtide.optim.build import optimizer_of
 from springtide.optim.schedule import learning_rate
 from springtide.preemption.sources import open_sources
-from springtide.store import Folder
-from springtide.tuning import search
+from springtide.ray.tune import schedulers
+from springtide.storage import Folder
+from springtide.tune import search
 
 MODEL = ModelConfig(num_layers=1, dim=32, num_heads=2, num_kv_heads=1)
 

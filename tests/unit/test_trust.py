@@ -10,7 +10,7 @@ import pytest
 
 import springtide as st
 from springtide import config as configs
-from springtide.app.train import sample
+from springtide.api.train import sample
 from springtide.cli.main import main
 from springtide.config import Config
 from springtide.config.code import file_of, find_code

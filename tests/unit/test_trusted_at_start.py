@@ -19,7 +19,7 @@ from springtide.cli.main import main
 from springtide.config import Config, check_trusted
 from springtide.config.code import code_digest
 from springtide.errors import ConfigError
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.training.group_lease import GroupLease
 
 SOURCE = "trusted_model.net:build"

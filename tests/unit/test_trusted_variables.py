@@ -14,7 +14,7 @@ from springtide.cli.main import main
 from springtide.config import Config
 from springtide.config.elastic import ALLOWED_ENV
 from springtide.errors import ConfigError
-from springtide.store import Folder
+from springtide.storage import Folder
 
 HARMFUL = [
     "LD_PRELOAD",

@@ -9,7 +9,7 @@ from springtide.checkpoint import leases
 from springtide.checkpoint.format import Meta, abandon, committed, step_of
 from springtide.checkpoint.snapshot_parts import SnapshotPart
 from springtide.config.steps import StepsDone
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _COMPONENT, _FIELD = "recheck", "agreed_step"
 

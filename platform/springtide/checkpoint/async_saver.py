@@ -45,7 +45,7 @@ from springtide.checkpoint.staging import StagingBuffer, StagingPlan, in_thread
 from springtide.checkpoint.tensors import local, raw
 from springtide.checkpoint.writer_process import SpareWriter, WriterProcess, try_to_write
 from springtide.faults import armed
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _LEAVING_S = 30.0
 _PATIENCE_S = 600.0

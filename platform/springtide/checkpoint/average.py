@@ -29,7 +29,7 @@ from springtide.checkpoint.load import by_tensor, read_boxes, read_pieces
 from springtide.checkpoint.tensors import Box, raw, type_of
 from springtide.checkpoint.weights_only import PART_BYTES, write_weights
 from springtide.errors import CheckpointError
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _Tensors = dict[str, list[Piece]]
 

@@ -15,7 +15,7 @@ from springtide.checkpoint.retention import hold
 from springtide.config.schema import TrainConfig
 from springtide.config.steps import StepsDone
 from springtide.errors import ConfigError, explain
-from springtide.store import Folder
+from springtide.storage import Folder
 
 FIELD = "train.start_from"
 _COMPONENT, _TOKENS, _LOSS_SCALE = "stages_before", "tokens", "loss_scale"

@@ -18,7 +18,7 @@ from springtide.checkpoint.tensors import named_tensors
 from springtide.config.steps import StepsDone
 from springtide.distributed import gathered, on_first, rank_here
 from springtide.errors import CheckpointError
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _TRIES = 3
 

@@ -45,7 +45,7 @@ from springtide.checkpoint.format import (
 )
 from springtide.errors import CheckpointError, RunExists
 from springtide.faults import reach
-from springtide.store import Folder, digest, to_json
+from springtide.storage import Folder, digest, to_json
 
 _PUT_BYTES = 8 * 2**20
 _LEFT_S = 3600.0

@@ -26,8 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from springtide.checkpoint import validate
 from springtide.config.steps import OrderStep, StepsDone
 from springtide.errors import CheckpointError, DamagedFile
-from springtide.store import Folder, digest, to_json
-from springtide.store.folder import first_problem
+from springtide.storage import Folder, digest, to_json
+from springtide.storage.folder import first_problem
 
 COMMITTED = "COMMITTED"
 ABANDONED = "ABANDONED"

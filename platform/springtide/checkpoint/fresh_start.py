@@ -7,7 +7,7 @@ from __future__ import annotations
 from springtide.checkpoint import leases
 from springtide.checkpoint.format import COMMITTED, abandon, committed, listed, term_of
 from springtide.errors import CheckpointError
-from springtide.store import Folder
+from springtide.storage import Folder
 
 
 def has_ever_committed(run: Folder) -> bool:

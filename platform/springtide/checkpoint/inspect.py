@@ -23,7 +23,7 @@ from springtide.checkpoint.format import (
     step_of,
 )
 from springtide.errors import CheckpointError
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _READERS = 4
 

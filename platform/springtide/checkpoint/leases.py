@@ -29,8 +29,8 @@ from springtide.checkpoint.process_id import process_id
 from springtide.config.code import CODE_FIELDS, code_digest, is_sealed, seal
 from springtide.config.steps import StepsDone
 from springtide.errors import DamagedFile, LeaseOvertaken, RunExists, damaged
-from springtide.store import Folder, to_json
-from springtide.store.folder import first_problem
+from springtide.storage import Folder, to_json
+from springtide.storage.folder import first_problem
 
 _log = logging.getLogger(__name__)
 _FILE = re.compile(r"(\d{4,})\.json")

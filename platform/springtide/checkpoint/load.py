@@ -25,7 +25,7 @@ from springtide.checkpoint.new_blocks import with_new_blocks, without_new_output
 from springtide.checkpoint.piece_table import PieceTable
 from springtide.checkpoint.tensors import Box, box, local, materialize, named_tensors, raw, type_name, type_of
 from springtide.errors import CheckpointError
-from springtide.store import Folder, digest
+from springtide.storage import Folder, digest
 
 _READ_BYTES = 16 * 2**20
 _READERS = 6

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from springtide.checkpoint.format import Identity, Meta, abandon, committed, name_of, read_manifest
 from springtide.errors import CheckpointError
-from springtide.store import Folder
+from springtide.storage import Folder
 
 
 def of_another_order(run: Folder, meta: Meta, identity: Identity) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 import numpy as np
 
 from springtide.checkpoint.format import BLOCK_BYTES, Piece
-from springtide.store import digest, to_json
+from springtide.storage import digest, to_json
 
 if TYPE_CHECKING:  # that file imports torch
     from springtide.checkpoint.tensors import Box

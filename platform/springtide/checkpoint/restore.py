@@ -44,7 +44,7 @@ from springtide.config.schema import TrainConfig
 from springtide.config.steps import StepsDone
 from springtide.distributed import gathered, on_first, rank_here
 from springtide.errors import CheckpointError, UnfitNode
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")

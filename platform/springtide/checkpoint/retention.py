@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from springtide.checkpoint.format import COMMITTED, checkpoints, step_of, term_of
 from springtide.config.schema import CheckpointConfig
 from springtide.errors import DamagedFile
-from springtide.store import Folder, to_json
+from springtide.storage import Folder, to_json
 
 _OURS = re.compile(r"COMMITTED|ABANDONED|QUARANTINED|a\d{4,}-(manifest\.json|r\d{4,}\.(json|safetensors))")
 """Files of a checkpoint. Whatever else lies in its folder, somebody has put there."""

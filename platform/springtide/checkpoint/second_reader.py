@@ -10,7 +10,7 @@ from typing import NamedTuple
 from springtide.checkpoint.format import COMMITTED, checkpoints, read_index, read_manifest
 from springtide.checkpoint.inspect import check_piece
 from springtide.errors import CheckpointError
-from springtide.store import Folder
+from springtide.storage import Folder
 
 ReadElsewhere = Callable[[Folder, str, str, Collection[str]], str | None]
 """Run, checkpoint, file, nodes -> what ``still_bad`` returns in a process on none of these nodes; None if there is no other

@@ -17,7 +17,7 @@ from springtide.checkpoint.format import BLOCK_BYTES, BadFile, StagedPiece, comm
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart, file_of, newest_whole
 from springtide.checkpoint.writer_process import try_to_write
-from springtide.store import Folder, digest
+from springtide.storage import Folder, digest
 
 PARTS_S = 600.0
 """How long the holder of rank 0's part waits for the others to write theirs [s]."""

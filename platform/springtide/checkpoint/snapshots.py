@@ -33,7 +33,7 @@ from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart, newest_
 from springtide.checkpoint.staging import StagingBuffer, StagingPlan, in_thread
 from springtide.checkpoint.tensors import box, materialize, named_tensors
 from springtide.distributed import gathered, on_first, rank_here
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _TRIES = 3
 _log = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from springtide.checkpoint.commit import cut
 from springtide.checkpoint.format import BLOCK_BYTES, StagedPiece
 from springtide.checkpoint.shared_memory import GROUP_BYTES, MARK_BYTES, mark
 from springtide.checkpoint.tensors import box, local, raw, type_name, writes
-from springtide.store import digest
+from springtide.storage import digest
 
 T = TypeVar("T")
 

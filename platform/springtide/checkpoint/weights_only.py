@@ -21,7 +21,7 @@ from springtide.checkpoint.format import Manifest, Meta, StagedPiece, read_manif
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.tensors import Box
 from springtide.checkpoint.validate import ITEM_BYTES
-from springtide.store import Folder
+from springtide.storage import Folder
 
 PART_BYTES = 128 * 2**20
 """Most bytes of a part; a few times as many are in memory."""

@@ -34,7 +34,7 @@ from springtide.checkpoint.format import StagedPiece
 from springtide.checkpoint.shared_memory import MARK_BYTES
 from springtide.errors import SpringtideError
 from springtide.faults import arm
-from springtide.store import Folder
+from springtide.storage import Folder
 
 PROGRAM = ("-m", "springtide.checkpoint.writer_process")
 """What Python runs as the writer process."""

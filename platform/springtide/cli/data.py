@@ -46,7 +46,7 @@ def _inspect_options(parser: argparse.ArgumentParser) -> None:
 
 def _prepare(options: argparse.Namespace) -> int:
     from springtide import config as configs
-    from springtide.app.prepare import prepare
+    from springtide.api.prepare import prepare
     from springtide.cli.inspect import show_dataset
 
     with progress_bars() as progress:
@@ -78,9 +78,9 @@ def _label_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _label(options: argparse.Namespace) -> int:
-    from springtide.app.label import label
+    from springtide.api.label import label
     from springtide.shards import load_labels
-    from springtide.store import Folder
+    from springtide.storage import Folder
 
     with progress_bars() as progress:
         url = label(

@@ -30,7 +30,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from springtide.app.doctor import doctor
+    from springtide.api.doctor import doctor
 
     found = []
     for one in doctor(options.store, options.root, upload=options.upload):

@@ -105,7 +105,7 @@ def _simulate_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _drill_options(parser: argparse.ArgumentParser) -> None:
-    from springtide.app.scenarios import NOTICE_S
+    from springtide.planning.scenarios import NOTICE_S
 
     scenario = "kill, copies, drain, regrow, hang, resize, all or trace"
     parser.add_argument("--scenario", metavar="NAME", default="kill", help=scenario)
@@ -125,7 +125,7 @@ def _notice_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _estimate(options: argparse.Namespace) -> int:
-    from springtide.app.estimate import estimate_evenness, estimate_memory, gigabytes, num_ids
+    from springtide.planning.estimate import estimate_evenness, estimate_memory, gigabytes, num_ids
 
     config = config_of(options)
     eos_id = 0 if config.shards.mask_across_documents else None
@@ -142,9 +142,9 @@ def _estimate(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
-    from springtide.app.simulate import simulate_failures, simulate_trace
     from springtide.elastic.failures import FailureRates
     from springtide.elastic.simulate import Costs
+    from springtide.planning.simulation import simulate_failures, simulate_trace
 
     costs = Costs(
         options.step,
@@ -173,8 +173,8 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _simulate_deadline(options: argparse.Namespace, costs: Costs) -> int:
-    from springtide.app.simulate_market import simulate_deadline
-    from springtide.track.ledger import Prices
+    from springtide.planning.market_simulation import simulate_deadline
+    from springtide.tracking.ledger import Prices
 
     if not options.trace:
         raise ConfigError(explain("--deadline", options.deadline, "needs a record of spot capacity", "give --trace"))
@@ -195,7 +195,7 @@ def _simulate_deadline(options: argparse.Namespace, costs: Costs) -> int:
 
 
 def _drill(options: argparse.Namespace) -> int:
-    from springtide.app.drill import drill
+    from springtide.api.drill import drill
 
     with stdout_for_json() if options.json else contextlib.nullcontext() as answer:
         found = drill(options.scenario, say, options.faults, options.trace, options.keep, options.notice)

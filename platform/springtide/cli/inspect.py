@@ -9,7 +9,7 @@ from springtide.cli.output import print_json, say, say_line
 from springtide.errors import ConfigError, damaged, explain
 
 if TYPE_CHECKING:
-    from springtide.store import Folder
+    from springtide.storage import Folder
 
 _MOST_LOOKED_AT = 100
 """Names in a folder that are looked at for a run: each is a request at an object store."""
@@ -18,7 +18,7 @@ _MOST_LOOKED_AT = 100
 def inspect_dataset(path: str, verify: bool, as_json: bool) -> int:
     """Print the dataset at ``path``; ``verify`` reads every byte of it. Raises ConfigError when it is not a dataset."""
     from springtide.shards import MANIFEST
-    from springtide.store import Folder
+    from springtide.storage import Folder
 
     if not Folder(path).exists(MANIFEST):
         remedy = f"give a dataset's folder, or try: springtide run inspect {path}"
@@ -29,7 +29,7 @@ def inspect_dataset(path: str, verify: bool, as_json: bool) -> int:
 def inspect_run(path: str, verify: bool, as_json: bool) -> int:
     """Print the run or checkpoint at ``path``; ``verify`` reads every byte of it. Raises ConfigError when it is neither."""
     from springtide.checkpoint.format import step_of
-    from springtide.store import Folder
+    from springtide.storage import Folder
 
     folder = Folder(path)
     if folder.exists(configs.RUN_CONFIG):
@@ -43,7 +43,7 @@ def inspect_run(path: str, verify: bool, as_json: bool) -> int:
 def _other(folder: Folder, path: str) -> tuple[str, str]:
     """Return what a folder is that is neither a run nor a checkpoint, and the command for it."""
     from springtide.shards import MANIFEST
-    from springtide.tuning.folder import PLAN
+    from springtide.tune.folder import PLAN
 
     if folder.exists(PLAN):
         return "is a sweep", f"its trials: springtide run list {path}; its page: {path}/sweep.html"
@@ -60,10 +60,10 @@ def _other(folder: Folder, path: str) -> tuple[str, str]:
 
 def show_dataset(url: str, verify: bool, as_json: bool) -> int:
     """Print counts, digests and a few rows of a sealed dataset."""
-    from springtide.app.prepare import CARD
+    from springtide.api.prepare import CARD
     from springtide.dataset import open_dataset, rows_text
     from springtide.shards import HELDOUT, MANIFEST, TRAIN, SplitReader, check_shard
-    from springtide.store import Folder
+    from springtide.storage import Folder
 
     manifest, vocabulary = open_dataset(url)
     if verify:

@@ -17,7 +17,7 @@ def add(commands: Commands) -> None:
 
 
 def _metrics(options: argparse.Namespace) -> int:
-    from springtide.track.prometheus import EXPORTED, rows
+    from springtide.tracking.prometheus import EXPORTED, rows
 
     if options.json:
         keys = ("kind", "unit", "meaning", "labels")

@@ -95,8 +95,8 @@ def _registry(run: Run, name: str | None) -> str:
     """Return the URI of the MLflow server that a model is registered at; empty without a name."""
     if name is None:
         return ""
-    from springtide.app.tracking_server import mlflow_uri
-    from springtide.track.mlflow_client import check_registry
+    from springtide.api.tracking_server import mlflow_uri
+    from springtide.tracking.mlflow_client import check_registry
 
     uri = mlflow_uri(run.config, must_be_named=True)
     check_registry(uri, name)
@@ -106,7 +106,7 @@ def _registry(run: Run, name: str | None) -> str:
 def _register(run: Run, uri: str, name: str, found: Exported) -> str:
     """Register an export; return the number of the version."""
     from springtide import config as configs
-    from springtide.track.mlflow_client import register_export
+    from springtide.tracking.mlflow_client import register_export
 
     facts = {
         "checkpoint": found.checkpoint,
@@ -232,7 +232,7 @@ def _score(options: argparse.Namespace) -> int:
         if value < least:
             raise ConfigError(explain(name, value, f"must be at least {least}", "give a positive number"))
     try:
-        from springtide.generation.harness import score
+        from springtide.eval.harness import score
     except ImportError as error:
         problem = f"needs lm-evaluation-harness, which cannot be imported ({error})"
         raise ConfigError(explain("tasks", options.tasks, problem, "pip install 'springtide[evaluate]'")) from None

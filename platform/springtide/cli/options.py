@@ -126,7 +126,7 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
     base, file = _base(options)
     config = base.override(_changes(given))
     if "track.mlflow_uri" in given:
-        from springtide.app.tracking_server import name_server
+        from springtide.api.tracking_server import name_server
 
         name_server(given["track.mlflow_uri"])
     trusts, sources = getattr(options, "trust_code", False), config.prepare_sources

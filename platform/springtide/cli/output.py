@@ -39,7 +39,7 @@ def write(text: str) -> None:
 
 def print_json(value: Any, file: IO[str] | None = None) -> None:
     """Print ``value`` as the answer to --json, by default to standard output. JSON escapes what is not printable."""
-    from springtide.store import to_json
+    from springtide.storage import to_json
 
     print(to_json(value), file=file)
 

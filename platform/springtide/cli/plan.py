@@ -37,7 +37,7 @@ def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from springtide.app.plan import plan
+    from springtide.planning.plan import plan
 
     config = config_of(options, runs_code=False)
     found = plan(config, options.cluster, options.measured, options.measured_on, options.vocabulary)

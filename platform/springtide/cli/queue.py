@@ -26,7 +26,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 def _queue(options: argparse.Namespace) -> int:
-    from springtide.app.queue import queue
+    from springtide.api.queue import queue
 
     found = queue(dict(map(_quota, options.quota)))
     if options.json:

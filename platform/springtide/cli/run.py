@@ -126,7 +126,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 def _report(options: argparse.Namespace) -> int:
     from springtide.run.folder import REPORT, open_run
-    from springtide.track.ledger import Prices, ledger
+    from springtide.tracking.ledger import Prices, ledger
 
     run = open_run(options.run)
     timeline = run.timeline

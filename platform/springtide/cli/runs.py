@@ -98,8 +98,8 @@ class _Watcher:
 
     def __init__(self, run: Run) -> None:
         from springtide.run.run_status import StatusBuilder
-        from springtide.track.journal_reader import JournalReader
-        from springtide.track.ledger import Prices
+        from springtide.tracking.journal_reader import JournalReader
+        from springtide.tracking.ledger import Prices
 
         config = run.config
         self.run = run

@@ -39,7 +39,7 @@ def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
 
 
 def _sweep(options: argparse.Namespace) -> int:
-    from springtide.app.sweep import sweep
+    from springtide.api.sweep import sweep
 
     result = sweep(
         config_of(options),

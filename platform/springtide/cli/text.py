@@ -49,7 +49,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 def _generate(options: argparse.Namespace) -> int:
     prompts = options.prompt or _read(options.prompts)
-    from springtide.generation import Sampling
+    from springtide.eval import Sampling
     from springtide.run.text import open_text
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)

@@ -15,7 +15,7 @@ from springtide.cli.progress import progress_bars
 from springtide.errors import ConfigError, explain, redacted
 
 if TYPE_CHECKING:
-    from springtide.app.resolve import ResolvedRun
+    from springtide.api.resolve import ResolvedRun
     from springtide.config import Config
     from springtide.dataset import Progress
     from springtide.run.folder import Run
@@ -62,9 +62,9 @@ def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from springtide.app.demo import demonstrate
-    from springtide.app.resolve import resolve
-    from springtide.app.train import train
+    from springtide.api.demo import demonstrate
+    from springtide.api.resolve import resolve
+    from springtide.api.train import train
 
     config = config_of(options)
     how = {name: getattr(options, name) for name in ("resume", "accept_changes", "from_scratch")}
@@ -98,7 +98,7 @@ def _how_it_goes_on(run: Run) -> str:
 
 def _of_length(config: Config, options: argparse.Namespace, progress: Progress) -> Config:
     """Set ``train.total`` from --epochs or --steps, and print it. Raises ConfigError if the length is given more than once."""
-    from springtide.app.length import with_epochs, with_steps
+    from springtide.api.length import with_epochs, with_steps
 
     lengths = {"--epochs": options.epochs, "--steps": options.steps, "--train.total": vars(options).get("train.total")}
     given = {name: value for name, value in lengths.items() if value is not None}
@@ -132,7 +132,7 @@ def _show(found: ResolvedRun) -> int:
 
 def _decided(found: ResolvedRun) -> list[str]:
     """Return what a dry run's settings amount to."""
-    from springtide.app.plan_memory import model_size
+    from springtide.planning.memory import model_size
 
     config, data, elastic = found.config, found.data, found.config.elastic
     read = ", ".join(f"{name} {one.epochs:.3g} times" for name, one in data.drawn(config.num_steps).items())
@@ -146,7 +146,7 @@ def _decided(found: ResolvedRun) -> list[str]:
 
 def _farewell(run: Run) -> None:
     """Print what the demo showed, and what to try next."""
-    from springtide.app.demo import account
+    from springtide.api.demo import account
 
     root, folder, springtide = run.config.run.root, run.folder.url, program()
     say(

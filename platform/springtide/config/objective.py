@@ -1,4 +1,4 @@
-"""The section of ``objective/``: what is minimised. ``schema`` explains how fields are marked."""
+"""The section of objectives: what is minimised. ``schema`` explains how fields are marked."""
 
 from __future__ import annotations
 

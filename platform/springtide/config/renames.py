@@ -54,7 +54,7 @@ was without it, as a config.yaml has it. A run's identity leaves it out at that 
 
 RETIRED_COMMANDS: dict[str, str] = {
     "model serve": "springtide model export --to hf, then transformers serve or vLLM: docs/how-to/serve.md",
-    "model evaluate --task-files": "lm_eval.simple_evaluate with springtide.generation.harness: docs/how-to/evaluate.md",
+    "model evaluate --task-files": "lm_eval.simple_evaluate with springtide.eval.harness: docs/how-to/evaluate.md",
     "model evaluate --follow": "springtide model evaluate --tasks for each checkpoint, with --step",
     "model evaluate --processes": "one process: leave it out",
     "model export --to gguf": "springtide model export --to hf, then python examples/gguf/to_gguf.py",

@@ -26,7 +26,7 @@ from springtide.corpus.chats import ANSWERS, THOUGHTS, TOOLS, BadChat, Turn, mes
 from springtide.corpus.infilling import check_pieces
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import ConfigError, explain
-from springtide.store.local_files import check_confined
+from springtide.storage.local_files import check_confined
 
 _FIELD = "corpus.chat_template"
 _OF_MODEL = "chat_template.jinja"

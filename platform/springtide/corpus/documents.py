@@ -11,7 +11,7 @@ import numpy as np
 from springtide.corpus.chats import Turn
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import CorpusError, explain
-from springtide.store import to_json
+from springtide.storage import to_json
 
 MOST_TOKENS = 2**24
 """Most tokens of a document that comes as token ids."""

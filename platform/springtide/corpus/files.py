@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from springtide.errors import CorpusError, SpringtideError, explain
-from springtide.store import Folder
-from springtide.store.local_files import stays_inside
+from springtide.storage import Folder
+from springtide.storage.local_files import stays_inside
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from springtide.store import most_values
+from springtide.storage import most_values
 
 _SHORT_BYTES = 16 * 2**20
 """A line of this size is parsed as it is: that takes at most 610 MB."""

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from springtide.corpus.documents import MOST_TOKENS, Broken, Tokens, too_long, unreadable
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")

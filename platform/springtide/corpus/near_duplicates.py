@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from springtide.store.digest import mix
+from springtide.storage.digest import mix
 
 SHINGLE = 5
 SIMILAR = 0.7

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from springtide.corpus.documents import MOST_TOKENS, Broken, Document, Tokens, unreadable
-from springtide.store import Folder
+from springtide.storage import Folder
 
 INDEX = "index.json"
 _MOST_SAMPLES = 2**24

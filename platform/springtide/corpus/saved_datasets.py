@@ -11,7 +11,7 @@ from collections.abc import Collection
 from typing import Any
 
 from springtide.errors import CorpusError, explain
-from springtide.store import Folder
+from springtide.storage import Folder
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 _TRAIN = "train"

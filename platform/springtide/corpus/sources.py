@@ -42,7 +42,7 @@ from springtide.corpus.token_files import field_of, ids_of
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.corpus.xz_file import XzFile
 from springtide.errors import CorpusError, explain, redacted
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _UNIT_BYTES = 4 * 2**20
 _UNIT_FILES = 256

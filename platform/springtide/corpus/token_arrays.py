@@ -13,7 +13,7 @@ import numpy as np
 
 from springtide.corpus.documents import MOST_TOKENS, Broken, Tokens, too_long, unreadable
 from springtide.corpus.tokenizer import Tokenizer
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _HEAD_BYTES = 2**17
 _READ_TOKENS = 2**19

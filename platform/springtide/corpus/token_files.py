@@ -23,8 +23,8 @@ import pyarrow as pa
 from springtide.corpus import megatron, sample_chunks, token_arrays
 from springtide.corpus.documents import Broken, Document, Tokens, unreadable
 from springtide.corpus.tokenizer import Tokenizer
-from springtide.store import Folder
-from springtide.store.local_files import stays_inside
+from springtide.storage import Folder
+from springtide.storage.local_files import stays_inside
 
 _KINDS = {".idx": "megatron", ".mds": "mds", ".npy": "array", ".bin": "array"}
 _PACKED = {".zstd": "zstd", ".zst": "zstd", ".gz": "gzip", ".bz2": "bz2"}

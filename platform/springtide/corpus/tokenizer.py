@@ -19,7 +19,7 @@ from springtide.config.data import END_OF_TEXT
 from springtide.corpus.patterns import PATTERNS
 from springtide.corpus.tokenizer_probe import check_bounds, checked_text, mark_probed, parts_of
 from springtide.errors import ConfigError, CorpusError, explain
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _TIKTOKEN = "tiktoken:"

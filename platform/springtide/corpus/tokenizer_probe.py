@@ -99,7 +99,7 @@ def checked_text(data: bytes, name: str) -> str:
         CorpusError: it is too large, or as ``probe``.
     """
     from springtide.errors import CorpusError, explain
-    from springtide.store import most_values
+    from springtide.storage import most_values
 
     remedy = "the file is damaged or hostile: give another tokenizer.json"
     if len(data) > MOST_BYTES:

@@ -20,7 +20,7 @@ from springtide.corpus import BANDS, SIMILAR, CorpusReader, Quotes, jaccard, ope
 from springtide.dataset.signatures import read_bands, read_shingles
 from springtide.errors import ConfigError, explain, redacted
 from springtide.shards import HELDOUT, MANIFEST, TOKENIZER, TRAIN, Manifest, load_manifest
-from springtide.store import Folder
+from springtide.storage import Folder
 
 HELD_OUT, TRAINED_ON = "held out by corpus.apart_from", "trained on by corpus.apart_from"
 QUOTES = "quotes corpus.apart_from"

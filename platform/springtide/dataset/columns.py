@@ -23,7 +23,7 @@ import numpy as np
 
 from springtide.corpus import BANDS, BINS
 from springtide.errors import damaged
-from springtide.store import Folder
+from springtide.storage import Folder
 
 KEYS = (("high", "<u8"), ("low", "<u8"), ("share", "<u8"), ("length", "<i4"))
 """What the plan reads of each document, 28 bytes."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from springtide.corpus import CorpusReader
 from springtide.errors import CorpusError, explain
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _TIMES = 2.8
 """What parts, segments and shards take together, in sizes of the text: all three are there until the manifest is written."""

@@ -69,7 +69,7 @@ from springtide.shards import (
     most_ids,
     write_manifest,
 )
-from springtide.store import Folder, digest
+from springtide.storage import Folder, digest
 
 _VERSION = 14
 """Increase it when the same settings produce other bytes."""

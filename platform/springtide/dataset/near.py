@@ -15,7 +15,7 @@ import numpy as np
 from springtide.corpus import BANDS, BINS, NearDuplicates, find_near_duplicates, sharing
 from springtide.dataset.segments import Segment
 from springtide.errors import damaged
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _FOLDER = "near"
 _ROW_BYTES = 16

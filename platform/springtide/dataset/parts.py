@@ -46,7 +46,7 @@ from springtide.dataset.lost_records import NOT_UTF_8, lost_of
 from springtide.dataset.repeats import Repeats, write_pieces
 from springtide.errors import ConfigError, explain, printable, redacted
 from springtide.shards import TOKENIZER, masked
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _SAMPLES = 5
 _IN_LINES = 2

@@ -20,7 +20,7 @@ from springtide.dataset.parts import EXAMPLES
 from springtide.dataset.segments import Segment
 from springtide.errors import CorpusError, explain, look_up
 from springtide.shards import HELDOUT, TRAIN, best_fit, shuffle_rows
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _EDGES = (0, *(2**power for power in range(4, 21, 2)))
 """Tokens from which on documents are counted together."""

@@ -17,7 +17,7 @@ from springtide.config.data import ShardsConfig
 from springtide.dataset.columns import Sizes
 from springtide.dataset.plan import Cut, Documents, Drop, Plan, ShardPlan, SplitPlan
 from springtide.dataset.segments import Segment
-from springtide.store import Folder, to_json
+from springtide.storage import Folder, to_json
 
 _BUNDLE_BYTES = 256 * 2**20
 """Tokens that one task seals, if there are many: each task looks into every segment of its source."""

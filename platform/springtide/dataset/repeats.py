@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from springtide.corpus import Piece, without
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _BYTES = 256
 _PIECE = np.dtype([("digest", "<u8"), ("place", "<u4")])

@@ -15,7 +15,7 @@ from springtide.dataset.plan_files import read_bundle
 from springtide.dataset.segments import Segment
 from springtide.dataset.signatures import write_signatures
 from springtide.shards import HELDOUT, Shard, ids_of, is_predicted, masked, memory_type, write_shard
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _GAP_BYTES = 2**20
 """Tokens that are not needed are read, too, rather than by another request [bytes]: about what a store sends in the time of

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from springtide.config.data import ShardsConfig
 from springtide.dataset.columns import ColumnFile, Layout, Sizes, in_order
 from springtide.dataset.parts import Part, part_file
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _SEGMENT_BYTES = 128 * 2**20
 """Size of the parts of a segment [bytes]; the process that merges them holds them twice."""

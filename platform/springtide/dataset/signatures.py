@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from springtide.corpus import BANDS, shingles
 from springtide.errors import CorpusError
 from springtide.shards import HELDOUT, Shard
-from springtide.store import Folder, digest
+from springtide.storage import Folder, digest
 
 SIGNATURES = "signatures"
 """Their folder in a dataset's."""

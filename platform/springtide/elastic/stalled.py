@@ -31,7 +31,7 @@ _DEAD_STEPS, _DEAD_S = 20.0, 30.0
 _INNER = 3
 """A thread that waits in a collective is in torch's code for it in one of its innermost frames."""
 _COLLECTIVE = ("/torch/distributed/", "/springtide/distributed/collectives.py")
-_STORAGE = ("/springtide/stream/", "/springtide/on_ray/data/", "/springtide/store/", "/fsspec/")
+_STORAGE = ("/springtide/stream/", "/springtide/ray/data/", "/springtide/storage/", "/fsspec/")
 _RAY, _TORCH = ("/ray/",), ("/torch/",)
 _COMPILER = ("/torch/_inductor/", "/torch/_dynamo/convert_frame.py")
 

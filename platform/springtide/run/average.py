@@ -11,7 +11,7 @@ from springtide.checkpoint.retention import note_reader
 from springtide.config import RUN_CONFIG
 from springtide.errors import ConfigError, explain
 from springtide.run.folder import Run
-from springtide.store import Folder
+from springtide.storage import Folder
 
 
 def average(run: Run, to: str, last: int, ema: bool) -> Run:

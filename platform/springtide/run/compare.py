@@ -17,8 +17,8 @@ from springtide.config.files import changes_the_run
 from springtide.errors import redacted
 from springtide.events import Evaluated, StepDone
 from springtide.run.folder import Run
-from springtide.track.journal import last_steps
-from springtide.track.ledger import Prices, ledger
+from springtide.tracking.journal import last_steps
+from springtide.tracking.ledger import Prices, ledger
 
 _PLACES = 10
 """Numbers of tokens at which the losses are shown."""

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from springtide.checkpoint import leases
 from springtide.errors import CommandFailed, ConfigError, DamagedFile, damaged, explain
-from springtide.store import Folder, to_json
+from springtide.storage import Folder, to_json
 
 Verb = Literal["save", "pause", "continue", "resize", "stop"]
 VERBS: tuple[Verb, ...] = get_args(Verb)

@@ -1,6 +1,6 @@
 """Find what limits a run from its journal: findings with numbers and a remedy, the most costly first.
 
-The shares are of the worker-time that the run held (``track/ledger.py``). They may overlap: a slow rank lowers MFU, too. Pure.
+The shares are of the worker-time that the run held (``tracking/ledger.py``). They may overlap: a slow rank lowers MFU too.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from springtide.events import (
     Straggling,
     Waited,
 )
-from springtide.track.ledger import Ledger, LedgerBuilder, Prices
-from springtide.track.timeline import Timeline
+from springtide.tracking.ledger import Ledger, LedgerBuilder, Prices
+from springtide.tracking.timeline import Timeline
 
 _RECENT_STEPS = 200
 """Steps that medians are taken over: enough to be steady, few enough to be what the run does now."""

@@ -12,7 +12,7 @@ from springtide.checkpoint.branch import split
 from springtide.checkpoint.format import IMPORTED, read_manifest
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError, SpringtideError, explain, redacted
-from springtide.interop import (
+from springtide.hf import (
     GENERATION,
     Exported,
     export_adapter,
@@ -25,7 +25,7 @@ from springtide.interop import (
 from springtide.run.folder import Run
 from springtide.run.start_from import lineage
 from springtide.shards import CHAT_TEMPLATE, TOKENIZER, load_manifest
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _FORMATS = ("hf", "peft")
 _UNFINISHED = "importing.json"

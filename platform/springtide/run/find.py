@@ -13,8 +13,8 @@ from springtide.checkpoint import branch, leases
 from springtide.config import RUN_CONFIG, Config
 from springtide.errors import ConfigError, RunExists, SpringtideError, explain, in_one_line, redacted
 from springtide.run.folder import Run
-from springtide.store import Folder, to_json
-from springtide.store.errors import may_pass
+from springtide.storage import Folder, to_json
+from springtide.storage.errors import may_pass
 
 _DECIDED_LATER = {"shards.dataset": "", "train.micro_batch": "auto"}
 """Values that a start replaces by what it decides."""

@@ -10,7 +10,7 @@ from springtide.checkpoint.format import StagedPiece, read_manifest
 from springtide.errors import ConfigError, explain
 from springtide.run.folder import Run
 from springtide.run.trust import check_model_code
-from springtide.store import Folder
+from springtide.storage import Folder
 
 _OF_ANOTHER: dict[str, Any] = {
     "stream.mixture": {},

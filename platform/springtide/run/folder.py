@@ -22,24 +22,24 @@ from springtide.config import RUN_CONFIG, Config
 from springtide.config.schema import SAMPLE_TEMPERATURE
 from springtide.errors import ConfigError, explain, redacted
 from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stopped
-from springtide.report.run_page import charts, handle, render
 from springtide.run.control import RunControl
 from springtide.run.page_facts import facts_of
+from springtide.run.report.run_page import charts, handle, render
 from springtide.run.trust import check_model_code
-from springtide.store import Folder
-from springtide.track.journal import frame, last_steps, read_journal
-from springtide.track.journal_reader import JournalReader
-from springtide.track.ledger import Ledger, Prices, ledger
-from springtide.track.run_state import run_state
-from springtide.track.timeline import Timeline
-from springtide.tuning.folder import PAGE, PLAN
+from springtide.storage import Folder
+from springtide.tracking.journal import frame, last_steps, read_journal
+from springtide.tracking.journal_reader import JournalReader
+from springtide.tracking.ledger import Ledger, Prices, ledger
+from springtide.tracking.run_state import run_state
+from springtide.tracking.timeline import Timeline
+from springtide.tune.folder import PAGE, PLAN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pandas import DataFrame
 
-    from springtide.generation import Answer
+    from springtide.eval import Answer
     from springtide.run.diagnosis import Diagnosis
     from springtide.run.verify import Verification
 
@@ -264,7 +264,7 @@ class Run(RunControl):
             >>> [(one.prompt, one.num_tokens, one.ended) for one in found]
             [('import ', 4, 'length'), ('def ', 4, 'length')]
         """
-        from springtide.generation import Sampling
+        from springtide.eval import Sampling
         from springtide.run.text import text_model
 
         sampling, length = Sampling(temperature, top_k, top_p, seed), tokens or self.config.train.sample_tokens

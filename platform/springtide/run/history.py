@@ -8,9 +8,9 @@ from springtide.checkpoint.format import Meta, committed, read_manifest, step_of
 from springtide.config.steps import OrderStep, StepsDone
 from springtide.errors import CheckpointError
 from springtide.events import Started, StepDone
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream.chain import SKIPPED_UPDATES_KEPT
-from springtide.track.journal import last_steps, read_journal
+from springtide.tracking.journal import last_steps, read_journal
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,11 +13,11 @@ from springtide.checkpoint.load import read_pieces
 from springtide.config import RUN_CONFIG
 from springtide.config.engine import ModelConfig, ParallelConfig
 from springtide.errors import CheckpointError, ConfigError, explain, redacted
-from springtide.interop import HF_CONFIG, open_model
+from springtide.hf import HF_CONFIG, open_model
 from springtide.run.exchange import import_model
 from springtide.run.folder import Run
 from springtide.shards import TOKENIZER, Manifest
-from springtide.store import Folder, digest
+from springtide.storage import Folder, digest
 from springtide.training.label import LabelModel, check_reads
 
 FIELD = "by"
@@ -65,7 +65,7 @@ def open_labeller(by: str, manifest: Manifest, trust_code: bool = False) -> Labe
     Examples:
         >>> from springtide.run.labeller import open_labeller
         >>> from springtide.shards import load_manifest
-        >>> from springtide.store import Folder
+        >>> from springtide.storage import Folder
         >>> dataset = st.open_run("runs/mine").config.shards.dataset
         >>> open_labeller("runs/mine", load_manifest(Folder(dataset))).facts["step"]
         8

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from springtide.store import Folder
+    from springtide.storage import Folder
 
 PROGRAM = ("-m", "springtide.run.live_report")
 """What Python runs as the process."""
@@ -92,11 +92,11 @@ def main(url: str) -> None:
     threading.Thread(target=_end_with_input, args=(writing,), daemon=True).start()
     time.sleep(EVERY_S)  # a short run is over before the imports
 
-    from springtide.report.run_page import render
     from springtide.run.folder import REPORT, Run
     from springtide.run.page_facts import facts_of
-    from springtide.store import Folder
-    from springtide.track.journal_reader import JournalReader
+    from springtide.run.report.run_page import render
+    from springtide.storage import Folder
+    from springtide.tracking.journal_reader import JournalReader
 
     run = Run(Folder(url))
     reader, is_new, has_failed = JournalReader(run.folder), False, False

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from springtide.store import Folder
+from springtide.storage import Folder
 
 ORIGIN = "origin.json"
 _Text = Annotated[str, Field(max_length=20_000)]

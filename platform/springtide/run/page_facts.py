@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from springtide import config as configs
 from springtide.errors import DamagedFile, redacted
-from springtide.report.html import Cell, Link
-from springtide.report.run_page import RunFacts
 from springtide.run.origin import Origin, read_origin
-from springtide.store import Folder
-from springtide.track.ledger import Prices
-from springtide.tuning.folder import PAGE, PLAN, SweepFolder
+from springtide.run.report.html import Cell, Link
+from springtide.run.report.run_page import RunFacts
+from springtide.storage import Folder
+from springtide.tracking.ledger import Prices
+from springtide.tune.folder import PAGE, PLAN, SweepFolder
 
 if TYPE_CHECKING:
     from springtide.run.folder import Run

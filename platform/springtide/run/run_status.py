@@ -14,11 +14,11 @@ from springtide.errors import in_one_line
 from springtide.events import Decided, Evaluated, Event, Failed, Left, Ready, Saved, Started, StepDone, Stopped, Waited
 from springtide.run.diagnosis import Diagnosis, DiagnosisBuilder
 from springtide.run.folder import Run
-from springtide.store import Folder
-from springtide.track.ledger import Prices, Restart, ledger
-from springtide.track.run_state import UNKNOWN, RunState, run_state
-from springtide.track.timeline import Timeline
-from springtide.tuning.folder import PLAN, SweepFolder
+from springtide.storage import Folder
+from springtide.tracking.ledger import Prices, Restart, ledger
+from springtide.tracking.run_state import UNKNOWN, RunState, run_state
+from springtide.tracking.timeline import Timeline
+from springtide.tune.folder import PLAN, SweepFolder
 
 _POINTS = 64
 """Points of the loss curve: when there are twice as many, each two become one."""

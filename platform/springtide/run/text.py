@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from springtide.config import RUN_CONFIG
 from springtide.errors import ConfigError, explain
-from springtide.generation import TextModel, open_checkpoint, open_export
-from springtide.interop.hf_config import FILE
+from springtide.eval import TextModel, open_checkpoint, open_export
+from springtide.hf.hf_config import FILE
 from springtide.run.folder import Run
 from springtide.run.trust import check_model_code
-from springtide.store import Folder
+from springtide.storage import Folder
 
 
 def open_text(path: str, step: int | None = None, trust_code: bool = False) -> TextModel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from springtide import config as configs
 from springtide.checkpoint import leases
 from springtide.config import RUN_CONFIG, Config
-from springtide.store import Folder
+from springtide.storage import Folder
 
 
 def check_model_code(run: Folder, config: Config, trust_code: bool) -> None:

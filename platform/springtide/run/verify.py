@@ -21,7 +21,7 @@ from springtide.errors import CheckpointError
 from springtide.events import StepDone
 from springtide.run.history import History, RecordedChain, read_history
 from springtide.shards import is_predicted
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import Data, digest, open_data
 from springtide.stream.chain import next_chain
 
@@ -158,7 +158,7 @@ def verify(run: Folder) -> Verification:
 
     Examples:
         >>> from springtide.run.verify import verify
-        >>> from springtide.store import Folder
+        >>> from springtide.storage import Folder
         >>> found = verify(Folder("runs/mine"))
         >>> found.ok, found.steps_checked, found.steps_proven_by_chain
         (True, 8, 8)

@@ -26,7 +26,7 @@ from springtide.errors import CorpusError, explain
 from springtide.shards.manifest import Manifest, Split
 from springtide.shards.ranges import ByteRange, CheckedRanges, OpenGroups
 from springtide.shards.shard_table import Count, Digest, Record
-from springtide.store import Cache, Folder, to_json
+from springtide.storage import Cache, Folder, to_json
 
 LABELS = "labels.json"
 FORMAT = 1

@@ -14,7 +14,7 @@ from springtide.errors import CorpusError, explain
 from springtide.shards.loss_mask import memory_type, most_ids
 from springtide.shards.row_group_index import IndexRecord, SplitCounts, read_index_of, write_index
 from springtide.shards.shard_table import Count, Digest, Record, Shard, ShardTable
-from springtide.store import Cache, Folder, to_json
+from springtide.storage import Cache, Folder, to_json
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from springtide.store.digest import mix
+from springtide.storage.digest import mix
 
 
 def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from springtide.errors import CorruptShard
-from springtide.store import Cache, Folder, digest
+from springtide.storage import Cache, Folder, digest
 
 _AT_ONCE = 8
 _KEPT_BYTES = 256 * 2**20

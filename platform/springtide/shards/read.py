@@ -17,7 +17,7 @@ from springtide.shards.manifest import Manifest
 from springtide.shards.ranges import REMEDY, ByteRange, CheckedRanges, OpenGroups, corruption, digest_of
 from springtide.shards.row_group import RowGroupView, Rows
 from springtide.shards.shard_table import Shard, ShardTable
-from springtide.store import Cache, Folder
+from springtide.storage import Cache, Folder
 
 
 class SplitReader:

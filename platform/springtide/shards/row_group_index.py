@@ -20,7 +20,7 @@ from pydantic import Field
 
 from springtide.errors import CorpusError
 from springtide.shards.shard_table import Columns, Count, Digest, Record, ShardTable
-from springtide.store import Cache, Folder, digest
+from springtide.storage import Cache, Folder, digest
 
 ROW_GROUPS = "row_groups.bin"
 _MAGIC = b"springtide row groups 1\n".ljust(32, b"\0")

@@ -9,7 +9,7 @@ from springtide.config.data import DataConfig, FeedConfig, ShardsConfig, StreamC
 from springtide.config.steps import StepsDone
 from springtide.errors import ConfigError, explain
 from springtide.shards import load_manifest
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream.data import open_data
 from springtide.stream.reader import Batch, RankReader, Read, load
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import struct
 
 from springtide.config.steps import OrderStep
-from springtide.store.digest import of_bytes
+from springtide.storage.digest import of_bytes
 
 SKIPPED_UPDATES_KEPT = 1000
 """Number of the newest steps without an update that the state lists; the chain covers all of them."""

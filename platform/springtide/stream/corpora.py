@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from springtide.config.data import WHOLE, DataConfig
 from springtide.errors import ConfigError, CorpusError, explain
 from springtide.shards import HELDOUT, TRAIN, Labels, Manifest, check_labels, load_labels, load_manifest
-from springtide.store import Cache, Folder
+from springtide.storage import Cache, Folder
 from springtide.stream.leaks import check_fractions
 from springtide.stream.sample_ids import MOST_CORPORA
 

@@ -16,7 +16,7 @@ from springtide.config.files import nearest
 from springtide.config.steps import OrderStep, StepsDone
 from springtide.errors import ConfigError, CorruptShard, explain
 from springtide.shards import HELDOUT, TRAIN, Columns, LabelReader, Labels, Manifest, SplitReader
-from springtide.store import Cache, Folder
+from springtide.storage import Cache, Folder
 from springtide.stream.corpora import Corpus, by_dataset, open_corpora, open_labels
 from springtide.stream.epoch_caps import CapsTooSmall, capped
 from springtide.stream.leaks import leaks

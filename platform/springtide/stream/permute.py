@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from springtide.store.digest import mix
+from springtide.storage.digest import mix
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ROUNDS = 6

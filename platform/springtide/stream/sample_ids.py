@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from springtide.store.digest import mix
+from springtide.storage.digest import mix
 
 _CORPUS_SHIFT = np.uint64(48)
 MOST_CORPORA = 2**16

@@ -25,10 +25,10 @@ from springtide.elastic.forecast import RunHistory
 from springtide.errors import ConfigError, explain
 from springtide.events import Event, Left, Started, record
 from springtide.events.listeners import Listeners
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import Batch, RankReader, load, open_data
-from springtide.track.console import Console
-from springtide.track.journal import Journal
+from springtide.tracking.console import Console
+from springtide.tracking.journal import Journal
 from springtide.training import Placement, TrainLoop
 from springtide.training.compile_cache import CompileCache, key_of
 from springtide.training.forgetting import with_old_sets

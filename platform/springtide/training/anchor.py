@@ -31,7 +31,7 @@ from springtide.config import Config
 from springtide.config.objective import L2SP
 from springtide.distributed import gathered, rank_here
 from springtide.errors import CheckpointError, ConfigError, SpringtideError, explain, redacted
-from springtide.store import Folder, digest
+from springtide.storage import Folder, digest
 from springtide.training.message import StepMessage
 from springtide.training.part import Part, Share, StepResult
 

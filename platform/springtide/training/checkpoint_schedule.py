@@ -20,9 +20,9 @@ from springtide.distributed import World, gathered
 from springtide.elastic import Interrupt, SaveInterval, mean_time_to_loss, young_daly_interval
 from springtide.errors import CheckpointError, DiskFull, SpringtideError, StoreUnavailable
 from springtide.events import Event, Saved, SaveFailed, SaveIntervalChanged, SaveSkipped
-from springtide.store import Folder
-from springtide.store.errors import may_pass
-from springtide.store.full_disk import is_full
+from springtide.storage import Folder
+from springtide.storage.errors import may_pass
+from springtide.storage.full_disk import is_full
 from springtide.training.group_lease import GroupLease
 from springtide.training.message import StepMessage
 from springtide.training.part import DoneStep, Part, Share, Verdict, Work

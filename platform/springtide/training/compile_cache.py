@@ -36,8 +36,8 @@ from springtide.distributed import World
 from springtide.distributed.compiled import compiled_artifacts, compiled_folder, load_compiled, num_compiled
 from springtide.errors import RunExists
 from springtide.events import Event
-from springtide.store import Folder, to_json
-from springtide.store.digest import of_bytes
+from springtide.storage import Folder, to_json
+from springtide.storage.digest import of_bytes
 from springtide.training.group_lease import GroupLease
 from springtide.training.micro_batches import largest_micro_batch
 from springtide.training.part import DoneStep, Part

@@ -27,7 +27,7 @@ from springtide.events import Evaluated, Event
 from springtide.model import whole
 from springtide.optim.average import averaged_weights
 from springtide.shards import HELDOUT, signed
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import Data, open_data
 from springtide.training.forgetting import FirstLosses
 from springtide.training.losses import loss_mask, row_nats

@@ -25,7 +25,7 @@ from springtide.config.steps import StepsDone
 from springtide.errors import ConfigError, explain
 from springtide.model import whole
 from springtide.shards import TRAIN, signed
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import Data, open_data
 from springtide.training.anchor import trained, what_is_bad
 from springtide.training.losses import loss_mask, row_losses

@@ -21,7 +21,7 @@ from springtide.config.data import WHOLE
 from springtide.errors import CheckpointError, SpringtideError, redacted
 from springtide.events import Evaluated
 from springtide.shards import load_manifest
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import Data
 from springtide.stream.corpora import open_corpora
 

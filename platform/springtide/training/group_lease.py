@@ -16,7 +16,7 @@ from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.errors import UnfitNode
 from springtide.faults import reach
-from springtide.store import Folder
+from springtide.storage import Folder
 
 
 @dataclasses.dataclass

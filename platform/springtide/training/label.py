@@ -20,7 +20,7 @@ from springtide.distributed.fsdp import in_precision
 from springtide.errors import ConfigError, explain
 from springtide.model import whole
 from springtide.shards import LabelLayout, Manifest, SplitReader, ids_of, label_file, load_manifest
-from springtide.store import Folder, digest
+from springtide.storage import Folder, digest
 
 _LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
 """Logits computed at a time, per device; rows are never cut."""

@@ -33,7 +33,7 @@ from springtide.optim.build import may_fuse, optimizer_of
 from springtide.optim.loss_scale import LossScale
 from springtide.optim.parameter_groups import check_groups, freeze
 from springtide.optim.schedule import learning_rate, set_learning_rate
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import Batch, Data, RankReader, check
 from springtide.training.device import choose_kernels, peak_memory, to_device
 from springtide.training.group_lease import GroupLease

@@ -23,7 +23,7 @@ from springtide.errors import ConfigError, explain
 from springtide.model import skeleton
 from springtide.optim.build import may_fuse, optimizer_of
 from springtide.optim.parameter_groups import freeze
-from springtide.store.host_limits import lacks_locked_memory, lacks_shared_memory
+from springtide.storage.host_limits import lacks_locked_memory, lacks_shared_memory
 from springtide.training.compile_cache import CompileCache, padded_rows
 from springtide.training.device import choose_kernels
 from springtide.training.device_check import check_device

@@ -18,7 +18,7 @@ from springtide.checkpoint.restore import Restored
 from springtide.config.steps import StepsDone, one_more
 from springtide.distributed import World
 from springtide.events import Profiled, Warned
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.training.nvidia_ranges import StepRanges, Tools
 from springtide.training.part import DoneStep, Part, Work
 

@@ -14,8 +14,8 @@ from springtide.config.steps import StepsDone
 from springtide.dataset import open_dataset
 from springtide.distributed import World, agreed
 from springtide.distributed.compiled import uncompiled
+from springtide.eval import Sampling, write
 from springtide.events import Event, Sampled, Warned
-from springtide.generation import Sampling, write
 from springtide.shards import Manifest
 from springtide.stream import Data
 from springtide.training.evaluate import Evaluations

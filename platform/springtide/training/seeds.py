@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from springtide.config.steps import StepsDone
-from springtide.store.digest import of_bytes
+from springtide.storage.digest import of_bytes
 
 
 def seed_of(seed: int, step: StepsDone, lane: int) -> int:

@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from fault_points.cases import CrossingResult
 from fault_points.crossing import cross
 from fault_points.storm import storm
-from springtide.app.drill import DrillResult
+from springtide.api.drill import DrillResult
 from springtide.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import contextlib
 import signal
 from pathlib import Path
 
-from springtide.on_ray.cluster.local import LocalCluster
+from springtide.ray.cluster.local import LocalCluster
 
 
 class FaultCluster(LocalCluster):

@@ -34,11 +34,11 @@ from fault_points.cases import (
 )
 from fault_points.cluster import FaultCluster
 from fault_points.watch import Reached, name_of, watch
-from springtide.app.scenarios import Scenario, config_of
 from springtide.config import Config
 from springtide.elastic import Interrupt
 from springtide.events import Event, Started, StepDone
 from springtide.faults import Point
+from springtide.planning.scenarios import Scenario, config_of
 from springtide.run.folder import Run
 
 Say = Callable[[str], None]
@@ -71,8 +71,8 @@ def cross(say: Say, only: str = "", keep: str = "") -> CrossingResult:
     Raises:
         ConfigError: no case has such a name.
     """
-    from springtide.app.prepare import prepare
-    from springtide.on_ray.cluster.nodes import leftovers
+    from springtide.api.prepare import prepare
+    from springtide.ray.cluster.nodes import leftovers
 
     cases, root = cases_of(only), keep or tempfile.mkdtemp(prefix="springtide-points-")
     begin_s = time.time()
@@ -121,8 +121,8 @@ class _Training:
 
     def __init__(self, config: Config, on_event: Callable[[Event | None], None]) -> None:
         """``on_event`` receives each event, and None when the run is over."""
-        from springtide.app.train import train
-        from springtide.on_ray.train.worker_lender import WorkerLender
+        from springtide.api.train import train
+        from springtide.ray.train.worker_lender import WorkerLender
 
         self.lender = WorkerLender()
         self.events: list[Event] = []
@@ -305,7 +305,7 @@ class _Director:
 
     def _drop_dead(self) -> None:
         """Remove the nodes that Ray has given up."""
-        from springtide.on_ray.cluster.nodes import live
+        from springtide.ray.cluster.nodes import live
 
         alive = {node["NodeID"] for node in live()}
         for node in self._cluster.nodes:

@@ -12,9 +12,9 @@ from typing import Any, get_args
 
 from fault_points.cluster import FaultCluster
 from fault_points.watch import Reached, name_of, watch
-from springtide.app.drill import DrillResult, carry_out
-from springtide.app.scenarios import Act, Scenario, Stage, config_of
+from springtide.api.drill import DrillResult, carry_out
 from springtide.faults import POINTS, When
+from springtide.planning.scenarios import Act, Scenario, Stage, config_of
 
 _OF_A_RESTART = tuple(
     name_of(point, when) for point in POINTS if point not in ("replicate", "commit") for when in get_args(When)

@@ -46,7 +46,7 @@ from springtide.shards import (
     write_labels,
 )
 from springtide.shards.shard_table import RowGroup
-from springtide.store import Folder, digest
+from springtide.storage import Folder, digest
 from springtide.stream import open_data
 
 TEXT = [f"Line {number}: sing the sea, fear the fog.\n" for number in range(300)]

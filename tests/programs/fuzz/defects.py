@@ -14,10 +14,10 @@ from springtide.checkpoint import format as checkpoint_format
 from springtide.checkpoint import leases, load, validate
 from springtide.config import files as config_files
 from springtide.events.record import EVENTS
-from springtide.store import Folder
-from springtide.track import journal
-from springtide.tuning import folder as sweep_folder
-from springtide.tuning.population import Generation
+from springtide.storage import Folder
+from springtide.tracking import journal
+from springtide.tune import folder as sweep_folder
+from springtide.tune.population import Generation
 
 Plant = contextlib.AbstractContextManager[Any]
 

@@ -13,14 +13,14 @@ from springtide.corpus import TEMPLATE_BYTES, BadChat, ChatTemplate, Tokenizer, 
 from springtide.corpus.chat_template import BUILT_IN
 from springtide.corpus.chats import Turn
 from springtide.errors import ConfigError
-from springtide.interop import HF_CONFIG, open_model, read_weights, with_adapter
-from springtide.interop.adapters import PEFT_CONFIG, PEFT_WEIGHTS
-from springtide.interop.hf_config import choose_family, written_config
-from springtide.interop.hf_tokenizer import SETTINGS
-from springtide.interop.safetensors_header import SINGLE, Entry, header_of
+from springtide.hf import HF_CONFIG, open_model, read_weights, with_adapter
+from springtide.hf.adapters import PEFT_CONFIG, PEFT_WEIGHTS
+from springtide.hf.hf_config import choose_family, written_config
+from springtide.hf.hf_tokenizer import SETTINGS
+from springtide.hf.safetensors_header import SINGLE, Entry, header_of
 from springtide.model import skeleton
 from springtide.shards import TOKENIZER
-from springtide.store import Folder
+from springtide.storage import Folder
 
 VOCABULARY, RANK = 264, 2
 

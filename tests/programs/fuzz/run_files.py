@@ -38,14 +38,14 @@ from springtide.config.fields import fields
 from springtide.config.steps import StepsDone
 from springtide.errors import CheckpointError
 from springtide.events import EVENTS, Evaluated, Event, Sampled, Saved, Started, StepDone, Stopped, record
-from springtide.report.run_page import render
 from springtide.run import control
 from springtide.run.folder import Run
 from springtide.run.history import read_history
-from springtide.store import Folder, digest
-from springtide.track import journal as journal_module
-from springtide.track.journal import Journal, last_steps, read_journal
-from springtide.track.ledger import Prices, ledger
+from springtide.run.report.run_page import render
+from springtide.storage import Folder, digest
+from springtide.tracking import journal as journal_module
+from springtide.tracking.journal import Journal, last_steps, read_journal
+from springtide.tracking.ledger import Prices, ledger
 
 STEPS = (5, 10)
 

@@ -11,7 +11,7 @@ from random import Random
 from fuzz.events import example
 from fuzz.target import Target, must
 from springtide import config as configs
-from springtide.app.sweep_reader import SweepReader
+from springtide.api.sweep_reader import SweepReader
 from springtide.elastic.notices import (
     Notice,
     parse_aws_notice,
@@ -20,11 +20,11 @@ from springtide.elastic.notices import (
     parse_gcp_notice,
 )
 from springtide.events import Evaluated, Started, Stopped
-from springtide.store import Folder
-from springtide.track.journal import Journal
-from springtide.track.ledger import Prices
-from springtide.track.mlflow_client import RUN_FILE
-from springtide.tuning import Chosen, SweepFolder, TrialEnd, member_config, name_of, rank_trials, read, with_takeover
+from springtide.storage import Folder
+from springtide.tracking.journal import Journal
+from springtide.tracking.ledger import Prices
+from springtide.tracking.mlflow_client import RUN_FILE
+from springtide.tune import Chosen, SweepFolder, TrialEnd, member_config, name_of, rank_trials, read, with_takeover
 
 TINY = configs.recipes.tiny()
 TABLE = read(
@@ -89,7 +89,7 @@ class MlflowNotes(Target):
     name = "mlflow"
 
     def make(self) -> None:
-        from springtide.track.mlflow_client import write_run_note
+        from springtide.tracking.mlflow_client import write_run_note
 
         write_run_note(Folder(self.root), "0" * 32, "1")
 
@@ -97,7 +97,7 @@ class MlflowNotes(Target):
         return {RUN_FILE: "json"}
 
     def read(self, random: Random) -> None:
-        from springtide.track.mlflow_client import read_run_note
+        from springtide.tracking.mlflow_client import read_run_note
 
         found = read_run_note(Folder(self.root))
         must(isinstance(found, str), f"the id of a run: {found!r}")

@@ -11,7 +11,7 @@ from simulation.group import History, WorkerGroup
 from simulation.store import Store
 from springtide.checkpoint.format import COMMITTED
 from springtide.errors import RunExists
-from springtide.store import Folder
+from springtide.storage import Folder
 
 COUNT_ANNOUNCED_LOSSES = True
 """Whether it is a violation that an announced loss costs steps. Some still do: where too few nodes stay to train on, the group

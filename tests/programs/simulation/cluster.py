@@ -17,7 +17,7 @@ from springtide.checkpoint.piece_table import PieceTable
 from springtide.checkpoint.snapshot_commit import write_part
 from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart, file_of
 from springtide.elastic.policy import Node
-from springtide.on_ray.train.snapshot_lookup import ServerContents
+from springtide.ray.train.snapshot_lookup import ServerContents
 
 _HELD = 2
 """Snapshots of a rank that a server holds."""

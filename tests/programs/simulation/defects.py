@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from springtide.app import resolve as resolving
+from springtide.api import resolve as resolving
 from springtide.checkpoint import restore as restoring
 from springtide.checkpoint.other_orders import check_order
 from springtide.elastic.restart_forecast import RestartForecast
 from springtide.events import StepDone, Stopped, listeners, record
-from springtide.on_ray.train import hang, process_pool, snapshot_saver
+from springtide.ray.train import hang, process_pool, snapshot_saver
 from springtide.run import verify as verifying
-from springtide.track import journal
+from springtide.tracking import journal
 
 Planted = contextlib.AbstractContextManager[Any]
 

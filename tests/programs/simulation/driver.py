@@ -19,8 +19,8 @@ from ray.train.v2.api.exceptions import ControllerError, WorkerGroupError
 from simulation.clock import Clock, Process
 from simulation.cluster import Cluster, Machine
 from simulation.group import Setting, WorkerGroup
-from springtide.app import resolve as resolving
-from springtide.app import train as training
+from springtide.api import resolve as resolving
+from springtide.api import train as training
 from springtide.checkpoint import commit, leases, load
 from springtide.checkpoint import restore as restoring
 from springtide.checkpoint import snapshots as from_snapshots
@@ -31,17 +31,17 @@ from springtide.elastic.health import Health
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds
 from springtide.errors import StoppedWaiting
-from springtide.on_ray._ray_private import FailureDecision, WorkerGroupStartupFailedError
-from springtide.on_ray.cluster import liveness, session
-from springtide.on_ray.cluster import nodes as cluster_nodes
-from springtide.on_ray.train import failure_policy, hang, process_pool, snapshot_saver, trainer
-from springtide.on_ray.train import policy as policies
-from springtide.on_ray.train.mailbox import Mailbox
-from springtide.on_ray.train.worker import let_go
+from springtide.ray._ray_private import FailureDecision, WorkerGroupStartupFailedError
+from springtide.ray.cluster import liveness, session
+from springtide.ray.cluster import nodes as cluster_nodes
+from springtide.ray.train import failure_policy, hang, process_pool, snapshot_saver, trainer
+from springtide.ray.train import policy as policies
+from springtide.ray.train.mailbox import Mailbox
+from springtide.ray.train.worker import let_go
 from springtide.run import verify as verifying
 from springtide.run.origin import Origin
-from springtide.store import Folder
-from springtide.track import journal_reader
+from springtide.storage import Folder
+from springtide.tracking import journal_reader
 
 _POLL_S = 1.0
 _ALONE_S = 60.0
@@ -306,7 +306,7 @@ class Simulated:
         workers: Any = None,
         begun_s: float = 0.0,
     ) -> None:
-        """In place of ``on_ray.train.trainer.train``."""
+        """In place of ``springtide.ray.train.trainer.train``."""
         clock, me = self.clock, self.clock.current
         assert me is not None
         mailbox = MailboxClient(clock, Mailbox("run", config.num_steps, float(config.elastic.hang)), "run")

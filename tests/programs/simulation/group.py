@@ -34,10 +34,10 @@ from springtide.config.steps import StepsDone
 from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError, SpringtideError
 from springtide.events import Left, Saved, SaveFailed, Started, StepDone, Stopped
-from springtide.on_ray.train.event_sender import EventSender
-from springtide.store import Folder
-from springtide.store.digest import of_bytes as digest_of
-from springtide.store.errors import may_pass
+from springtide.ray.train.event_sender import EventSender
+from springtide.storage import Folder
+from springtide.storage.digest import of_bytes as digest_of
+from springtide.storage.errors import may_pass
 from springtide.stream import Data
 from springtide.stream.chain import next_chain
 from springtide.training.checkpoint_schedule import _AWAY_S

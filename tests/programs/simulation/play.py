@@ -25,7 +25,7 @@ from springtide import config as configs
 from springtide.config import Config
 from springtide.run.folder import open_run
 from springtide.run.verify import verify
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import Data, digest, open_data
 
 STEPS = 40

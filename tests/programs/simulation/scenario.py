@@ -33,10 +33,10 @@ from springtide.checkpoint import leases
 from springtide.elastic import Interrupt
 from springtide.elastic.allocation import WorkerShare
 from springtide.events import Decided
-from springtide.on_ray.cluster import nodes as cluster_nodes
-from springtide.on_ray.train import policy as policies
-from springtide.on_ray.train.mailbox import Mailbox
-from springtide.store import Folder
+from springtide.ray.cluster import nodes as cluster_nodes
+from springtide.ray.train import policy as policies
+from springtide.ray.train.mailbox import Mailbox
+from springtide.storage import Folder
 
 T = TypeVar("T")
 _TURN_S = 1.0

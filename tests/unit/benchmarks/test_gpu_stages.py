@@ -190,7 +190,7 @@ class TestKey:
             if "platform" in path.parts
         }
         assert "springtide/training/step.py" in loaded
-        assert not [name for name in loaded if name.startswith(("springtide/cli/", "springtide/on_ray/"))]
+        assert not [name for name in loaded if name.startswith(("springtide/cli/", "springtide/ray/"))]
 
 
 def test_clocks_that_are_held_down_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from springtide.checkpoint.async_saver import SPARE, AsyncSaver, Closed, Copying
 from springtide.checkpoint.commit import Committed
 from springtide.checkpoint.format import committed
 from springtide.checkpoint.retention import Rule
-from springtide.store import Folder
+from springtide.storage import Folder
 
 Make = Callable[[Path, Copies], AsyncSaver]
 WRITTEN = Committed("step-0000000005", 16, 16)

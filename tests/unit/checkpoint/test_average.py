@@ -16,7 +16,7 @@ from springtide.checkpoint.inspect import inspect
 from springtide.checkpoint.load import Mismatch, load
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.training.start_check import check_start
 
 pytestmark = pytest.mark.processes

@@ -26,7 +26,7 @@ from springtide.checkpoint.format import (
 )
 from springtide.checkpoint.retention import Rule
 from springtide.errors import ConfigError, RunExists
-from springtide.store import Folder
+from springtide.storage import Folder
 
 FROZEN, TRAINED = bytes(64), b"1"
 

@@ -32,7 +32,7 @@ from springtide.checkpoint.load import read_into
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.second_reader import still_bad
 from springtide.errors import CheckpointError
-from springtide.store import Folder, digest
+from springtide.storage import Folder, digest
 
 NAME = "step-0000000005"
 DATA = bytes(range(96))

@@ -11,7 +11,7 @@ import pytest
 
 from springtide.checkpoint import leases
 from springtide.errors import DamagedFile, RunExists
-from springtide.store import Folder
+from springtide.storage import Folder
 
 Change = Callable[[dict[str, Any]], Any]
 

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from springtide.checkpoint import leases
 from springtide.errors import LeaseOvertaken, RunExists
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.training.group_lease import GroupLease
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from springtide.checkpoint.format import ABANDONED, COMMITTED, QUARANTINED, name_of
 from springtide.checkpoint.retention import Found, Rule, being_read, garbage, kept, note_reader
-from springtide.store import Folder
+from springtide.storage import Folder
 
 rules = st.builds(
     Rule, last=st.integers(0, 4), every=st.sampled_from([0, 2, 5]), best=st.integers(0, 3), metric=st.just("loss")

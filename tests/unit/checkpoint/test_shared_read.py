@@ -18,7 +18,7 @@ from springtide.checkpoint.commit import CommitJob, PieceWriter
 from springtide.checkpoint.format import Meta, StagedPiece, checkpoints
 from springtide.checkpoint.retention import Rule
 from springtide.errors import CheckpointError
-from springtide.store import Folder
+from springtide.storage import Folder
 
 ROWS, WIDTH = 8, 4
 

@@ -17,7 +17,7 @@ from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotPart, file_of
 from springtide.checkpoint.snapshots import Snapshotter, hold_live, restore_from_snapshots
 from springtide.checkpoint.staging import StagingBuffer
 from springtide.checkpoint.tensors import named_tensors
-from springtide.store import Folder
+from springtide.storage import Folder
 
 
 class Here:

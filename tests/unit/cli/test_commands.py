@@ -23,8 +23,8 @@ from springtide.config import Config
 from springtide.config.fields import fields
 from springtide.events import Stopped
 from springtide.run.folder import Run
-from springtide.store import Folder
-from springtide.track.journal import Journal
+from springtide.storage import Folder
+from springtide.tracking.journal import Journal
 
 REPOSITORY = Path(__file__).parents[3]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from springtide import config as configs
-from springtide.app.length import with_epochs
-from springtide.app.prepare import prepare
+from springtide.api.length import with_epochs
+from springtide.api.prepare import prepare
 from springtide.cli.main import main, parser
 from springtide.cli.options import config_of
 from springtide.config import Config
@@ -20,7 +20,7 @@ from springtide.config.files import recipe
 from springtide.errors import ConfigError
 from springtide.run.folder import Run
 from springtide.shards import TRAIN, load_manifest
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import open_data
 
 TEMPLATE = """\

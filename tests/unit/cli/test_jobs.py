@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import springtide
-from springtide.app.doctor import UploadCheck
+from springtide.api.doctor import UploadCheck
 from springtide.cli.job import check_sent, job
 from springtide.cli.main import main, parser
 from springtide.cli.status import Status
@@ -30,7 +30,7 @@ from springtide.errors import (
     TrainingFailed,
     TrainingInterrupted,
 )
-from springtide.on_ray.cluster.upload import upload_of
+from springtide.ray.cluster.upload import upload_of
 
 pytestmark = pytest.mark.processes
 

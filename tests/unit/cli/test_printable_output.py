@@ -14,7 +14,7 @@ from springtide.cli.output import say
 from springtide.config import Config
 from springtide.errors import ConfigError, explain, printable
 from springtide.shards import load_manifest, write_manifest
-from springtide.store import Folder
+from springtide.storage import Folder
 
 HOSTILE = "a\x1b]0;pwned\x07\u202eb\u200bc\udcff"
 HARMLESS = "a\ufffd]0;pwned\ufffd\ufffdb\ufffdc\ufffd"

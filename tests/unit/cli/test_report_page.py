@@ -9,7 +9,7 @@ import pytest
 from springtide.cli.main import main
 from springtide.config import Config
 from springtide.run.folder import Run
-from springtide.store import Folder
+from springtide.storage import Folder
 
 
 def test_it_writes_a_page_that_is_not_there(tiny: Config, capsys: pytest.CaptureFixture[str]) -> None:

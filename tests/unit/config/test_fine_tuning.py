@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from springtide import config as configs
-from springtide.app.prepare import prepare
-from springtide.app.resolve import absolute
+from springtide.api.prepare import prepare
+from springtide.api.resolve import absolute
 from springtide.cli.main import main
 from springtide.cli.options import add_config, config_of
 from springtide.config import Config
 from springtide.config.recipes import FINE_TUNING
 from springtide.errors import ConfigError
 from springtide.run.folder import Run
-from springtide.store import Folder
+from springtide.storage import Folder
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from springtide.config.inherit import INHERITED, is_named, left_behind
 from springtide.config.recipes import FINE_TUNING
 from springtide.errors import ConfigError
 from springtide.run.folder import Run
-from springtide.store import Folder
+from springtide.storage import Folder
 
 BASE = configs.recipes.tiny().override({"shards.dataset": "data", "stream.global_batch": 8})
 OTHER: dict[str, Any] = {

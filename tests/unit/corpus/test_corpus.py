@@ -32,7 +32,7 @@ from springtide.corpus import (
 from springtide.corpus.documents import Tokens
 from springtide.corpus.tokenizer import byte_tokenizer, train_bpe
 from springtide.errors import ConfigError, CorpusError
-from springtide.store import Folder
+from springtide.storage import Folder
 
 BPE = train_bpe(["def one(two): return three\n" * 20, "class Four:\n    pass\n" * 20], 300)
 BYTES = byte_tokenizer()

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from springtide.app.prepare import prepare
+from springtide.api.prepare import prepare
 from springtide.config import Config
 from springtide.corpus import UNSPLIT, Tokenizer, open_tokenizer, probe, tokenizer_probe
 from springtide.corpus.tokenizer import train_bpe
 from springtide.dataset import open_dataset
 from springtide.errors import CorpusError
 from springtide.shards import load_manifest, write_manifest
-from springtide.store import Folder, digest
+from springtide.storage import Folder, digest
 
 CATASTROPHE = "a" * 26 + "!"
 """What ``(a+)+$`` gives up on."""

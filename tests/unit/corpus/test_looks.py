@@ -11,7 +11,7 @@ import pytest
 
 from springtide.corpus import changed_files, open_source
 from springtide.corpus.files import look_of
-from springtide.store import Folder
+from springtide.storage import Folder
 
 NOON = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
 

@@ -16,7 +16,7 @@ from springtide import config as configs
 from springtide.config.data import BLANK_LINE, CorpusConfig
 from springtide.corpus import Broken, CorpusReader, Document, open_source, sources
 from springtide.dataset import open_dataset
-from springtide.store import Folder
+from springtide.storage import Folder
 
 END = "<|endoftext|>"
 

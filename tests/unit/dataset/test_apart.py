@@ -19,7 +19,7 @@ from springtide.dataset import open_dataset
 from springtide.dataset.signatures import read_shingles
 from springtide.errors import ConfigError, CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import open_data
 
 WORDS = ["".join(random.Random(n).choices("abcdefghijklmnopqrstuvwxyz", k=5)) for n in range(600)]

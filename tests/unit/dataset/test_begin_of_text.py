@@ -19,7 +19,7 @@ from springtide.dataset import open_dataset
 from springtide.errors import ConfigError
 from springtide.model import whole
 from springtide.shards import Manifest, SplitReader, ids_of, is_predicted, signed
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import open_data
 
 pytestmark = pytest.mark.processes

@@ -20,7 +20,7 @@ from springtide.dataset import Map, in_process, make_dataset, open_dataset, sile
 from springtide.dataset.chats import THOUGHTS_LEFT
 from springtide.errors import ConfigError, CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader, ids_of, is_predicted
-from springtide.store import Folder
+from springtide.storage import Folder
 
 pytestmark = pytest.mark.processes
 

@@ -10,7 +10,7 @@ import pytest
 from prepared import contents, prepare, small, write_corpus
 
 import springtide as st
-from springtide.app.prepare import CARD
+from springtide.api.prepare import CARD
 from springtide.corpus import sources
 from springtide.dataset import open_dataset
 from springtide.dataset.statistics import _total

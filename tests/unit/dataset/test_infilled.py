@@ -13,7 +13,7 @@ from springtide.config.data import CorpusConfig
 from springtide.dataset import open_dataset, parts
 from springtide.errors import ConfigError
 from springtide.shards import HELDOUT, TRAIN, SplitReader, ids_of, is_predicted
-from springtide.store import Folder
+from springtide.storage import Folder
 
 BEFORE, AFTER, BETWEEN = CorpusConfig().fim_tokens
 

@@ -14,7 +14,7 @@ from springtide.corpus.chats import EQUAL, NO_ROLE, NO_TEXT, ONE_SIDED, UNLIKE, 
 from springtide.dataset import open_dataset
 from springtide.errors import CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader, ids_of, is_predicted
-from springtide.store import Folder
+from springtide.storage import Folder
 
 pytestmark = pytest.mark.processes
 

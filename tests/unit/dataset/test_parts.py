@@ -14,7 +14,7 @@ import pytest
 from prepared import contents, prepare, small, write_corpus
 
 from springtide.dataset import parts
-from springtide.store import Folder
+from springtide.storage import Folder
 
 pytestmark = pytest.mark.processes
 
@@ -25,7 +25,7 @@ from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import open_source, open_tokenizer
 from springtide.dataset import parts
 from springtide.shards import TOKENIZER
-from springtide.store import Folder
+from springtide.storage import Folder
 
 source, work, parts._PART_BYTES = open_source(sys.argv[1]), Folder(sys.argv[2]), 2**19
 work.write(TOKENIZER, open_tokenizer("bytes", (), 0).to_json())

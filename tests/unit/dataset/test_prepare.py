@@ -30,7 +30,7 @@ from springtide.dataset.near import near_duplicates_among
 from springtide.dataset.segments import Segment
 from springtide.errors import ConfigError, CorpusError, DamagedFile
 from springtide.shards import HELDOUT, TRAIN, SplitReader, check_shard, ids_of, is_predicted
-from springtide.store import Folder
+from springtide.storage import Folder
 
 SmallDisk = Callable[[Path, list[str]], "subprocess.CompletedProcess[str]"]
 

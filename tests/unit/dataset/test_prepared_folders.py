@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from prepared import LENGTH, prepare, small
 
-from springtide.app.prepare import write_card
+from springtide.api.prepare import write_card
 from springtide.cli.inspect import inspect_dataset
 from springtide.corpus import Document
 from springtide.dataset import open_dataset
 from springtide.errors import CorpusError
 from springtide.shards import HELDOUT, TRAIN, SplitReader
-from springtide.store import Folder
+from springtide.storage import Folder
 
 TEXTS = [f"Document {number} of some length, and {number * 7919} is its number." for number in range(300)]
 

@@ -15,7 +15,7 @@ from springtide.corpus import sources, without
 from springtide.corpus.pieces import pieces
 from springtide.dataset import open_dataset, repeats
 from springtide.shards import SplitReader
-from springtide.store import Folder
+from springtide.storage import Folder
 
 FOOTER = "All rights reserved by the publisher of this page, whoever that may be."
 

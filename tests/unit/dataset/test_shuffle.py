@@ -20,7 +20,7 @@ from springtide.dataset.columns import ColumnFile, Layout, in_order, sizes
 from springtide.dataset.signatures import read_bands
 from springtide.errors import DamagedFile
 from springtide.shards import SplitReader
-from springtide.store import Folder
+from springtide.storage import Folder
 
 SAME_ROWS = {"concat": "b0ed5cae9b85733f770b0280327fbb59", "best_fit": "6f2c336e2a9667a5ec349e451622db5c"}
 """Digest of the rows and signatures that version 13 of preparing makes: of the code before the shuffle had two passes."""

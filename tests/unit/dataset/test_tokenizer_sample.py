@@ -16,7 +16,7 @@ from springtide.corpus import open_source, sources
 from springtide.dataset import open_dataset
 from springtide.dataset.parts import PartJob
 from springtide.dataset.sample import sample
-from springtide.store import Folder
+from springtide.storage import Folder
 
 CODE, WEB = "zq" * 40, "the web "
 

@@ -16,10 +16,10 @@ from published import VOCABULARY, trl_template
 from springtide.config import Config
 from springtide.dataset import open_dataset
 from springtide.errors import ConfigError, SpringtideError
-from springtide.interop import open_model, read_weights
+from springtide.hf import open_model, read_weights
 from springtide.model import whole
 from springtide.shards import TRAIN, SplitReader, ids_of, load_manifest
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import open_data
 
 pytestmark = pytest.mark.processes

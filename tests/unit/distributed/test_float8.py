@@ -19,8 +19,8 @@ from springtide.distributed.float8 import check_installed, convert, converts, em
 from springtide.distributed.fsdp import parallelize
 from springtide.errors import ConfigError
 from springtide.model import AdaptedLinear, skeleton
-from springtide.on_ray.cluster.session import check_precision
-from springtide.training.memory_estimate import predicted_bytes
+from springtide.planning.step_memory import predicted_bytes
+from springtide.ray.cluster.session import check_precision
 
 needs_torchao = pytest.mark.skipif(importlib.util.find_spec("torchao") is None, reason="needs springtide[fp8]")
 TINY = configs.recipes.tiny().override({"model.tied_head": False})

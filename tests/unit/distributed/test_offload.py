@@ -10,7 +10,6 @@ from one_batch import draw_weights, three_rows
 from torch import Tensor
 
 from springtide import config as configs
-from springtide.app.plan_memory import model_size, predicted_step_bytes
 from springtide.checkpoint.tensors import local, named_tensors
 from springtide.distributed import World, offload
 from springtide.distributed.fsdp import parallelize
@@ -18,8 +17,9 @@ from springtide.distributed.offload import as_if_offloaded, weights_on
 from springtide.errors import ConfigError
 from springtide.model import skeleton
 from springtide.optim.build import optimizer_of
+from springtide.planning.memory import model_size, predicted_step_bytes
+from springtide.planning.step_memory import predicted_bytes
 from springtide.training import StepSetup, Work, train_step
-from springtide.training.memory_estimate import predicted_bytes
 
 TINY = configs.recipes.tiny().override({"parallel.recompute": "full"})
 

@@ -13,7 +13,7 @@ STANDS: Frames = ("/my_code/model.py:12", "/springtide/training/step.py:80")
 LATER: Frames = ("/my_code/model.py:13", "/springtide/training/step.py:80")
 COMPUTES: Frames = ("/lib/torch/autograd/graph.py:841", "/springtide/training/step.py:80")
 READS: Frames = ("/lib/threading.py:5", "/springtide/stream/load.py:9")
-ASKS: Frames = ("/lib/ray/_private/worker.py:990", "/springtide/on_ray/train/mailbox.py:380")
+ASKS: Frames = ("/lib/ray/_private/worker.py:990", "/springtide/ray/train/mailbox.py:380")
 COMPILES: Frames = ("/lib/subprocess.py:5", "/lib/torch/_inductor/compile_fx.py:9")
 
 
@@ -46,7 +46,7 @@ def test_a_block_that_is_computed_again_is_no_collective_although_torch_keeps_it
 
 def test_a_stalled_rank_is_named_within_three_steps_and_ten_seconds() -> None:
     from springtide.elastic.stalled import APART_S
-    from springtide.on_ray.train.hang import LOOK_S
+    from springtide.ray.train.hang import LOOK_S
 
     for step_s in (0.01, 1.0, 60.0):
         assert first_look_s(step_s) + LOOK_S + APART_S + LOOK_S <= found_by_s(step_s) == 3 * step_s + 10.0

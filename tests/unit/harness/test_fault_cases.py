@@ -12,7 +12,7 @@ from fault_points.crossing import _Store
 
 from springtide.errors import ConfigError
 from springtide.events import Event, Started, StepDone
-from springtide.store import Folder
+from springtide.storage import Folder
 
 HELD = CaseResult(Case("restore", "before", "kill"), True, 3.21, 1, "at node a")
 GOOD = CrossingResult((HELD, HELD), ("restore-before",), True, {})

@@ -7,7 +7,7 @@ from pathlib import Path
 from fault_points.storm import ActAt, StageAtPoints, storm_of
 from fault_points.watch import Reached
 
-from springtide.app.scenarios import Act, Stage
+from springtide.planning.scenarios import Act, Stage
 
 
 class Cluster:

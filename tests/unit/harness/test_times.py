@@ -50,6 +50,6 @@ def test_wall_and_cpu_seconds_are_printed(
 
 
 def test_a_test_counts_for_its_package() -> None:
-    assert folder_of("tests/unit/store/test_cache.py::test_x[a/b]") == "tests/unit/store"
+    assert folder_of("tests/unit/storage/test_cache.py::test_x[a/b]") == "tests/unit/storage"
     assert folder_of("tests/elastic/test_drills.py::test_x") == "tests/elastic"
     assert folder_of("test_x.py::test_x") == "."

@@ -16,8 +16,8 @@ from springtide.config.engine import ModelConfig
 from springtide.errors import ConfigError
 from springtide.model import Decoder, KVCache, build, flops_per_token, hardware_flops_per_token, skeleton
 from springtide.model import attention as attention_of
-from springtide.training import memory_estimate
-from springtide.training.memory_estimate import predicted_bytes
+from springtide.planning import step_memory as memory_estimate
+from springtide.planning.step_memory import predicted_bytes
 
 SIZES: dict[str, Any] = {"num_layers": 3, "dim": 32, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 48}
 LOCAL = ModelConfig(**SIZES, max_sequence_length=64, window=5, global_every=3, local_rope_theta=100.0)

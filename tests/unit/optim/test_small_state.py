@@ -16,7 +16,7 @@ from springtide.model import build
 from springtide.optim.adafactor import Adafactor
 from springtide.optim.build import optimizer_of
 from springtide.optim.small_moments import SmallMomentsAdamW, _code_values
-from springtide.training.memory_estimate import predicted_bytes
+from springtide.planning.step_memory import predicted_bytes
 
 SHAPES = {"matrix": (10, 300), "narrow": (9, 5), "kernel": (6, 4, 3), "vector": (11,)}
 STEPS = 12

@@ -15,7 +15,7 @@ from springtide.optim.average import averaged_weights, set_newest_share
 from springtide.optim.build import optimizer_of
 from springtide.optim.parameter_groups import freeze
 from springtide.optim.schedule import set_learning_rate
-from springtide.training.memory_estimate import predicted_bytes
+from springtide.planning.step_memory import predicted_bytes
 from springtide.training.weight_average import newest_share
 
 STEPS = 6

@@ -16,8 +16,8 @@ from springtide.events import Decided, Evaluated, Event, Started, Stopped
 from springtide.run.compare import compare_runs
 from springtide.run.folder import Run
 from springtide.run.run_status import overview
-from springtide.store import Folder
-from springtide.track.journal import Journal
+from springtide.storage import Folder
+from springtide.tracking.journal import Journal
 
 TRAINED: list[Event] = [Started(step=0, world_size=2), *(step(number, 1 / number) for number in range(1, 41))]
 

@@ -27,7 +27,7 @@ from springtide.run.control import (
     standing,
     write_result,
 )
-from springtide.store import Folder
+from springtide.storage import Folder
 
 DONE: dict[str, Any] = {"done": True, "step": 3, "text": "done"}
 

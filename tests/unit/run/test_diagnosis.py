@@ -29,9 +29,9 @@ from springtide.events import (
 )
 from springtide.run.diagnosis import REMEDIES, Diagnosis, DiagnosisBuilder
 from springtide.run.folder import Run
-from springtide.store import Folder
-from springtide.track.journal import Journal
-from springtide.track.timeline import timeline_of
+from springtide.storage import Folder
+from springtide.tracking.journal import Journal
+from springtide.tracking.timeline import timeline_of
 
 REPOSITORY = Path(__file__).parents[3]
 

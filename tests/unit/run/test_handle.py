@@ -10,8 +10,8 @@ from journal_events import step
 from springtide.config import Config
 from springtide.events import Event, Sampled, Started, Stopped, event
 from springtide.run.folder import Run
-from springtide.store import Folder
-from springtide.track.journal import Journal
+from springtide.storage import Folder
+from springtide.tracking.journal import Journal
 
 
 def run_of(config: Config, events: list[Event]) -> Run:
@@ -45,7 +45,7 @@ def test_a_handle_reads_the_steps_as_columns(tiny: Config, monkeypatch: pytest.M
         assert record["kind"] != "step"
         return event(record)
 
-    monkeypatch.setattr("springtide.track.journal.event", parsed)
+    monkeypatch.setattr("springtide.tracking.journal.event", parsed)
     assert (run.finished, run.status, run.last_step, run.sample) == (True, "finished", 4, "To be")
     assert not run.has_nothing_left(tiny)
     assert ([one.step for one in run.starts], run.evaluations) == ([0], [])

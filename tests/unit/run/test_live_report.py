@@ -23,8 +23,8 @@ from springtide.events import Started, Stopped
 from springtide.run import live_report as module
 from springtide.run.folder import Run
 from springtide.run.live_report import live_report
-from springtide.store import Folder
-from springtide.track.journal import Journal
+from springtide.storage import Folder
+from springtide.tracking.journal import Journal
 
 pytestmark = pytest.mark.processes
 

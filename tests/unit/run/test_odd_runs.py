@@ -17,17 +17,17 @@ from springtide.cli.main import main
 from springtide.config import Config
 from springtide.events import Evaluated, Event, Failed, Monitored, Saved, Started, Stopped
 from springtide.events.record import event as parsed
-from springtide.report.run_charts import curves
-from springtide.report.run_page import RunFacts, parts
 from springtide.run.compare import compare_runs
 from springtide.run.folder import Run
+from springtide.run.report.run_charts import curves
+from springtide.run.report.run_page import RunFacts, parts
 from springtide.run.run_status import StatusBuilder, overview
-from springtide.store import Folder
-from springtide.track.journal import Journal
-from springtide.track.ledger import Prices, ledger
-from springtide.track.prometheus import observed
-from springtide.track.run_state import run_state
-from springtide.track.timeline import timeline_of
+from springtide.storage import Folder
+from springtide.tracking.journal import Journal
+from springtide.tracking.ledger import Prices, ledger
+from springtide.tracking.prometheus import observed
+from springtide.tracking.run_state import run_state
+from springtide.tracking.timeline import timeline_of
 
 NAN, HOUR = math.nan, 3600.0
 

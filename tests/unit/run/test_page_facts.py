@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from springtide.app.provenance import origin_of
+from springtide.api.provenance import origin_of
 from springtide.config import Config
-from springtide.report.html import Link
 from springtide.run.folder import Run
 from springtide.run.origin import ORIGIN, Origin, read_origin, write_origin
 from springtide.run.page_facts import facts_of
-from springtide.store import Folder
-from springtide.tuning.folder import SweepFolder, TrialEnd
+from springtide.run.report.html import Link
+from springtide.storage import Folder
+from springtide.tune.folder import SweepFolder, TrialEnd
 
 FOUND = Origin("springtide train --recipe tiny", "0123456789abcdef", "main", "https://git.host/mine.git", True)
 

@@ -12,8 +12,8 @@ from journal_events import step
 from springtide import config as configs
 from springtide.events import Evaluated, Sampled, SaveFailed, Started, Stopped
 from springtide.run.folder import Run
-from springtide.store import Folder
-from springtide.track.journal import Journal
+from springtide.storage import Folder
+from springtide.tracking.journal import Journal
 
 PROGRAM = browser.find()
 pytestmark = [

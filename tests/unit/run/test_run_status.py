@@ -25,10 +25,10 @@ from springtide.config import Config
 from springtide.events import Decided, Evaluated, Event, Failed, Left, Saved, Started, Stopped
 from springtide.run.folder import Run
 from springtide.run.run_status import StatusBuilder, span
-from springtide.store import Folder
-from springtide.track.journal import Journal
-from springtide.track.ledger import Prices
-from springtide.track.timeline import timeline_of
+from springtide.storage import Folder
+from springtide.tracking.journal import Journal
+from springtide.tracking.ledger import Prices
+from springtide.tracking.timeline import timeline_of
 
 TIMEOUT_S = 60
 

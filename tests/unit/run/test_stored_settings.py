@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from springtide import config as configs
-from springtide.app.sweep_plan import plan_of, started_with
-from springtide.app.sweep_reader import SweepReader
+from springtide.api.sweep_plan import plan_of, started_with
+from springtide.api.sweep_reader import SweepReader
 from springtide.checkpoint.branch import meta_of_start
 from springtide.checkpoint.format import Manifest, Meta
 from springtide.cli.main import main
@@ -24,10 +24,10 @@ from springtide.run.find import find_run
 from springtide.run.folder import Run
 from springtide.run.run_status import overview
 from springtide.run.start_from import lineage
-from springtide.store import Folder
-from springtide.track.journal import Journal
-from springtide.track.ledger import Prices
-from springtide.tuning import SweepFolder, member_config, name_of, read
+from springtide.storage import Folder
+from springtide.tracking.journal import Journal
+from springtide.tracking.ledger import Prices
+from springtide.tune import SweepFolder, member_config, name_of, read
 
 LOST = Retired("", "prepare the new text, then resume with it in stream.mixture", changes_training=True)
 

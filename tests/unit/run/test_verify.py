@@ -23,10 +23,10 @@ from springtide.events import Event, Started, StepDone, Stopped
 from springtide.run.folder import Run
 from springtide.run.verify import ChainMismatch, TokenMismatch, Verification
 from springtide.shards import signed
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import Data, digest, open_data
 from springtide.stream.chain import SKIPPED_UPDATES_KEPT, next_chain
-from springtide.track.journal import Journal
+from springtide.tracking.journal import Journal
 from springtide.training.losses import loss_mask
 
 ZEROS = dict.fromkeys(

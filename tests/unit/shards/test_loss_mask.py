@@ -24,7 +24,7 @@ from springtide.shards import (
 )
 from springtide.shards.row_group import RowGroupView
 from springtide.shards.shard_table import RowGroup
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import Batch
 
 

@@ -18,7 +18,7 @@ from springtide.dataset import open_dataset
 from springtide.errors import CorruptShard
 from springtide.shards import TRAIN, SplitReader, check_shard
 from springtide.shards.ranges import ByteRange, CheckedRanges, OpenGroups
-from springtide.store import Cache, Folder, digest
+from springtide.storage import Cache, Folder, digest
 
 GROUPS, SIZE = 600, 4096
 

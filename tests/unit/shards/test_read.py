@@ -12,7 +12,7 @@ from springtide.config import Config
 from springtide.dataset import open_dataset
 from springtide.errors import CorruptShard
 from springtide.shards import MANIFEST, TRAIN, Manifest, SplitReader, check_shard
-from springtide.store import Cache, Folder
+from springtide.storage import Cache, Folder
 
 
 @pytest.fixture

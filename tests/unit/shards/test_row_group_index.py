@@ -29,7 +29,7 @@ from springtide.shards import (
     write_manifest,
 )
 from springtide.shards.shard_table import Columns, ShardTable
-from springtide.store import Cache, Folder, digest
+from springtide.storage import Cache, Folder, digest
 from springtide.stream import open_data
 
 FORMAT_8 = Path(__file__).parent / "format_8"

@@ -36,7 +36,7 @@ from springtide.shards import (
     write_shard,
 )
 from springtide.shards.manifest import FORMAT
-from springtide.store import Folder
+from springtide.storage import Folder
 
 
 def test_rows_are_read_in_the_order_asked_for(tiny: Config) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from springtide.config import steps
 from springtide.config.batch_schedule import Ramp
-from springtide.store.digest import mix
+from springtide.storage.digest import mix
 from springtide.stream import Order, digest
 from springtide.stream import order as order_of_samples
 from springtide.stream.corpus_order import CorpusOrders

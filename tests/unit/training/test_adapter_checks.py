@@ -11,7 +11,7 @@ from springtide.config.files import changes_the_run, difference
 from springtide.errors import ConfigError
 from springtide.model import flops_per_token, make
 from springtide.optim.parameter_groups import check_groups, freeze
-from springtide.training.memory_estimate import predicted_bytes
+from springtide.planning.step_memory import predicted_bytes
 from springtide.training.start_check import check_adapter
 
 SHAPE = {"model.num_layers": 2, "model.dim": 64, "model.num_heads": 4, "model.num_kv_heads": 2, "model.ffn_dim": 160}

@@ -14,10 +14,10 @@ from springtide.config import Config
 from springtide.distributed import World
 from springtide.errors import ConfigError
 from springtide.model import build
+from springtide.planning.step_memory import predicted_bytes
 from springtide.training.anchor import Anchor, trained, what_is_bad
 from springtide.training.fisher import fisher_information, training_rows
 from springtide.training.losses import row_losses
-from springtide.training.memory_estimate import predicted_bytes
 from springtide.training.part import StepResult, Work
 from springtide.training.step import StepSetup, train_step
 

@@ -20,7 +20,7 @@ from springtide.checkpoint.commit import Committed
 from springtide.distributed import alone
 from springtide.elastic import Interrupt
 from springtide.errors import CheckpointError, DiskFull, StoreUnavailable
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.training import checkpoint_schedule
 from springtide.training.checkpoint_schedule import CheckpointSchedule
 from springtide.training.group_lease import GroupLease

@@ -17,7 +17,7 @@ from springtide.checkpoint import leases
 from springtide.config import Config
 from springtide.distributed import alone
 from springtide.errors import RunExists
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.training import compile_cache
 from springtide.training.compile_cache import CompileCache, CompiledCode, key_of, padded_rows, sealed, unsealed
 from springtide.training.group_lease import GroupLease
@@ -177,7 +177,7 @@ import sys, torch
 from torch._dynamo.utils import counters
 from springtide import config as configs
 from springtide.distributed.compiled import compile_block
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.training.compile_cache import CompileCache, key_of
 from springtide.training.group_lease import GroupLease
 run = Folder(sys.argv[1])

@@ -14,7 +14,7 @@ from springtide.config import Config
 from springtide.distributed import compiled
 from springtide.distributed.compiled import gave_up
 from springtide.events import Evaluated, Event, StepDone, Warned
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.training import TrainLoop
 from springtide.training.preflight import _alone, preflight

@@ -14,7 +14,7 @@ import torch
 from stepping import done_step
 
 from springtide.errors import ConfigError
-from springtide.store import host_limits
+from springtide.storage import host_limits
 from springtide.training import numa, preflight
 from springtide.training.energy import Counter, EnergyMeter
 from springtide.training.nvml import Gpu

@@ -27,7 +27,7 @@ from springtide.distributed import world as world_of
 from springtide.elastic import Interrupt
 from springtide.elastic.survivors import LiveShard
 from springtide.events import Left, Saved, Started, Stopped
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import open_data
 from springtide.training import Part, Placement, TrainLoop
 from springtide.training.live_state import LiveState

@@ -8,7 +8,7 @@ from stepping import done_step, work_of
 
 from springtide.distributed import alone
 from springtide.events import Profiled
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.training.nvidia_ranges import StepRanges, tools_of
 from springtide.training.profile import Profile
 

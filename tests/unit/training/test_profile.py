@@ -13,7 +13,7 @@ from torch.autograd import DeviceType
 
 from springtide.distributed import alone
 from springtide.events import Profiled, Warned
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.training.profile import Profile, kernel_shares, kernels_of, kind_of, shares, times_by_name
 
 

@@ -12,7 +12,7 @@ from prepared import prepare
 from tokenizers import Tokenizer, processors
 
 from springtide import config as configs
-from springtide.app import train
+from springtide.api import train
 from springtide.checkpoint import leases
 from springtide.checkpoint.commit import CommitJob, PieceWriter
 from springtide.checkpoint.format import Meta, StagedPiece
@@ -21,10 +21,10 @@ from springtide.checkpoint.tensors import named_tensors, raw, type_name
 from springtide.config import Config
 from springtide.corpus import open_tokenizer
 from springtide.dataset import open_dataset
-from springtide.generation import Sampling, write
+from springtide.eval import Sampling, write
 from springtide.model import whole
 from springtide.run.folder import Run, open_run
-from springtide.store import Folder
+from springtide.storage import Folder
 from springtide.stream import open_data
 from springtide.training.weights import initialize
 

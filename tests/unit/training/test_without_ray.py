@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from springtide import config as configs
-from springtide.store import Folder
-from springtide.track.journal import last_steps, read_journal
+from springtide.storage import Folder
+from springtide.tracking.journal import last_steps, read_journal
 
 pytestmark = pytest.mark.processes
 

@@ -1,0 +1,311 @@
+"""Carry out the commands to a run (``run.control``) while its driver trains it.
+
+    a file in the run's folder -> this thread -> a request to the worker group, or a limit of its workers
+    an event that shows the effect -> this thread -> the command's result, another file
+
+Training waits for none of it: the thread looks every second, every ten at an object store, one request a look.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from springtide.config import Config
+from springtide.elastic import Interrupt
+from springtide.errors import DamagedFile, SpringtideError
+from springtide.events import Commanded, Decided, Event, Saved, SaveFailed, SaveSkipped, Started, StepDone, Stopped
+from springtide.ray.train.mailbox import WorkerLimit
+from springtide.run.control import (
+    Command,
+    CommandResult,
+    Limits,
+    has_command,
+    numbers_from,
+    read_command,
+    read_result,
+    standing,
+    write_limits,
+    write_result,
+)
+from springtide.run.folder import Run
+
+_LOOK_S, _LOOK_AT_STORE_S = 1.0, 10.0
+"""Time between looks for a command, in a local folder and at an object store [s]."""
+_LIST_EVERY = 20
+"""Looks after which the folder is listed, in case that numbers are missing."""
+_END_S = 10.0
+_log = logging.getLogger(__name__)
+
+
+class Workers(Protocol):
+    """What commands act on; ``WorkerLender`` is one."""
+
+    def ask(self, interrupt: Interrupt) -> None:
+        """Ask the worker group for something."""
+
+    def limit(self, limit: WorkerLimit) -> None:
+        """Limit the number of workers."""
+
+    def post(self, event: Event) -> None:
+        """Post an event to the run's listeners."""
+
+
+class Controls:
+    """The commands to one run. Also a listener of its events, which show when a command has taken effect."""
+
+    def __init__(self, config: Config, run: Run, workers: Workers, step: int = 0) -> None:
+        """Take up the limits that commands before have set. ``step``: the last one that was trained."""
+        before = standing(run.folder)
+        self._config, self._run, self._workers = config, run, workers
+        self._next, self._unanswered = before.following, before.unanswered
+        self._changed = threading.Condition()
+        fits = not before.workers or not self._why_not(before.workers)
+        self._limit = WorkerLimit(before.workers if fits else 0, before.paused_by)
+        self._pending: list[tuple[Command, int]] = []
+        """Those that have not taken effect yet, oldest first, and the step at which each was taken up."""
+        self._results: list[CommandResult] = []
+        """Those to write."""
+        self._step, self._workers_now = step, 0
+        self._rests = False
+        """Whether the run is paused and its workers are given back."""
+        self._unheard = self._ended = False
+        """Whether a save must be asked for again; whether the run has ended."""
+        workers.limit(self._limit)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What a user should know of limits that commands before have set."""
+        name, found = self._run.id, list[str]()
+        if self._limit.paused_by:
+            found.append(
+                f"the run was paused by {self._limit.paused_by}: `springtide run continue {name}` lets it train"
+            )
+        if self._limit.workers:
+            found.append(f"`springtide run resize` limits it to {self._limit.workers} workers")
+        return found
+
+    @contextlib.contextmanager
+    def carried_out(self) -> Iterator[None]:
+        """Carry commands out for the block, in a thread; those that have not taken effect at its end have failed."""
+        thread = threading.Thread(target=self._look_out, name="springtide-control", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify()
+            thread.join(_END_S)  # a store that does not answer must not hold up the end
+
+    def __call__(self, event: Event) -> None:
+        """Take an event of the run."""
+        with self._changed:
+            match event:
+                case StepDone():
+                    self._step = event.step
+                case Started():
+                    self._step, self._workers_now, self._rests = event.step, event.world_size, False
+                    # a save that was asked for before a loss is of a step that this group may not reach soon
+                    self._pending = [(one, min(at, event.step)) for one, at in self._pending]
+                    self._settle("resize", _train(event.world_size), self._is_small_enough)
+                    self._unheard = True  # the group before may not have heard of a save
+                case Saved():
+                    self._settle("save", f"{event.name} is committed", lambda _, at: event.step >= at, event.step)
+                    self._unheard = True  # the state of an earlier step may have been on its way
+                case SaveSkipped():
+                    self._unheard = True
+                case SaveFailed():
+                    failed = f"the save failed: {event.reason}"
+                    self._settle("save", failed, lambda _, at: event.step >= at, event.step, done=False)
+                case Decided() if self._limit.paused_by and _is_pause(event):
+                    self._rests, self._workers_now = True, 0
+                    self._settle("pause", "saved; its workers are given back")
+                case Stopped():
+                    ended = event.status in ("stopped", "finished")
+                    text = f"the run has {event.status}{f': {event.reason}' if event.reason else ''}"
+                    self._settle("stop", text, step=event.step, done=ended)
+
+    def _settle(
+        self,
+        verb: str,
+        text: str,
+        when: Callable[[Command, int], bool] = lambda one, at: True,
+        step: int | None = None,
+        done: bool = True,
+    ) -> None:
+        settled = [(one, at) for one, at in self._pending if one.verb == verb and when(one, at)]
+        self._pending = [one for one in self._pending if one not in settled]
+        for one, _ in settled:
+            self._finish(one, text, step, done)
+
+    def _is_small_enough(self, one: Command, _at: int) -> bool:
+        return not one.workers or self._workers_now <= one.workers
+
+    def _finish(self, one: Command, text: str, step: int | None = None, done: bool = True) -> None:
+        at = self._step if step is None else step
+        self._results.append(CommandResult(number=one.number, done=done, step=at, text=text[:2000]))
+        self._changed.notify()
+
+    def _look_out(self) -> None:
+        look_s, warned, looks = _LOOK_S if self._run.folder.is_local else _LOOK_AT_STORE_S, False, 0
+        while True:
+            try:
+                self._answer_old()
+                looks += 1
+                self._take_new(numbers_from(self._run.folder, self._next) if looks % _LIST_EVERY == 0 else ())
+                self._drop_withdrawn()
+                self._ask_again()
+            except (OSError, SpringtideError) as error:
+                if not warned:
+                    _log.warning("%s: no commands are heard for now (%s)", self._run.folder.url, error)
+                warned = True
+            with self._changed:
+                if not self._results and not self._ended:
+                    self._changed.wait(look_s)
+                if self._ended:
+                    for one, _ in self._pending:
+                        self._finish(one, "the run ended before", done=False)
+                results, self._results, ended = self._results, [], self._ended
+            for result in results:
+                self._result(result)
+            if ended:
+                self._write_limits()
+                return
+
+    def _result(self, result: CommandResult) -> None:
+        try:
+            write_result(self._run.folder, result)
+        except OSError as error:
+            _log.warning("the result of command %d could not be written: %s (%s)", result.number, result.text, error)
+
+    def _drop_withdrawn(self) -> None:
+        """Undo what callers have withdrawn before it took effect; a save or a stop that is on its way still happens."""
+        with self._changed:
+            waiting = [one for one, _ in self._pending]
+        gone = [one.number for one in waiting if read_result(self._run.folder, one.number) is not None]
+        if not gone:
+            return
+        with self._changed:
+            self._pending = [(one, at) for one, at in self._pending if one.number not in gone]
+        before = standing(self._run.folder)
+        self._set(self._limit._replace(workers=before.workers, paused_by=before.paused_by))
+
+    def _set(self, limit: WorkerLimit) -> None:
+        """Limit the workers from now on; the serial number makes the controller tell a pause again."""
+        self._limit = limit._replace(serial=self._limit.serial + 1)
+        self._workers.limit(self._limit)
+
+    def _answer_old(self) -> None:
+        """Answer what was given while no driver trained the run: limits hold, the rest is for those who wait."""
+        while self._unanswered:
+            number, *rest = self._unanswered
+            one = self._read(number)
+            if one is not None:
+                holds = one.verb in ("pause", "continue", "resize")
+                text = "it holds from this start on" if holds else "no driver trained the run then: give it again"
+                self._result(CommandResult(number=number, done=holds, step=self._step, text=text))
+            self._unanswered = tuple(rest)
+
+    def _read(self, number: int) -> Command | None:
+        try:
+            return read_command(self._run.folder, number)
+        except DamagedFile as error:
+            self._result(CommandResult(number=number, done=False, step=self._step, text=str(error)[:2000]))
+            return None
+
+    def _write_limits(self) -> None:
+        if not self._next:
+            return
+        try:
+            found = standing(self._run.folder)
+            limits = Limits(workers=found.workers, paused_by=found.paused_by, before=self._next)
+            write_limits(self._run.folder, limits)
+        except OSError as error:
+            _log.warning("the limits of %s could not be written: %s", self._run.folder.url, error)
+
+    def _take_new(self, listed: Sequence[int]) -> None:
+        """Take up the next command and those after it. ``listed``: numbers that are there, if some in between are not."""
+        waiting = list(listed)
+        while waiting or has_command(self._run.folder, self._next):
+            self._next = max(self._next, waiting.pop(0) if waiting else 0)
+            one = self._read(self._next)
+            self._next += 1
+            if one is None:
+                continue
+            with self._changed:
+                refusal, text = self._refusal(one), str(one.workers) if one.verb == "resize" else ""
+                step = self._step
+                if refusal:
+                    self._finish(one, refusal, done=False)
+                else:
+                    self._pending.append((one, step))
+            event = Commanded(step=step, verb=one.verb, caller=one.caller, text=refusal or text, refused=bool(refusal))
+            self._workers.post(event)
+            if not refusal:
+                self._carry_out(one)
+
+    def _refusal(self, one: Command) -> str:
+        if one.verb == "save" and self._rests:
+            lets = f"`springtide run continue {self._run.id}` lets it train"
+            return f"the run is paused, and what it has trained is saved; {lets}"
+        return self._why_not(one.workers) if one.verb == "resize" and one.workers else ""
+
+    def _why_not(self, workers: int) -> str:
+        """Return why the run cannot train on this number of workers; empty if it can."""
+        elastic, shards = self._config.elastic, max(1, self._config.parallel.shards)
+        if not elastic.min_workers <= workers <= elastic.max_workers:
+            limits = f"elastic.min_workers is {elastic.min_workers} and max_workers {elastic.max_workers}"
+            return f"{workers} workers: {limits}; resume the run with others"
+        if workers % shards:
+            return f"{workers} workers: parallel.shard_workers is {shards}, which must divide them"
+        return ""
+
+    def _carry_out(self, one: Command) -> None:
+        limit = before = self._limit
+        match one.verb:
+            case "save":
+                self._workers.ask(Interrupt.SAVE)
+            case "stop":
+                self._workers.ask(Interrupt.STOP)
+            case "pause" if not limit.paused_by:
+                limit = limit._replace(paused_by=one.caller)
+            case "continue":
+                limit = limit._replace(paused_by="")
+            case "resize":
+                limit = limit._replace(workers=one.workers)
+        if limit != before or one.verb == "pause":
+            self._set(limit)
+        with self._changed:
+            now = _train(self._workers_now)
+            now = (
+                now if one.workers else f"no limit but elastic.max_workers = {self._config.elastic.max_workers}; {now}"
+            )
+            if one.verb == "continue":
+                self._rests = False
+                self._settle("continue", "training continues as soon as there are workers")
+                self._settle("pause", "somebody let it continue", done=False)
+            elif one.verb == "resize":
+                self._settle("resize", now, self._is_small_enough)
+            elif one.verb == "pause" and self._rests:
+                self._settle("pause", "it was paused already")
+
+    def _ask_again(self) -> None:
+        """Ask again for what a group may not have heard: it was starting, or leaving."""
+        with self._changed:
+            verbs, unheard, self._unheard = {one.verb for one, _ in self._pending}, self._unheard, False
+        if "stop" in verbs:
+            self._workers.ask(Interrupt.STOP)
+        elif unheard and "save" in verbs:
+            self._workers.ask(Interrupt.SAVE)
+
+
+def _train(workers: int) -> str:
+    return f"{workers} worker{'s train' if workers > 1 else ' trains'}" if workers else "no workers train at the moment"
+
+
+def _is_pause(event: Decided) -> bool:
+    return event.decision == "stay" and event.is_about_pause

@@ -1,0 +1,132 @@
+"""``st.prepare``: the dataset of a config, found or made."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from typing import Any
+
+import numpy as np
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.config.fields import is_free
+from springtide.dataset import Progress, in_process, make_dataset, open_dataset, rows_text, silent, units_to_make
+from springtide.dataset.make import dataset_folder
+from springtide.errors import ConfigError, SpringtideError, explain, in_one_line, redacted
+from springtide.run.report import dataset_page
+from springtide.shards import HELDOUT, MANIFEST, TRAIN, SplitReader
+from springtide.storage import Folder
+
+_LARGE_UNITS = 8
+_CARD_ROWS = 3
+_DATA = ("corpus.", "shards.")
+CARD = "card.html"
+
+
+def prepare(config: Config, progress: Progress | None = None) -> Config:
+    """Find the dataset of ``config`` or make it.
+
+    A small corpus is prepared in this process, a larger one by Ray Data tasks on the cluster that training would use, if Ray is
+    installed. A killed prepare resumes where it stopped.
+
+    Args:
+        config: settings; ``corpus`` and ``shards`` decide what the dataset holds.
+        progress: receives the name of a stage, the number of its jobs done, and the number of its jobs in all.
+
+    Returns:
+        The config with ``shards.dataset``, or what ``stream.mixture`` leaves empty, filled in; unchanged if it names its
+        datasets.
+
+    Raises:
+        ConfigError: a setting cannot work, such as a folder that cannot be written, or ``shards.dataset`` beside a mixture with
+            an empty name.
+        CorpusError: the corpus is missing, empty or too small.
+
+    Examples:
+        >>> st.prepare(st.recipes.tiny()).shards.dataset
+        '/.../datasets/...'
+    """
+    mixture = config.stream.mixture
+    if (mixture and "" not in mixture.values()) or (config.shards.dataset and not mixture):
+        return config
+    if config.shards.dataset:  # it may be the old one, of the config that this one was made from
+        empty = ", ".join(name for name, url in mixture.items() if not url)
+        problem = f"is set, and stream.mixture leaves {empty} empty, which is prepared from the corpus"
+        remedy = f"name the dataset of {empty} in stream.mixture, or leave shards.dataset empty"
+        raise ConfigError(explain("shards.dataset", config.shards.dataset, problem, remedy))
+    corpus, shards, progress = config.corpus, config.shards, progress or silent
+    units = units_to_make(corpus, shards)
+    if units <= _LARGE_UNITS or importlib.util.find_spec("ray") is None:
+        url = make_dataset(corpus, shards, progress, in_process)
+    else:
+        from springtide.ray.cluster.session import cluster
+        from springtide.ray.data.prepare import ray_map
+
+        with cluster(config, dashboard=False):
+            url = make_dataset(corpus, shards, progress, ray_map)
+    if units:
+        write_card(url)
+    elif not Folder(url).exists(CARD):  # the call that sealed it was killed
+        with contextlib.suppress(OSError):  # it may be another user's
+            write_card(url)
+    if mixture:
+        return config.override({"stream.mixture": {name: known or url for name, known in mixture.items()}})
+    return config.override({"shards.dataset": url})
+
+
+def as_begun(config: Config, before: Config) -> tuple[Config, list[str]]:
+    """Fill in the sealed datasets that a run began with, so that a resume reads these, whatever its corpus looks like now.
+
+    Args:
+        config: settings that the user gives now. Where they name a dataset, or another corpus, nothing is filled in.
+        before: the run's settings, with its datasets.
+
+    Returns:
+        The config, and remarks for the user on a corpus that has changed since. A dataset that is gone is not filled in: it is
+        prepared again.
+    """
+    mixture, known = config.stream.mixture, before.stream.mixture
+    if config.shards.dataset or _of_datasets(config) != _of_datasets(before):
+        return config, []
+    changes: dict[str, Any] = {}
+    if mixture:
+        changes["stream.mixture"] = {name: url or known.get(name, "") for name, url in mixture.items()}
+    elif known:
+        changes["stream.mixture"] = known
+        changes["stream.weights"] = config.stream.weights or before.stream.weights
+    else:
+        changes["shards.dataset"] = before.shards.dataset
+    filled = config.override(changes)
+    new = {*filled.stream.mixture.values(), filled.shards.dataset} - {*mixture.values(), ""}
+    if filled == config or not all(Folder(url).exists(MANIFEST) for url in new):
+        return config, []
+    return filled, _remarks_on_corpus(config, new)
+
+
+def _of_datasets(config: Config) -> str:
+    """Return, as text, what decides the datasets that are prepared from a corpus, but the corpus's files."""
+    settings = configs.flatten(config)
+    return redacted(repr([(name, settings[name]) for name in settings if name.startswith(_DATA) and not is_free(name)]))
+
+
+def _remarks_on_corpus(config: Config, datasets: set[str]) -> list[str]:
+    """Return what to say of a corpus that does not make one of the ``datasets`` now."""
+    theirs = ", ".join(sorted(datasets))
+    try:
+        if dataset_folder(config.corpus, config.shards).name in {Folder(url).name for url in datasets}:
+            return []
+    except (SpringtideError, OSError) as error:
+        return [f"corpus.source cannot be read now ({in_one_line(error)}): the run reads its own dataset, {theirs}"]
+    return [f"corpus.source makes another dataset now: the run reads its own, {theirs}"]
+
+
+def write_card(url: str) -> str:
+    """Write ``card.html`` into a sealed dataset: its source, what was dropped, a few rows; returns its path or URL."""
+    manifest, vocabulary = open_dataset(url)
+    split = HELDOUT if manifest.is_eval_only else TRAIN
+    rows = SplitReader(Folder(url), manifest, split).read(np.arange(min(_CARD_ROWS, manifest.splits[split].rows)))
+    texts = list(rows_text(rows.tokens, vocabulary))
+    page = dataset_page.render(f"Dataset {Folder(url).name}", manifest.model_dump(mode="json"), manifest.digest, texts)
+    Folder(url).write(CARD, page)
+    return Folder(url).where(CARD)

@@ -1,0 +1,130 @@
+"""Where a run comes from: command, source commit, datasets, as its folder and MLflow have it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Sequence
+
+from springtide import config as configs
+from springtide.api.resolve import ResolvedRun
+from springtide.errors import redacted
+from springtide.run.origin import Origin
+from springtide.run.start_from import lineage
+from springtide.shards.manifest import HELDOUT, TRAIN
+from springtide.tracking.mlflow_sink import TrackedDataset
+
+_GIT_PATIENCE_S = 5.0
+_OURS = "springtide"
+_RAY_WORKER = "default_worker.py"
+_MOST_DATASETS = 100
+_EMPTY = "SPRINGTIDE_EMPTY"
+"""Name of an empty variable: git can take the value of a setting from one, whatever the name of the setting is."""
+_SCOPES_OF_THE_USER = ("system", "global", "command")
+"""Scopes of git's settings that a checkout cannot write."""
+
+
+def origin_of(command: Sequence[str], directory: str) -> Origin:
+    """Return the command and, of a git checkout, commit, branch and remote.
+
+    Only the arguments of ``springtide`` itself are shown, whose secrets are in URLs and redacted; those of another program may
+    hold any.
+
+    Args:
+        command: of a process, as ``sys.argv``.
+        directory: that it works in.
+
+    Examples:
+        >>> from springtide.api.provenance import origin_of
+        >>> origin_of(["bin/springtide", "train", "--run.root", "s3://id:key@bucket/runs"], "/").command
+        "springtide train --run.root 's3://id:***@bucket/runs'"
+        >>> origin_of(["mine.py", "--token", "secret"], "/").command
+        'mine.py'
+    """
+    program = command[0] if command else ""
+    if os.path.basename(program) == _RAY_WORKER:  # a trial: Ray's arguments hold the token of its cluster
+        said = _OURS
+    elif os.path.basename(program) in ("", _OURS) or program.endswith(f"{_OURS}/__main__.py"):
+        said = shlex.join([_OURS, *map(redacted, command[1:])])
+    else:
+        said = redacted(program)
+        directory = os.path.dirname(os.path.abspath(os.path.join(directory, program)))
+    return checkout(directory, said)
+
+
+def checkout(directory: str, command: str = "") -> Origin:
+    """Return what git says of ``directory``: no commit if it is in no checkout, or git does not answer."""
+    head = _git(directory, "rev-parse", "HEAD", "--abbrev-ref", "HEAD").split()
+    if len(head) != 2:
+        return Origin(command)
+    remote = _git(directory, "remote", "get-url", "origin")
+    # a submodule may have a config of its own
+    status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
+    is_changed = bool(_git(directory, *status, without=_own_filters(directory)))
+    return Origin(command, redacted(head[0]), redacted(head[1]), redacted(remote), is_changed)
+
+
+def _own_filters(directory: str) -> list[str]:
+    """Return the names of the settings by which a checkout's own config has git run programs on its files."""
+    pattern = r"^filter\..*\.(clean|process|required)$"
+    options = ("--null", "--show-scope", "--name-only", "--get-regexp", pattern)
+    found = _git(directory, "config", *options, errors="surrogateescape").split("\0")  # names need not be UTF-8
+    return [name for scope, name in zip(found[::2], found[1::2], strict=False) if scope not in _SCOPES_OF_THE_USER]
+
+
+def _git(directory: str, *arguments: str, without: Sequence[str] = (), errors: str = "replace") -> str:
+    """Return what git prints, run so that it starts no program that the checkout's own config names; empty if it fails.
+
+    Args:
+        directory: of the checkout.
+        arguments: of git.
+        without: settings that are taken as empty.
+        errors: how bytes that are not UTF-8 are decoded.
+    """
+    # for a missing object git would call the remote, whose config may name a program, too
+    variables = ["GIT_ALLOW_PROTOCOL=none", "GIT_NO_LAZY_FETCH=1", f"{_EMPTY}="]
+    emptied = [f"--config-env={name}={_EMPTY}" for name in without]
+    options = ["--no-optional-locks", "-c", "core.fsmonitor=false", *emptied, "-C", directory]
+    command = ["env", *variables, "git", *options, *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_GIT_PATIENCE_S, check=True
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):  # ValueError: a zero byte in a path
+        return ""
+    return done.stdout.decode(errors=errors).strip()
+
+
+def tags_of(found: ResolvedRun, origin: Origin) -> dict[str, str]:
+    """Return the MLflow tags of a run, in addition to its settings."""
+    data, command = found.data, origin.command
+    git = {"commit": origin.commit, "branch": origin.branch, "repoURL": origin.repository}
+    git["dirty"] = str(origin.is_changed).lower() if origin.commit else ""
+    return {
+        # MLflow's pages show what follows the last slash of the name
+        "mlflow.source.name": " ".join(command.split()[:2]) if command.startswith(f"{_OURS} ") else command,
+        "mlflow.source.type": "LOCAL",
+        **{f"mlflow.source.git.{name}": text for name, text in git.items() if text},
+        "springtide.command": command,
+        "springtide.fingerprint": configs.fingerprint(found.config),
+        "springtide.order": data.order.identity,
+        "springtide.dataset": " ".join(data.datasets),
+        "springtide.dataset_digest": " ".join(data.datasets.values()),
+        "springtide.checkpoints": (found.run.folder / "checkpoints").url,
+        "springtide.lineage": " <- ".join(lineage(found.config)),
+    }
+
+
+def datasets_of(found: ResolvedRun) -> list[TrackedDataset]:
+    """Return the datasets of a run as MLflow lists them, at most a hundred: each source that it trains on, then each that it is
+    only evaluated on."""
+    used = [("training", TRAIN, one) for one in found.data.corpora]
+    used += [("evaluation", HELDOUT, one) for one in found.data.eval_corpora]
+    listed = []
+    for context, split, corpus in used[:_MOST_DATASETS]:
+        rows = corpus.whole.sources[corpus.source][split]
+        profile = {"tokens": rows.tokens, "rows": rows.rows, "documents": rows.documents, "bytes": rows.num_bytes}
+        profile["sequence_length"] = corpus.whole.sequence_length
+        listed.append(TrackedDataset(corpus.name, corpus.identity.partition("/")[0], corpus.url, context, profile))
+    return listed

@@ -1,0 +1,299 @@
+"""Decide everything about a run before anything of it is written.
+
+    find its folder -> prepare its data -> decide where it starts -> fit it to the cluster -> ResolvedRun
+
+Only preparing writes: the sealed dataset stays, and the next start uses it. A run that is refused leaves no folder, no lease,
+no run in MLflow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import importlib
+import posixpath
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from springtide import config as configs
+from springtide.api.deadline import check_deadline, remarks_on_markets
+from springtide.api.prepare import as_begun, prepare
+from springtide.checkpoint import branch, leases
+from springtide.checkpoint.format import step_of
+from springtide.checkpoint.fresh_start import check_fresh_start
+from springtide.checkpoint.other_orders import newer_of_other_orders
+from springtide.config import Config
+from springtide.config.code import find_code
+from springtide.config.objective import L2SP
+from springtide.config.steps import StepsDone
+from springtide.dataset import Progress
+from springtide.errors import CheckpointError, ConfigError, explain
+from springtide.planning.device_memory import usable_bytes
+from springtide.planning.estimate import (
+    check_fits,
+    choose_micro_batch,
+    estimate_evenness,
+    gigabytes,
+    least_workers,
+)
+from springtide.run.find import check_taken_up, find_run
+from springtide.run.folder import Run
+from springtide.run.start_from import remarks_on
+from springtide.storage import Folder
+from springtide.stream import Data, open_data
+
+_RATE_JUMP = 0.02
+"""A branch whose learning rate differs by more from its trunk's is remarked on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedRun:
+    """A run that may start."""
+
+    run: Run
+    config: Config
+    """What would train: ``train.micro_batch`` is a number, ``elastic.min_workers`` fits, ``shards.dataset`` exists."""
+    starts_from: str
+    """The checkpoint that it starts from; empty if it starts at step 0. (Newer snapshots in memory precede it.)"""
+    remarks: tuple[str, ...]
+    """What its user should know: settings that changed or were decided, checkpoints that would be set aside."""
+    from_scratch: bool = False
+    accept_changes: bool = False
+    finished: bool = False
+    """Whether nothing is left to train; the rest is then undecided."""
+    dashboard: str = ""
+    """Host and port of the dashboard of the cluster that is connected; empty without one."""
+    is_private: bool = False
+    """Whether that cluster was started for this run."""
+
+    @functools.cached_property
+    def data(self) -> Data:
+        """The data of the run, opened once."""
+        return open_data(self.config.data)
+
+
+def resolve(
+    config: Config,
+    *,
+    resume: bool | Literal["auto"] = False,
+    accept_changes: bool = False,
+    from_scratch: bool = False,
+    progress: Progress | None = None,
+) -> ResolvedRun:
+    """Decide what ``train`` with the same arguments would train, and train nothing.
+
+    Prepares the data if needed. A run that resumes reads the sealed datasets that it began with, whatever its corpus looks like
+    now, unless the config names others or the run restarts from scratch. Asks the cluster that ``RAY_ADDRESS`` names, or this
+    machine, for its memory.
+
+    Args:
+        config: settings of the run.
+        resume: as for ``train``.
+        accept_changes: as for ``train``.
+        from_scratch: as for ``train``.
+        progress: receives the progress of ``prepare``.
+
+    Returns:
+        The run with its settings, all decided, and remarks for its user.
+
+    Raises:
+        ConfigError: a setting cannot work, or the model does not fit the cluster.
+        CorpusError: the corpus is missing, empty or too small.
+        RunExists: the run exists and ``resume`` is not set, the config would train something else, or the run is held.
+        CheckpointError: no checkpoint of the run is of this order.
+
+    Examples:
+        >>> found = st.resolve(st.recipes.tiny().override({"train.micro_batch": "auto"}))  # doctest: +SKIP
+        >>> found.config.train.micro_batch  # doctest: +SKIP
+        16
+    """
+    with resolved(
+        config,
+        resume=resume,
+        accept_changes=accept_changes,
+        from_scratch=from_scratch,
+        progress=progress,
+        trains=False,
+    ) as found:
+        return found
+
+
+@contextlib.contextmanager
+def resolved(
+    config: Config,
+    *,
+    resume: bool | Literal["auto"],
+    accept_changes: bool,
+    from_scratch: bool,
+    progress: Progress | None,
+    trains: bool,
+) -> Iterator[ResolvedRun]:
+    """Yield what ``resolve`` returns, connected to its cluster for the block unless nothing is left to train. A private cluster
+    starts as soon as there is data, while torch, and what ``trains`` the run, load and the rest is decided."""
+    from springtide.ray.cluster import session  # Ray loads only when needed
+
+    session.check_before_start(config)
+    for field, source in config.sources.items():
+        find_code(field, source)
+    is_plain = config.model.adapter == "none" and not (config.optim.groups or config.train.new_blocks)
+    if not is_plain or config.objective.anchor:
+        _check_parameters(config)
+    if from_scratch and not resume:
+        raise ConfigError(explain("--from-scratch", True, "restarts an existing run", "add --resume, or omit it"))
+    config, run = find_run(absolute(config), resume, accept_changes)
+    check_deadline(config, run)
+    of_corpus: list[str] = []
+    if resume and not from_scratch and run.folder.exists(configs.RUN_CONFIG):
+        config, of_corpus = as_begun(config, run.config)
+    if not from_scratch:
+        check_taken_up(config, run)
+    if resume and not from_scratch and run.has_nothing_left(config):
+        remedy = "to train further, raise train.total and add --accept-changes"
+        remark = f"run {run.id} finished at step {run.last_step}: nothing to do; {remedy}"
+        yield ResolvedRun(run, config, run.checkpoints[-1], (remark,), finished=True)
+        return
+    leases.check_free(run.folder)
+    config = prepare(config, progress)
+    data, is_private = open_data(config.data), session.is_private()
+    data.check_epochs(config.num_steps)
+    with session.starting_cluster(config) as connected:
+        from springtide.model import make
+        from springtide.training.forgetting import with_old_sets
+        from springtide.training.start_check import check_objective
+
+        if trains:
+            importlib.import_module("springtide.ray.train.trainer")
+        config, unmeasured = with_old_sets(config)
+        data = open_data(config.data)
+        check_objective(config, data)
+        if not config.model.source:
+            make(config.model, data.vocab_size)  # refuses a vocabulary that has no room for the ids
+        start, remarks = _start(config, run, data, accept_changes, from_scratch)
+        remarks += of_corpus
+        remarks += [*unmeasured, *data.leaks, *data.repeats(config.num_steps)]
+        if (even := estimate_evenness(config)).evenness.worst < 1:
+            remarks.append(even.describe())
+        address = connected()
+        remarks += session.check_resources(config) + remarks_on_markets(config)
+        config, fitting = fitted(config, data)
+        if run.folder.exists(configs.RUN_CONFIG):
+            changed = configs.difference(run.config, config)
+            remarks += [f"resumed with {name}: {before!r} -> {after!r}" for name, (before, after) in changed.items()]
+            if changed and start:
+                remarks += _rate_jump(run.config, config, start)
+        yield ResolvedRun(
+            run, config, start, (*remarks, *fitting), from_scratch, accept_changes, False, address, is_private
+        )
+
+
+def _rate_jump(before: Config, config: Config, start: str) -> list[str]:
+    """Return a remark if the next step's learning rate under ``config`` is another than under the config ``before``."""
+
+    done = step_of(posixpath.basename(start)) or StepsDone(0)
+    there, here = _rate_after(before, done), _rate_after(config, done)
+    if abs(there - here) <= _RATE_JUMP * there:
+        return []
+    return [
+        f"the learning rate after step {done} was {there:.3g} with the settings before, and is {here:.3g} with these"
+    ]
+
+
+def _check_parameters(config: Config) -> None:
+    """Raise ConfigError if groups of parameters, or an adapter, name none that the model has. For a model of the user's own,
+    the worker group checks them."""
+    from springtide.model import make
+    from springtide.optim.parameter_groups import check_groups
+    from springtide.training.start_check import check_adapter
+
+    check_adapter(config)
+    is_known = not config.model.source
+    if is_known and (config.optim.groups or config.model.adapter != "none"):
+        check_groups(make(config.model, 1), config.optim)
+
+
+def _start(config: Config, run: Run, data: Data, accept_changes: bool, from_scratch: bool) -> tuple[str, list[str]]:
+    """Return the checkpoint that the run starts from, empty for step 0, and remarks. Raises CheckpointError and ConfigError
+    when it cannot start there."""
+    remarks, names = [], run.checkpoints
+    if from_scratch:
+        remarks.append(f"restarted at step 0; checkpoints set aside: {', '.join(names) or 'none'}")
+        names = []
+    else:
+        newer = newer_of_other_orders(run.folder, data.order.identity_at, accept_changes)
+        if newer is None:
+            raise CheckpointError(
+                f"no checkpoint of {run.folder.url} is of this order: it changes (skipped steps, weights or labels) before all "
+                "of them. Change the order of later steps only, or add --from-scratch to restart at step 0"
+            )
+        check_fresh_start(run.folder)
+        if newer:
+            remarks.append(f"checkpoints of another data order are set aside: {', '.join(newer)}")
+            names = [name for name in names if name not in newer]
+    if config.train.start_from:
+        remarks += _branched(config, data)
+    own = f"{run.folder.url}/checkpoints/{names[-1]}" if names else ""
+    return own or config.train.start_from, remarks
+
+
+def _rate_after(config: Config, step: StepsDone) -> float:
+    from springtide.optim.schedule import learning_rate
+
+    return learning_rate(config.optim, config.tokens_after(step), config.tokens_after(config.num_steps))
+
+
+def _branched(config: Config, data: Data) -> list[str]:
+    """Return remarks for the user on the other run's checkpoint that this run starts from. Raises ConfigError when it cannot
+    start there."""
+    from springtide.training.start_check import check_start, check_tensors
+
+    saved = check_start(config, data.order.identity_at, data.tokenizer_digest)
+    check_tensors(config, data)
+    remarks = remarks_on(saved, config)
+    if config.train.start_with == "weights":
+        return remarks
+    trained = step_of(branch.split(config.train.start_from)[1]) or StepsDone(0)
+    there, here = _rate_after(saved, trained), _rate_after(config, max(branch.first_step(config.train), StepsDone(1)))
+    if abs(there - here) > _RATE_JUMP * there:
+        remarks.append(
+            f"the learning rate of step {trained} was {there:.3g} in {config.train.start_from}; this run begins with {here:.3g}"
+        )
+    return remarks
+
+
+def fitted(config: Config, data: Data) -> tuple[Config, list[str]]:
+    """Return ``config`` with a micro-batch and a minimum of workers that fit the cluster that is connected, and remarks on what
+    was decided. Raises ConfigError if none fits."""
+    from springtide.ray.cluster.session import device_size
+
+    size, remarks = device_size(config), []
+    has = usable_bytes(config, *size)
+    least = least_workers(config, data.vocab_size, data.eos_id, has)
+    if least > config.elastic.min_workers:
+        remarks.append(
+            f"elastic.min_workers = {least}: with fewer workers a step does not fit the {gigabytes(has)} that each has"
+        )
+        config = config.override({"elastic.min_workers": least})
+    chosen = choose_micro_batch(config, data.vocab_size, data.eos_id, has)
+    if chosen != config:
+        remarks.append(f"train.micro_batch = {chosen.train.micro_batch} fits the {gigabytes(has)} that a worker has")
+    check_fits(chosen, data.vocab_size, data.eos_id, config.elastic.max_workers, has)
+    return chosen, remarks
+
+
+def absolute(config: Config) -> Config:
+    """Return ``config`` with absolute paths: relative ones are relative to the driver's folder, on every node."""
+    mixture = {name: url and Folder(url).url for name, url in config.stream.mixture.items()}  # one may be prepared yet
+    eval_datasets = {name: Folder(url).url for name, url in config.stream.eval_datasets.items()}
+    changes: dict[str, Any] = {
+        "shards.root": Folder(config.shards.root).url,
+        "stream.mixture": mixture,
+        "stream.eval_datasets": eval_datasets,
+    }
+    if config.objective.labels:
+        changes["objective.labels"] = Folder(config.objective.labels).url
+    if config.objective.anchor not in ("", L2SP):
+        changes["objective.anchor"] = Folder(config.objective.anchor).url
+    if config.shards.dataset:
+        changes["shards.dataset"] = Folder(config.shards.dataset).url
+    return config.override(changes)

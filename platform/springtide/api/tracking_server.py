@@ -1,0 +1,121 @@
+"""Choose the MLflow server of a run. Credentials of the environment go only to a server that the user has named himself."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from springtide.config import Config
+from springtide.errors import ConfigError, explain
+from springtide.storage import Folder
+from springtide.tracking.mlflow_client import OFF, default_uri
+
+_FIELD = "track.mlflow_uri"
+_URI = "MLFLOW_TRACKING_URI"
+_CREDENTIALS = (
+    *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_AUTH"),
+    *("MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH"),
+)
+"""Variables whose values MLflow's clients send to whatever server they are given."""
+_CREDENTIALS_FILE = Path("~/.mlflow/credentials")
+_LOCAL, _HTTP = ("", "file", "sqlite", "databricks"), ("http", "https")
+"""Schemes that a config may name. The host of ``databricks`` is in the user's profile. Any other is a plug-in or a database:
+its URI may load a driver, read a file of this machine, or get a password from a file."""
+_AMBIGUOUS = re.compile(r"[\s\\\x00-\x1f\x7f]")
+"""What programs read differently in a URL: the host of ``http://a\\@b`` is a or b."""
+_Server = tuple[str, str, int | None]
+_named: set[_Server] = set()
+
+
+def name_server(uri: str) -> None:
+    """Note that the user has typed ``uri`` on the command line: its server may get credentials."""
+    _named.add(_server_of(uri))
+
+
+def mlflow_uri(config: Config, given: str = "", must_be_named: bool = False) -> str:
+    """Return the MLflow URI for a run. It may have a password, and is not written anywhere.
+
+    Args:
+        config: settings of the run; they may come from a file of a stranger.
+        given: URI that the caller names.
+        must_be_named: refuse a server that only the config names, even without credentials. Its answers decide where
+            MLflow writes files.
+
+    Returns:
+        ``given``, else the config's URI, else the environment's, else that of a sqlite file next to the runs.
+
+    Raises:
+        ConfigError: only the config names the server, and it would get credentials of the environment, or ``must_be_named``.
+    """
+    # by default the client retries an unreachable server for minutes
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+    _pass_proxies_by()
+    chosen = given or config.track.mlflow_uri
+    if chosen and not given:
+        _check_named(chosen, must_be_named)
+    return chosen or os.environ.get(_URI, "") or default_uri(Folder(config.run.root))
+
+
+def _pass_proxies_by() -> None:
+    """Have the clients of MLflow and of stores ask servers on this machine themselves, whatever proxy the environment names: no
+    proxy reaches them."""
+    if not any(
+        os.environ.get(name) or os.environ.get(name.upper()) for name in ("http_proxy", "https_proxy", "all_proxy")
+    ):
+        return
+    passed = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    if passed.strip() != "*":
+        both = ",".join(
+            dict.fromkeys(filter(None, [*passed.replace(" ", "").split(","), "localhost", "127.0.0.1", "::1"]))
+        )
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = both
+
+
+def _check_named(uri: str, must_be_named: bool) -> None:
+    server = _server_of(uri)
+    if uri == OFF or server in _named or server == _server_of(os.environ.get(_URI, "")):
+        return
+    remedy = f"name it yourself: --{_FIELD} URI, or {_URI}=URI (in Python also train(tracking_uri=...))"
+    scheme = server[0]
+    if scheme in _LOCAL:
+        return
+    if scheme not in _HTTP:
+        limit = "may load a driver or a plug-in, or get a password from a file, and only the config names it"
+        raise ConfigError(explain(_FIELD, uri, limit, remedy))
+    found = [name for name in _CREDENTIALS if os.environ.get(name)]
+    if _CREDENTIALS_FILE.expanduser().exists():
+        found.append(str(_CREDENTIALS_FILE))
+    if _netrc_has(server[1]):
+        found.append("an entry of ~/.netrc")
+    if found or must_be_named:
+        gets = f", which would get {' and '.join(found)}" if found else ""
+        raise ConfigError(explain(_FIELD, uri, f"only the config names this server{gets}", remedy))
+
+
+def _netrc_has(host: str) -> bool:
+    """Return whether requests would send a password for ``host`` from the user's netrc."""
+    files = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
+    for file in map(os.path.expanduser, files):
+        if os.path.exists(file):
+            try:
+                return netrc.netrc(file).authenticators(host) is not None
+            except (OSError, netrc.NetrcParseError):
+                return True
+    return False
+
+
+def _server_of(uri: str) -> _Server:
+    """Return scheme, host and port; of a database the whole URI, whose query may name a host, too. ConfigError if ``uri`` is no
+    URI."""
+    try:
+        found = urlsplit(uri)
+        scheme, port = found.scheme.lower(), found.port
+    except ValueError as error:
+        raise ConfigError(explain(_FIELD, uri, f"is not a URI ({error})", "correct it")) from None
+    if scheme not in _LOCAL and _AMBIGUOUS.search(uri):
+        raise ConfigError(explain(_FIELD, uri, "has a space, a backslash or a control character", "correct it"))
+    return (scheme, found.hostname or "", port) if scheme in _HTTP else (scheme, uri, None)

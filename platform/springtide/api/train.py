@@ -1,0 +1,272 @@
+"""``st.train`` and ``st.sample``, for notebooks, the CLI, jobs and sweeps."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import posixpath
+import secrets
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from springtide import config as configs
+from springtide.api import provenance
+from springtide.api.deadline import begun_s
+from springtide.api.resolve import ResolvedRun, resolved
+from springtide.api.tracking_server import mlflow_uri
+from springtide.checkpoint import branch, leases
+from springtide.checkpoint.format import step_of
+from springtide.checkpoint.fresh_start import begin_from_scratch
+from springtide.checkpoint.other_orders import check_order
+from springtide.config import Config
+from springtide.config.code import LISTENER, find_code
+from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE
+from springtide.config.steps import StepsDone
+from springtide.dataset import Progress
+from springtide.events import Event, Sampled, Started, Stopped
+from springtide.events.listeners import Listeners
+from springtide.run.folder import Run
+from springtide.run.live_report import live_report
+from springtide.run.origin import read_origin, write_origin
+from springtide.tracking.console import Console
+from springtide.tracking.journal import Journal, stream_journal
+from springtide.tracking.mlflow_client import OFF
+from springtide.tracking.mlflow_sink import MlflowSink
+from springtide.tracking.own_listener import OwnListener
+
+
+def train(
+    config: Config,
+    *,
+    resume: bool | Literal["auto"] = False,
+    accept_changes: bool = False,
+    from_scratch: bool = False,
+    listen: Callable[[Event], None] | None = None,
+    progress: Progress | None = None,
+    dashboard: bool = True,
+    workers: Any = None,
+    tracking_uri: str = "",
+) -> Run:
+    """Prepare the data if needed, train on Ray to the end of the run, and write the report.
+
+    Uses the cluster that this process is connected to, else that of RAY_ADDRESS, else a private one that is stopped at the end.
+
+    Args:
+        config: settings of the run.
+        resume: continue the run ``run.id`` (or the newest of this config) from its newest good checkpoint; "auto" also starts
+            one if there is none. Without it an existing run is refused; a finished run is left as it is.
+        accept_changes: resume under a config that trains something else, too.
+        from_scratch: with ``resume``, restart the run at step 0; its checkpoints are set aside.
+        listen: receives every event in this process, in order of arrival.
+        progress: receives the progress of ``prepare``.
+        dashboard: start Ray's dashboard in a private cluster, once it has trained for a while.
+        workers: for a trial, the workers of its sweep; the sweep then writes the report.
+        tracking_uri: MLflow URI, not written to any file; if empty: the config's, else the environment's.
+
+    Returns:
+        A handle on the run, which has finished or was asked to stop: see ``Run.finished``.
+
+    Raises:
+        ConfigError: a setting cannot work; before anything starts.
+        CorpusError: the corpus is missing, empty or too small; before anything starts.
+        RunExists: the run exists and ``resume`` is not set, or the config would train something else; before anything starts.
+        CheckpointError: no checkpoint of the run can be read, or none is of this order.
+        TrainingFailed: the training code raised an error; ``StoreLost``, one kind of it, if a store stayed away. Workers raise
+            their own SpringtideError instead if there is one. The run can be resumed after any of them.
+
+    Examples:
+        >>> run = st.train(st.recipes.tiny(), resume="auto")  # doctest: +SKIP
+        >>> run.finished  # doctest: +SKIP
+        True
+    """
+    uri = mlflow_uri(config, tracking_uri)
+    with resolved(
+        config,
+        resume=resume,
+        accept_changes=accept_changes,
+        from_scratch=from_scratch,
+        progress=progress,
+        trains=True,
+    ) as found:
+        if found.finished:
+            with Console(found.config.num_steps, found.config.track.progress) as console:
+                console.say(*found.remarks)
+        else:
+            _claim_and_train(found, uri, listen, workers, dashboard and found.is_private)
+    return found.run
+
+
+def _claim_and_train(
+    found: ResolvedRun, uri: str, listen: Callable[[Event], None] | None, workers: Any, dashboard: bool
+) -> None:
+    """Hold the run and train it to its end, or until it is stopped. ``dashboard``: start that of Ray once it trains."""
+    hears = [listen] if listen else []
+    if found.config.run.queue:
+        from springtide.ray.cluster.worker_queue import check_quota
+
+        check_quota(found.config)
+    with _lease(found) as lease, contextlib.ExitStack() as stack:  # a refused driver has written nothing
+        _begin(found, lease.term)
+        before = found.run.timeline.last_try
+        if workers is not None:  # a trial: commands go to its sweep
+            _train(found, lease, uri, hears, workers, before, reports=False)
+            return
+        from springtide.api.control import Controls  # Ray loads only when needed
+        from springtide.ray.train.ray_metrics import RayMetrics
+        from springtide.ray.train.worker_lender import workers_of
+
+        own = workers_of(found.config, found.is_private)
+        stack.callback(own.end)
+        own.claim(found.config)
+        controls = Controls(found.config, found.run, own, before)
+        stack.enter_context(controls.carried_out())
+        hears = [controls, RayMetrics(found.run.id), *hears]
+        _train(found, lease, uri, hears, own, before, True, controls.remarks, dashboard)
+
+
+@contextlib.contextmanager
+def _lease(found: ResolvedRun) -> Iterator[leases.Lease]:
+    """Hold the run for the block. Raises RunExists if another driver holds it."""
+    lease = leases.claim(found.run.folder, secrets.token_hex(8), trains=False, sources=found.config.needs_trust)
+    try:
+        yield lease
+    finally:
+        leases.end(found.run.folder, lease.term)
+
+
+def _begin(found: ResolvedRun, lease: int) -> None:
+    """Write down what was decided: checkpoints that no longer count, a checkpoint that another run keeps, the config."""
+    run, config = found.run, found.config
+    if found.from_scratch:
+        begin_from_scratch(run.folder, lease)
+    else:
+        check_order(run.folder, found.data.order.identity_at, found.accept_changes, lease)
+    if config.train.start_from:
+        branch.keep(config.train.start_from, run.id)
+    if config.objective.teacher:
+        branch.keep(config.objective.teacher, run.id, "objective.teacher")
+    run.write_config(config)
+    write_origin(run.folder, provenance.origin_of(sys.argv, os.getcwd()))
+
+
+def _train(
+    found: ResolvedRun,
+    lease: leases.Lease,
+    uri: str,
+    hears: Sequence[Callable[[Event], None]],
+    workers: Any,
+    before: int,
+    reports: bool,
+    remarks: Sequence[str] = (),
+    dashboard: bool = False,
+) -> None:
+    """Train a claimed run to its end, with all listeners, ``hears`` too; if it ``reports``, the report is written even after an
+    error. ``before``: the last step that was trained; ``remarks`` are printed; ``dashboard``: Ray's is to be started."""
+    from springtide.ray.cluster.late_dashboard import LateDashboard  # Ray and torch load only when needed
+    from springtide.ray.cluster.session import dashboard_hint
+    from springtide.ray.train.trainer import train as train_on_ray
+
+    run, config = found.run, found.config
+    with contextlib.ExitStack() as stack:
+        console = stack.enter_context(Console(config.num_steps, config.track.progress))
+        journal = stack.enter_context(Journal(run.folder, term=lease.term, say=console.say))
+        for remark in (*found.remarks, *remarks):
+            console.say(remark)
+        at = f"; Ray dashboard: http://{found.dashboard}{dashboard_hint()}" if found.dashboard else ""
+        console.say(f"run {run.id}{at}")
+        if reports:
+            console.say(f"its page, written anew while it trains: {run.report}")
+        listeners: list[Callable[[Event], None]] = [journal, console, *hears]
+        if dashboard:
+            listeners.append(stack.enter_context(LateDashboard(console.say)))
+        if uri != OFF:
+            settings = configs.flatten(configs.redact(config))
+            earlier = functools.partial(stream_journal, run.folder)
+            tags, datasets = provenance.tags_of(found, read_origin(run.folder)), provenance.datasets_of(found)
+            sink = MlflowSink(settings, run.folder, uri, earlier, tags, datasets=datasets)
+            listeners.append(stack.enter_context(sink))
+        if source := config.track.listener:
+            make: Callable[..., Any] = find_code(LISTENER, source)
+            listeners.append(stack.enter_context(OwnListener(source, functools.partial(make, run))))
+
+        tell_all, has_started = Listeners(listeners), False
+        own = found.starts_from if found.starts_from.startswith(f"{run.folder.url}/") else ""
+        saved = step_of(posixpath.basename(own)) or StepsDone(0)
+
+        def on_event(event: Event) -> None:
+            nonlocal before, has_started
+            has_started = has_started or isinstance(event, Started)
+            if isinstance(event, Stopped) and not has_started:  # it stands where it would have begun
+                event = dataclasses.replace(event, step=max(event.step, saved))
+            tell_all(event)
+            if isinstance(event, Started) and event.step < before:
+                console.say(
+                    f"steps {event.step + 1} to {before} were trained before and not saved: they are trained again"
+                )
+                before = 0  # said once
+            if isinstance(event, Stopped):  # from here on the run is read from its journal
+                journal.flush()
+
+        try:
+            labels, since_s = {"run": run.id}, begun_s(run) if config.elastic.deadline.is_set else 0.0
+            with live_report(run.folder, console.say) if reports else contextlib.nullcontext():
+                train_on_ray(config, run.folder, journal.term, labels, lease.owner, on_event, workers, since_s)
+        except BaseException as error:
+            if not tell_all.finished:  # later errors do not change how the run ended
+                status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+                reason = f"{type(error).__name__}: {error}"[:2000]
+                on_event(Stopped(step=max(before, tell_all.last_step), status=status, reason=reason))
+            raise
+        finally:
+            if reports:
+                _report(run, console.say)
+
+
+def _report(run: Run, say: Callable[[str], None]) -> None:
+    """Write the report; a store error must not hide how the run ended."""
+    try:
+        run.write_report()
+    except OSError as error:
+        say(f"the report could not be written ({error})")
+
+
+def sample(
+    run: Run,
+    prompt: str = SAMPLE_PROMPT,
+    tokens: int = 0,
+    temperature: float = SAMPLE_TEMPERATURE,
+    seed: int = 0,
+    trust_code: bool = False,
+) -> Sampled:
+    """Generate text with the run's newest checkpoint. The whole model is built in this process, in fp32.
+
+    Args:
+        run: the run.
+        prompt: the text to continue.
+        tokens: most tokens to generate, the end of the document may come first; 0: the config's length.
+        temperature: of the softmax; 0 takes the most likely token each time.
+        seed: seed of the draws.
+        trust_code: run the code of the user's own model if the config names one (``model.source``); needed unless you
+            started the run with the same code.
+
+    Returns:
+        The step of the checkpoint, the prompt and the text after it, as an event.
+
+    Raises:
+        ConfigError: the temperature is negative, this machine lacks the memory, or the config names code that is not
+            trusted.
+        CheckpointError: bytes of the checkpoint are bad.
+
+    Examples:
+        >>> found = st.sample(st.open_run("runs/mine"), "import ", tokens=4, temperature=0)
+        >>> found.step, found.prompt, len(found.text) > 0
+        (8, 'import ', True)
+    """
+    step = step_of(run.checkpoint_at()) or 0  # a run that trains may commit the next one meanwhile
+    [found] = run.generate(
+        prompt, tokens or run.config.train.sample_tokens, temperature, seed=seed, step=step, trust_code=trust_code
+    )
+    return Sampled(step=step, prompt=prompt, text=found.text)

@@ -1,1 +1,0 @@
-"""The calls of users: train, sweep, drill, simulate, estimate. Layer rule: the only package that combines all others."""

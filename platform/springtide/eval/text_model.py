@@ -1,0 +1,368 @@
+"""A checkpoint and its tokenizer: encode, decode, log-probabilities and texts, in a single process.
+
+Shape suffixes: B rows, L positions, V ids.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from springtide.checkpoint.format import read_manifest
+from springtide.checkpoint.load import load
+from springtide.checkpoint.retention import note_reader
+from springtide.config.engine import ModelConfig
+from springtide.corpus import BadChat, ChatTemplate, Tokenizer, probe
+from springtide.corpus.chats import Turn
+from springtide.dataset import open_dataset
+from springtide.errors import CheckpointError, ConfigError, explain
+from springtide.eval.growing_text import GrowingText
+from springtide.eval.sampling import Sampling
+from springtide.eval.writer import write
+from springtide.hf import open_model, read_weights, their_template
+from springtide.hf.export_files import MARKER
+from springtide.hf.hf_generation import ids_of
+from springtide.hf.hf_tokenizer import tokenizer_files
+from springtide.model import make, num_parameters, skeleton, whole
+from springtide.shards import CHAT_TEMPLATE, TOKENIZER
+from springtide.storage import Folder
+from springtide.storage.free_memory import free_bytes
+
+BATCH_SIZE = 8
+"""Rows that are computed together, unless the caller says otherwise."""
+_MOST_LOGITS = 2**28
+"""Logits that are in memory at once; one row may have more."""
+
+
+class Answer(NamedTuple):
+    """A text that a model wrote."""
+
+    prompt: str
+    text: str
+    num_tokens: int
+    ended: str
+    """``end``: the model ended the document or its turn; ``stop``: at a stop string; ``length``: at the most tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TextModel:
+    """A model that reads and writes text; ``open_checkpoint`` and ``open_export`` return one."""
+
+    model: nn.Module
+    vocabulary: Tokenizer
+    begin: tuple[int, ...]
+    """Ids that stand before each text, as in training."""
+    end: int
+    """The id that ends a document."""
+    vocab_size: int
+    max_length: int
+    """Most ids that the model reads at once: the length of a row."""
+    template: tuple[str, str] | None = None
+    """Name and text of the chat template of its data."""
+    begins_chats: bool = True
+    """Whether ``begin`` stands before chats, too."""
+    ends: tuple[int, ...] = ()
+    """Ids that end a text besides ``end``: those of its ``generation_config.json``."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a text, without those before it."""
+        [ids] = self.vocabulary.encode([text])
+        return list(ids[:-1].tolist())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; special tokens spell nothing."""
+        return self.vocabulary.decode(ids)
+
+    def prompt_ids(self, prompt: str, chat: bool = False) -> list[int]:
+        """Return the ids that the model continues.
+
+        Args:
+            prompt: the text to continue, or with ``chat`` what a user says.
+            chat: lay it out by the chat template of the data.
+
+        Raises:
+            ConfigError: it does not fit a row, or there is no chat template, or that cannot lay it out.
+        """
+        try:
+            ids = self._chat.prompt([Turn("user", prompt)]) if chat else self.encode(prompt)
+        except BadChat as error:
+            raise ConfigError(explain("prompt", prompt, error.problem, error.remedy)) from None
+        found = [*(self.begin if self.begins_chats or not chat else ()), *ids] or [self.end]
+        if len(found) > self.max_length:
+            limit = f"has {len(found)} tokens, more than the {self.max_length} that the model reads at once"
+            raise ConfigError(explain("prompt", prompt, limit, "shorten it"))
+        return found
+
+    def generate(
+        self,
+        prompts: Sequence[str],
+        tokens: int,
+        sampling: Sampling,
+        stop: Sequence[str] = (),
+        chat: bool = False,
+        on_text: Callable[[int, str], None] | None = None,
+        batch_size: int = BATCH_SIZE,
+    ) -> list[Answer]:
+        """Return the text after each prompt, in order.
+
+        Args:
+            prompts: texts to continue, or with ``chat`` what a user says.
+            tokens: most tokens of each text. A text that outgrows a row goes on from the later half of it.
+            sampling: how tokens are drawn; the seed is of the first prompt, each next one has one more.
+            stop: strings that end a text; they are not part of it.
+            chat: lay prompts out by the chat template of the data.
+            on_text: called with the number of the prompt and each new part of its text, as it comes.
+            batch_size: prompts that are continued together.
+
+        Raises:
+            ConfigError: as ``prompt_ids``, or a limit is not positive.
+        """
+        _check_positive("tokens", tokens)
+        _check_positive("batch_size", batch_size)
+        encoded = [self.prompt_ids(prompt, chat) for prompt in prompts]
+        ends = {self.end, *self.ends, *(self._chat.ends if chat else ())}
+        found: list[Answer] = []
+        for first in range(0, len(prompts), batch_size):
+            batch = encoded[first : first + batch_size]
+            seeded = dataclasses.replace(sampling, seed=(sampling.seed + first) % 2**63)
+            texts = self._texts(batch, tokens, seeded, ends, stop, _from(on_text, first))
+            found += [
+                Answer(prompt, one.text, len(one.ids), one.ended(tokens))
+                for prompt, one in zip(prompts[first : first + batch_size], texts, strict=True)
+            ]
+        return found
+
+    def continued(
+        self, prompts: Sequence[Sequence[int]], tokens: int, sampling: Sampling, stop: Sequence[str] = ()
+    ) -> list[str]:
+        """Return the text after each prompt, given as ids; the other arguments are as in ``generate``."""
+        return [one.text for one in self._texts(prompts, tokens, sampling, {self.end, *self.ends}, stop, None)]
+
+    def logprobs(
+        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch_size: int = BATCH_SIZE
+    ) -> list[tuple[float, bool]]:
+        """Return the log-probability of each continuation after its context, and whether it is the likeliest at every token.
+
+        Args:
+            pairs: ids of the context, at least one, and of the continuation.
+            batch_size: pairs that are computed together, the longest first.
+
+        Raises:
+            ConfigError: a pair does not fit a row, or the limit is not positive.
+        """
+        _check_positive("batch_size", batch_size)
+        found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
+        order = sorted(range(len(pairs)), key=lambda number: -len(pairs[number][0]) - len(pairs[number][1]))
+        while order:
+            longest = sum(map(len, pairs[order[0]])) - 1
+            if longest > self.max_length:
+                limit = f"has {longest} tokens, more than the {self.max_length} that the model reads at once"
+                raise ConfigError(explain("continuation", "...", limit, "shorten its context"))
+            fits = max(1, min(batch_size, _MOST_LOGITS // (max(longest, 1) * self.vocab_size)))
+            chunk, order = order[:fits], order[fits:]
+            for number, scored in zip(chunk, self._scored([pairs[number] for number in chunk]), strict=True):
+                found[number] = scored
+        return found
+
+    @torch.no_grad()
+    def _scored(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Iterator[tuple[float, bool]]:
+        rows = [[*context, *continuation][:-1] for context, continuation in pairs]
+        longest = max(map(len, rows))
+        padded = torch.tensor([[*row, *[self.end] * (longest - len(row))] for row in rows], device=self._device)
+        self.model.eval()
+        logits_BLV: Tensor = self.model(padded)  # no position looks ahead: padding at the end changes nothing
+        for row, logits_LV, (_, continuation) in zip(rows, logits_BLV, pairs, strict=True):
+            wanted_L = torch.tensor(list(continuation), dtype=torch.int64, device=self._device)
+            own_LV = logits_LV[len(row) - len(wanted_L) : len(row)].float()
+            shares_L = own_LV.log_softmax(-1).gather(1, wanted_L[:, None])
+            yield float(shares_L.sum()), bool((own_LV.argmax(-1) == wanted_L).all())
+
+    def _texts(
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokens: int,
+        sampling: Sampling,
+        ends: set[int],
+        stop: Sequence[str],
+        on_text: Callable[[int, str], None] | None,
+    ) -> list[GrowingText]:
+        """Write the texts of one batch."""
+        texts = [
+            GrowingText(self.vocabulary, ids, stop, functools.partial(on_text, row) if on_text else None)
+            for row, ids in enumerate(prompts)
+        ]
+        write(
+            self.model,
+            prompts,
+            tokens,
+            max_context=self.max_length,
+            vocab_size=self.vocab_size,
+            sampling=sampling,
+            ends=ends,
+            listen=lambda row, drawn: texts[row].add(drawn),
+        )
+        for text in texts:
+            text.finish()
+        return texts
+
+    @functools.cached_property
+    def _chat(self) -> ChatTemplate:
+        if self.template is None:
+            remedy = "leave chat out, or use a run whose dataset has one (corpus.chat_template)"
+            raise ConfigError(
+                explain("chat", True, "needs a chat template, and the data of this model has none", remedy)
+            )
+        name, text = self.template
+        return ChatTemplate(name, text, self.vocabulary, self.begin[0] if self.begin else None)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+
+def open_checkpoint(run: Folder, name: str, config: ModelConfig, datasets: Sequence[str] = ()) -> TextModel:
+    """Load a committed checkpoint in fp32, onto the GPU if there is one.
+
+    Args:
+        run: the run's folder.
+        name: of the checkpoint.
+        config: the model's.
+        datasets: URLs of the run's datasets, which share a tokenizer; empty for an imported model.
+
+    Raises:
+        ConfigError: this machine lacks the memory, or no tokenizer is known.
+        CorpusError: the dataset cannot be read.
+        CheckpointError: bytes of the checkpoint are bad, or it belongs to another tokenizer.
+    """
+    saved = read_manifest(run, name)
+    if not datasets:
+        return _imported(run, name, config)
+    manifest, vocabulary = open_dataset(datasets[0])
+    if saved.meta.tokenizer_digest not in ("", manifest.tokenizer_digest):
+        raise CheckpointError(
+            f"{name} was trained on ids of the tokenizer {saved.meta.tokenizer_digest}, and {datasets[0]} has "
+            f"{manifest.tokenizer_digest}: name the run's own dataset, shards.dataset"
+        )
+    check_memory(config, manifest.vocab_size)
+    model = whole(config, manifest.vocab_size, *manifest.document_ids)
+    with note_reader(run, name):
+        load(run, name, model)
+    return TextModel(
+        model=_placed(model),
+        vocabulary=vocabulary,
+        begin=(manifest.begin_of_text,),
+        end=manifest.end_of_text,
+        vocab_size=manifest.vocab_size,
+        max_length=min(config.written_length, manifest.sequence_length),
+        template=_template(Folder(datasets[0])),
+    )
+
+
+def open_export(folder: Folder) -> TextModel:
+    """Load a folder of transformers, as ``springtide model export --to hf`` writes it, in fp32.
+
+    Raises:
+        ConfigError: as ``interop.open_model``, or it has no tokenizer, or this machine lacks the memory.
+    """
+    found = open_model(folder)
+    if not found.tokenizer:
+        raise ConfigError(explain("folder", folder.url, f"has no {TOKENIZER}", "save the tokenizer beside the model"))
+    check_memory(found.model, found.model.vocab_size)
+    model = skeleton(found.model, found.model.vocab_size)
+    model.place(torch.device("cpu"))
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, tensor in read_weights(found):
+            parameters[name].copy_(tensor)
+    return _of_others(
+        model,
+        found.model,
+        found.tokenizer,
+        folder,
+        found.eos_id,
+        # an export of ours was trained with its begin-of-text before each text, whatever its tokenizer.json adds
+        (found.bos_id,) if folder.exists(MARKER) and found.bos_id is not None else None,
+        ids_of(found.generation.get("eos_token_id"), found.model.vocab_size),
+    )
+
+
+def check_memory(config: ModelConfig, vocab_size: int) -> None:
+    """Raise ConfigError when the whole model in fp32 exceeds this machine's free memory. A user's own model is not checked: its
+    size is known only after it is built."""
+    if config.source:
+        return
+    needed, has = 4 * num_parameters(make(config, vocab_size)), free_bytes()
+    if needed > has:
+        limit = f"needs {needed / 1e9:.3g} GB in one process, and this machine has {has / 1e9:.3g} GB free"
+        remedy = "the workers of a run write its samples (train.sample_tokens); for more text use a larger machine"
+        raise ConfigError(explain("model", f"{config.num_layers} layers of {config.dim}", limit, remedy))
+
+
+def _imported(run: Folder, name: str, config: ModelConfig) -> TextModel:
+    """Load a checkpoint that was imported, with the tokenizer in its folder."""
+    meta = read_manifest(run, name).meta
+    found, remarks = tokenizer_files(meta, [run], config.vocab_size, config.max_sequence_length)
+    if TOKENIZER not in found.files:
+        remedy = "import the model with its tokenizer.json, or prepare the run's dataset again"
+        raise ConfigError(explain("run", run.url, "; ".join(remarks), remedy))
+    probe(found.files[TOKENIZER], run.where(TOKENIZER))  # the run may be a stranger's
+    check_memory(config, config.vocab_size)
+    model = whole(config, config.vocab_size)
+    with note_reader(run, name):
+        load(run, name, model)
+    return _of_others(model, config, found.files[TOKENIZER], run, found.eos_id, None, found.end_ids)
+
+
+def _of_others(
+    model: nn.Module,
+    config: ModelConfig,
+    tokenizer: str,
+    folder: Folder,
+    eos_id: int | None,
+    begin: tuple[int, ...] | None,
+    ends: tuple[int, ...],
+) -> TextModel:
+    """``begin``: None for what the tokenizer puts before a text; ``ends``: the ids that end one."""
+    end: int | str = "" if eos_id is None else eos_id
+    vocabulary = Tokenizer.from_json(tokenizer, folder.where(TOKENIZER), end)
+    if begin is None:
+        plain, whole_ids = (vocabulary.tokenizer.encode("a", add_special_tokens=some).ids for some in (False, True))
+        begin = tuple(whole_ids[: whole_ids.index(plain[0])]) if plain and plain[0] in whole_ids else ()
+    template = _template(folder)
+    return TextModel(
+        model=_placed(model),
+        vocabulary=vocabulary,
+        begin=begin,
+        end=vocabulary.end_of_text,
+        vocab_size=min(vocabulary.size, config.vocab_size),
+        max_length=config.written_length,
+        template=template,
+        begins_chats=folder.exists(MARKER) or template is None or "bos_token" in template[1],
+        ends=ends,
+    )
+
+
+def _placed(model: nn.Module) -> nn.Module:
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def _template(folder: Folder) -> tuple[str, str] | None:
+    text = their_template(folder)
+    return (folder.where(CHAT_TEMPLATE), text) if text else None
+
+
+def _from(on_text: Callable[[int, str], None] | None, first: int) -> Callable[[int, str], None] | None:
+    """Return ``on_text`` for the rows of a batch that begins with prompt ``first``."""
+    if on_text is None:
+        return None
+    return lambda row, text: on_text(first + row, text)
+
+
+def _check_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigError(explain(name, value, "must be at least 1", "give a positive number"))

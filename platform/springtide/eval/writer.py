@@ -1,0 +1,139 @@
+"""Write ids after prompts, in batches, with a cache of keys and values.
+
+prompts   [a b c]  [d]          any lengths, at most the context
+window    [a b c]  [. . d]      padded at the start: no token attends to the padding
+cache     one id of each row at a time; a row that has ended leaves the batch
+          long prompts are read in parts, because a mask has a value for each id and each one before it
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from springtide.eval.sampling import Sampling, draw
+from springtide.model import Decoder, KVCache
+
+_PADDING = 0
+"""Any id will do: nothing attends to it."""
+_MASK_PAIRS = 2**25
+"""Most pairs of a token and one before it, of all rows, whose attention mask is in memory at once."""
+
+
+@dataclasses.dataclass
+class _Row:
+    """A text that is being written."""
+
+    number: int
+    ids: list[int]
+    begin: int
+    """The first id that the model still reads."""
+    generator: torch.Generator
+
+    @property
+    def window(self) -> list[int]:
+        """What the model reads."""
+        return self.ids[self.begin :]
+
+
+@torch.no_grad()
+def write(
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    length: int,
+    *,
+    max_context: int,
+    vocab_size: int,
+    sampling: Sampling,
+    ends: Collection[int] = (),
+    listen: Callable[[int, int], bool] = lambda row, drawn: False,
+    agree: Callable[[list[int]], list[int]] = lambda drawn: drawn,
+) -> list[list[int]]:
+    """Return up to ``length`` ids after each prompt. A row's ids depend on no other row, but for rounding.
+
+    When a text outgrows ``max_context``, its last ``max_context // 2`` ids are read again. A user's model has no cache and
+    reads the context for each id.
+
+    Args:
+        model: maps ids (B, L) to logits (B, L, V); left in ``eval`` mode.
+        prompts: ids, at least one each.
+        length: most ids to write.
+        max_context: most ids that the model reads at once.
+        vocab_size: ids below it are drawn.
+        sampling: how they are drawn; row i draws with the seed plus i.
+        ends: ids that end a text; they are not returned.
+        listen: called with the row and each id that it gets; returns True if the text ends with it.
+        agree: turns the ids drawn here into those that all ranks use, if the model is sharded; all ranks call this function.
+    """
+    generators = sampling.generators(len(prompts))
+    rows = [
+        _Row(number, list(ids), max(0, len(ids) - max_context), generators[number])
+        for number, ids in enumerate(prompts)
+    ]
+    active, reader = list(rows), _Reader(model, max_context)
+    model.eval()
+    for _ in range(length):
+        if not active:
+            break
+        logits_BV = reader.next_logits(active)[:, :vocab_size].float().cpu()
+        drawn = agree(draw(logits_BV, sampling, [row.generator for row in active]))
+        left = []
+        for place, (row, chosen) in enumerate(zip(active, drawn, strict=True)):
+            if chosen in ends:
+                continue
+            row.ids.append(chosen)
+            if not listen(row.number, chosen):
+                left.append(place)
+        if len(left) < len(active):
+            active = [active[place] for place in left]
+            reader.keep(left)
+    return [row.ids[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
+
+
+class _Reader:
+    """Reads what is new of each row, or the whole window where there is no cache."""
+
+    def __init__(self, model: nn.Module, max_context: int) -> None:
+        self._model, self._max_context = model, max_context
+        self._device = next(model.parameters()).device
+        self._past: KVCache | None = None
+
+    def next_logits(self, rows: Sequence[_Row]) -> Tensor:
+        """Return the logits of the id after each row, (B, V)."""
+        if isinstance(self._model, Decoder):
+            return self._cached(self._model, rows)
+        windows = [row.ids[-self._max_context :] for row in rows]
+        longest = max(map(len, windows))
+        ids_BL = self._tensor(
+            [[*ids, *[_PADDING] * (longest - len(ids))] for ids in windows]
+        )  # no position looks ahead
+        last_B = torch.tensor([len(ids) - 1 for ids in windows], device=self._device)
+        return self._model(ids_BL)[torch.arange(len(rows), device=self._device), last_B]
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Forget all rows but these."""
+        if self._past is not None and places:
+            self._past.keep(torch.tensor(places, device=self._device))
+
+    def _cached(self, model: Decoder, rows: Sequence[_Row]) -> Tensor:
+        outgrown = [row for row in rows if len(row.ids) - row.begin > self._max_context]
+        for row in outgrown:
+            row.begin = len(row.ids) - max(1, self._max_context // 2)
+        if self._past is None or outgrown:
+            longest = max(len(row.window) for row in rows)
+            padding = [longest - len(row.window) for row in rows]
+            ids = [[_PADDING] * pads + row.window for pads, row in zip(padding, rows, strict=True)]
+            padding_B = torch.tensor(padding, device=self._device) if any(padding) else None
+            self._past = KVCache(len(model.blocks), padding_B)
+            at_once = max(1, _MASK_PAIRS // (len(rows) * longest))
+        else:
+            ids, at_once = [row.ids[-1:] for row in rows], 1
+        for part_BL in self._tensor(ids).split(at_once, dim=1):
+            logits_B1V = model(part_BL, past=self._past, newest=True)
+        return logits_B1V[:, 0]
+
+    def _tensor(self, ids: list[list[int]]) -> Tensor:
+        return torch.tensor(ids, device=self._device)

@@ -1,0 +1,29 @@
+"""Models in and out: the formats of others, as tables of names and streams of byte ranges.
+
+Layer rule: no more than a few rows of one tensor are in memory, and every number of a file from outside is checked before a
+byte of its data is read.
+"""
+
+from springtide.hf.adapters import export_adapter
+from springtide.hf.export_files import Exported
+from springtide.hf.hf_config import FILE as HF_CONFIG
+from springtide.hf.hf_export import export_checkpoint
+from springtide.hf.hf_generation import GENERATION
+from springtide.hf.hf_import import ImportedModel, model_folder, open_model, read_weights, write_checkpoint
+from springtide.hf.hf_template import their_template
+from springtide.hf.peft_import import with_adapter
+
+__all__ = [
+    "GENERATION",
+    "HF_CONFIG",
+    "Exported",
+    "ImportedModel",
+    "export_adapter",
+    "export_checkpoint",
+    "model_folder",
+    "open_model",
+    "read_weights",
+    "their_template",
+    "with_adapter",
+    "write_checkpoint",
+]

@@ -1,0 +1,195 @@
+"""Low-rank adapters on their way out: merged into their matrices as these are read, or as a folder that PEFT loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from springtide.checkpoint.adapters import LORA_A, LORA_B, MAGNITUDE, is_adapter
+from springtide.checkpoint.format import Piece, read_manifest
+from springtide.checkpoint.load import read_boxes
+from springtide.checkpoint.retention import note_reader
+from springtide.checkpoint.tensors import Box, type_of
+from springtide.config.engine import ModelConfig
+from springtide.errors import CheckpointError, ConfigError, explain
+from springtide.hf.export_files import (
+    MARKER,
+    Exported,
+    Source,
+    begin,
+    check_target,
+    entries_of,
+    facts_of,
+    write_file,
+)
+from springtide.hf.families import Family, Match
+from springtide.hf.hf_card import card
+from springtide.hf.hf_config import choose_family
+from springtide.model import Decoder, merged, packed_shapes, skeleton
+from springtide.storage import Folder, to_json
+
+PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+PEFT_NAMES = {LORA_A: "lora_A.weight", LORA_B: "lora_B.weight", MAGNITUDE: "lora_magnitude_vector"}
+"""Last part of the name of a tensor of ours -> of theirs."""
+_MODEL, _WEIGHT = "model/", ".weight"
+BASE_TYPE = "base_precision"
+"""Fact that says how the weights under an adapter are held."""
+_BASE_TYPES = {
+    "bf16": "bf16",
+    "nf4": "nf4 in blocks of 64 with fp32 magnitudes, not quantised twice; embedding and head bf16",
+}
+
+
+def with_merged_adapter(source: Source, model: ModelConfig, name: str) -> Source:
+    """Return the weights of checkpoint ``name`` with its adapter merged into them, if it has one. Raises CheckpointError if it
+    holds another adapter than that of ``model``."""
+    if model.adapter == "none":
+        return source
+    adapter = {one: pieces for one, pieces in source.tensors.items() if is_adapter(one)}
+    packed = packed_shapes(_check(adapter, source, model, name))
+    left = {one: pieces for one, pieces in source.tensors.items() if one not in adapter}
+    merge = _Merge(source.folder, adapter, model.adapter_alpha / model.adapter_rank)
+    if source.dtype is None and model.base_precision != "fp32":
+        source = source._replace(dtype=torch.float32)  # rounded again, small changes by the adapter would be lost
+    return source._replace(tensors=left, merge=merge, packed=packed)
+
+
+def export_adapter(
+    run: Folder,
+    name: str,
+    model: ModelConfig,
+    to: Folder,
+    facts: Mapping[str, Any],
+    base: str,
+    dtype: str = "",
+    ema: bool = False,
+) -> Exported:
+    """Write the adapter of checkpoint ``name`` of ``run`` as a folder that PEFT loads.
+
+    Args:
+        model: of the config that it was saved with.
+        facts: of its origin, for the model card.
+        base: folder, URL or name of the model that the adapter is of, for PEFT.
+        dtype: as in ``export_checkpoint``, and so is ``ema``.
+
+    Raises:
+        ConfigError: the model has no adapter, no architecture of transformers computes it or PEFT cannot express the
+            adapter, or ``to`` holds what is not an export.
+        CheckpointError: the checkpoint is of another model, or its bytes are bad.
+        MissingAverage: it has no averaged weights.
+    """
+    if model.adapter == "none":
+        raise ConfigError(explain("to", "peft", "needs an adapter, and this run has none", "use hf"))
+    family = choose_family(model)
+    check_target(to)
+    with note_reader(run, name):
+        manifest = read_manifest(run, name)
+        source = Source.open(run, name, manifest, to, dtype, ema)
+        adapter = {one: pieces for one, pieces in source.tensors.items() if is_adapter(one)}
+        _check(adapter, source, model, name)
+        places = dict(_modules(family, model))
+        source = source._replace(tensors=adapter)
+        entries = entries_of(source, _matches(adapter, places), name, "its adapter")
+        types = str(type_of(min(one.dtype for one in entries))).removeprefix("torch.")
+        facts = {**facts, **facts_of(manifest, name, family, types, ema), "base": base}
+        facts |= base_facts(model)
+        adapted = {places[_matrix(one)] for one in adapter}
+        small = {
+            "README.md": card(facts, has_end=True),
+            PEFT_CONFIG: to_json(_peft(model, adapted, places, base), indent=1),
+        }
+        begin(to, facts, [PEFT_WEIGHTS, *small])
+        written = {PEFT_WEIGHTS: write_file(source, to, PEFT_WEIGHTS, list(entries), entries)}
+    for file, text in small.items():  # its config is the last
+        to.write(file, text)
+        written[file] = len(text.encode())
+    to.write_json(MARKER, {**facts, "complete": True, "files": written})
+    remark = f"load it on the model that it was trained from: {base}"
+    if model.base_precision != "fp32":
+        remark += f", held as {facts[BASE_TYPE]}"
+    return Exported(
+        to.url, f"an adapter of {family.architecture}", name, sum(one.size_bytes for one in entries), (remark,)
+    )
+
+
+class _Merge:
+    """Adds adapters to the rows of their matrices."""
+
+    def __init__(self, folder: Folder, adapter: Mapping[str, list[Piece]], scale: float) -> None:
+        self._folder, self._adapter, self._scale = folder, adapter, scale
+        self._a: tuple[str, Tensor] = "", torch.empty(0)
+        """Name and value of the last A: its matrix comes in several parts, each of which needs the whole."""
+
+    def __call__(self, ours: str, box: Box, rows_OI: Tensor) -> Tensor:
+        prefix = _MODEL + ours.removesuffix(_WEIGHT)
+        if f"{prefix}.{LORA_A}" not in self._adapter:
+            return rows_OI
+        if self._a[0] != prefix:
+            self._a = prefix, self._read(f"{prefix}.{LORA_A}")
+        here = box.offsets[0], box.sizes[0]
+        b, magnitude = self._read(f"{prefix}.{LORA_B}", here), f"{prefix}.{MAGNITUDE}"
+        found = self._read(magnitude, here) if magnitude in self._adapter else None
+        return merged(rows_OI, self._a[1], b, self._scale, found)
+
+    def _read(self, name: str, rows: tuple[int, int] | None = None) -> Tensor:
+        pieces = self._adapter[name]
+        shape = pieces[0].shape
+        begin, size = rows or (0, shape[0])
+        tensor = torch.empty(size, *shape[1:], dtype=type_of(pieces[0].dtype))
+        read_boxes(self._folder, pieces, tensor, Box((begin, *(0 for _ in shape[1:])), tuple(tensor.shape)))
+        return tensor
+
+
+def base_facts(model: ModelConfig) -> dict[str, str]:
+    """Return what a model card says of the weights under an adapter; nothing if they are fp32."""
+    return {BASE_TYPE: _BASE_TYPES[model.base_precision]} if model.base_precision in _BASE_TYPES else {}
+
+
+def _check(adapter: Mapping[str, list[Piece]], source: Source, model: ModelConfig, name: str) -> Decoder:
+    """Return the decoder of ``model``, without memory. Raises CheckpointError if the tensors of an adapter are not those of it,
+    by name and shape."""
+    vocab = source.tensors.get(f"{_MODEL}embedding.weight")
+    decoder = skeleton(model, vocab[0].shape[0] if vocab else 1)
+    shapes = decoder.named_parameters()
+    wanted = {_MODEL + one: tuple(tensor.shape) for one, tensor in shapes if is_adapter(one)}
+    found = {one: tuple(pieces[0].shape) for one, pieces in adapter.items()}
+    if wanted != found:
+        differs = sorted(one for one in wanted.keys() | found.keys() if wanted.get(one) != found.get(one))
+        told = f"{differs[0]} is {found.get(differs[0], 'missing')} there and {wanted.get(differs[0], 'missing')} by it"
+        raise CheckpointError(f"{name} holds another adapter than its config says: {told}")
+    return decoder
+
+
+def _modules(family: Family, model: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Yield our matrices and their modules; those that they join to one have none."""
+    for match in family.tensors(model):
+        if len(match.ours) == 1 and match.theirs.endswith(_WEIGHT):
+            yield match.ours[0], match.theirs.removesuffix(_WEIGHT)
+
+
+def _matrix(name: str) -> str:
+    """Return the name of the matrix that a tensor of an adapter adapts."""
+    return name.removeprefix(_MODEL).rpartition(".")[0] + _WEIGHT
+
+
+def _matches(adapter: Mapping[str, list[Piece]], places: Mapping[str, str]) -> Iterator[Match]:
+    """Yield the tensors of PEFT's file. Raises ConfigError if an adapted matrix is a part of one of theirs."""
+    for one in adapter:
+        if (matrix := _matrix(one)) not in places:
+            problem = f"cannot say that {matrix} is adapted, a part of a matrix there"
+            raise ConfigError(explain("to", "peft", problem, "use hf, which merges the adapter"))
+        theirs = f"base_model.model.{places[matrix]}.{PEFT_NAMES[one.rpartition('.')[2]]}"
+        yield Match(theirs, (one.removeprefix(_MODEL),))
+
+
+def _peft(model: ModelConfig, adapted: set[str], places: Mapping[str, str], base: str) -> dict[str, Any]:
+    """Return adapter_config.json."""
+    last = {one.rpartition(".")[2] for one in adapted}
+    every = {one for one in places.values() if one.rpartition(".")[2] in last}
+    found = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True}
+    found |= {"r": model.adapter_rank, "lora_alpha": model.adapter_alpha, "use_dora": model.adapter == "dora"}
+    found |= {"lora_dropout": 0.0, "bias": "none", "fan_in_fan_out": False}
+    return {**found, "target_modules": sorted(last if every == adapted else adapted)}

@@ -1,0 +1,210 @@
+"""Files of an export: streamed from the pieces of a checkpoint, a few rows of one tensor at a time.
+
+``springtide.json`` is written first and says ``complete: false``; after all else comes the file without which nothing loads the
+folder, and then ``springtide.json`` again, with the sizes of all files [bytes].
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from springtide.checkpoint.averages import as_weights
+from springtide.checkpoint.format import Manifest, Piece, checkpoints
+from springtide.checkpoint.load import by_tensor, read_boxes, read_pieces
+from springtide.checkpoint.tensors import Box, raw, type_name, type_of
+from springtide.checkpoint.validate import ITEM_BYTES
+from springtide.checkpoint.weights_only import boxes
+from springtide.errors import CheckpointError, ConfigError, DamagedFile, explain
+from springtide.hf.families import Family, Match
+from springtide.hf.safetensors_header import Entry, header_of
+from springtide.model import converted as converted_rows
+from springtide.storage import Folder
+
+MARKER = "springtide.json"
+"""Says that a folder is an export, of what, and whether it is complete."""
+PART_BYTES = 16 * 2**20
+"""Most bytes that are read or written at a time, unless one row is larger."""
+_AHEAD = 2
+"""Parts that are read before they are written."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Types that weights can be written in."""
+_LAST = ("config.json", "adapter_config.json")
+"""Without them nothing loads a folder."""
+_OURS = re.compile(
+    r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|config\.json|README\.md|tokenizer(_config)?\.json"
+    r"|chat_template\.jinja|generation_config\.json|adapter_model\.safetensors|adapter_config\.json)"
+)
+
+
+class Exported(NamedTuple):
+    """A finished export."""
+
+    url: str
+    architecture: str
+    checkpoint: str
+    size_bytes: int
+    """Size of all weights."""
+    remarks: tuple[str, ...]
+    """What the user should know."""
+
+
+_NONE: dict[str, tuple[int, int]] = {}
+
+
+class Source(NamedTuple):
+    """The pieces of a checkpoint's weights, and the type that they are written in."""
+
+    folder: Folder
+    tensors: dict[str, list[Piece]]
+    """By name, as ``model/blocks.0.ffn.up.weight``."""
+    dtype: torch.dtype | None
+    buffers: list[Tensor]
+    """Memory to read into, in turn, uint8; empty if whoever writes may still hold a part when it asks for the next."""
+    merge: Callable[[str, Box, Tensor], Tensor]
+    """Returns the rows of a matrix with its adapter, fp32; without one as they are."""
+    packed: Mapping[str, tuple[int, int]] = _NONE
+    """Matrices that are stored in 4 bits a weight (``model.base_precision``), and the shape of each; they are read as fp32."""
+
+    def kind(self, ours: str) -> tuple[str, tuple[int, ...]]:
+        """Return the type and the shape that a tensor is read in."""
+        piece = self.tensors[f"model/{ours}"][0]
+        return ("F32", self.packed[ours]) if ours in self.packed else (piece.dtype, piece.shape)
+
+    @classmethod
+    def open(cls, run: Folder, name: str, manifest: Manifest, to: Folder, dtype: str, ema: bool) -> Source:
+        """Read the indexes. ``dtype``: a key of DTYPES; empty is the type that the weights are stored in; ``ema``: the averaged
+        weights. Raises ConfigError, CheckpointError and MissingAverage."""
+        if dtype and dtype not in DTYPES:
+            remedy = "omit it for the stored type"
+            raise ConfigError(explain("dtype", dtype, f"is not one of {', '.join(DTYPES)}", remedy))
+        pieces = read_pieces(run, name, manifest)
+        found = by_tensor(as_weights(pieces) if ema else [one for one in pieces if one.tensor.startswith("model/")])
+        buffers = [torch.empty(PART_BYTES, dtype=torch.uint8) for _ in range(_AHEAD + 1)] if to.is_local else []
+        return cls(checkpoints(run), found, DTYPES.get(dtype), buffers, lambda ours, box, rows: rows)
+
+
+def entries_of(source: Source, matches: Iterable[Match], name: str, what: str) -> dict[Entry, Match]:
+    """Return what is written, in order, and which of ours it is. Raises CheckpointError if checkpoint ``name`` has other
+    tensors than ``matches``, those of ``what``."""
+    matches = list(matches)
+    expected = {f"model/{one}" for match in matches for one in match.ours}
+    missing, extra = sorted(expected - source.tensors.keys()), sorted(source.tensors.keys() - expected)
+    if missing or extra:
+        told = [f"lacks {', '.join(missing[:3])}"] if missing else []
+        told += [f"has {', '.join(extra[:3])}, which {what} does not"] if extra else []
+        raise CheckpointError(f"{name} is of another model than its config: it {' and '.join(told)}")
+    found: dict[Entry, Match] = {}
+    for match in matches:
+        types, shapes = zip(*map(source.kind, match.ours), strict=True)
+        shape = (sum(part[0] for part in shapes), *shapes[0][1:])
+        if any(part[1:] != shape[1:] for part in shapes):
+            raise CheckpointError(f"{name}: the tensors of {match.theirs} have different widths")
+        dtype = type_name(source.dtype) if source.dtype is not None else types[0]
+        found[Entry(match.theirs, dtype, shape)] = match
+    return found
+
+
+def check_target(to: Folder) -> None:
+    """Raise ConfigError if ``to`` holds files and is not an export of ours."""
+    names = to.names()
+    try:
+        known = not names or (MARKER in names and isinstance(to.read_json(MARKER)["files"], (dict, list)))
+    except (DamagedFile, KeyError, TypeError):
+        known = False
+    if not known:
+        problem = f"holds {', '.join(names[:3])}, which no export of springtide wrote"
+        raise ConfigError(explain("out", to.url, problem, "name another folder, or empty this one"))
+
+
+def begin(to: Folder, facts: Mapping[str, Any], files: Sequence[str]) -> None:
+    """Say that an export is under way, and remove an earlier one, beginning with what loads it."""
+    before = set(to.names())
+    to.write_json(MARKER, {**facts, "complete": False, "files": sorted(files)})
+    for name in sorted((one for one in before if _OURS.fullmatch(one)), key=lambda one: one not in _LAST):
+        to.remove(name)
+    if to.is_local:
+        to.sweep()
+
+
+def facts_of(manifest: Manifest, name: str, family: Family, dtype: str, ema: bool) -> dict[str, Any]:
+    """Return what a model card says of a checkpoint."""
+    meta = manifest.meta
+    found = {"checkpoint": name, "step": meta.step, "tokens": meta.tokens, "chain": meta.chain}
+    found |= {"order_identity": meta.order_identity, "config_fingerprint": meta.config_fingerprint}
+    found |= {"code_fingerprint": meta.code_fingerprint, "tokenizer_digest": meta.tokenizer_digest}
+    return {**found, "labels": meta.labels, "architecture": family.architecture, "dtype": dtype, "averaged": ema}
+
+
+def write_file(source: Source, to: Folder, file: str, group: Sequence[Entry], entries: Mapping[Entry, Match]) -> int:
+    """Write a file; return its size [bytes]."""
+    header = header_of(group, {"format": "pt"})
+    size = len(header) + sum(one.size_bytes for one in group)
+    parts = itertools.chain([memoryview(header)], read_ahead(_reads(source, group, entries)))
+    to.put_stream(file, parts, size)
+    return size
+
+
+def _reads(
+    source: Source, group: Sequence[Entry], entries: Mapping[Entry, Match]
+) -> Iterator[Callable[[], memoryview]]:
+    """Yield the reads of a file's data, in order."""
+    turn = itertools.cycle(source.buffers or [torch.empty(0, dtype=torch.uint8)])
+    for entry in group:
+        for ours in entries[entry].ours:
+            kind, shape = source.kind(ours)
+            for box in boxes(shape, ITEM_BYTES[kind] * math.prod(shape[1:]), PART_BYTES):
+                yield functools.partial(_read, source, ours, box, entry, next(turn))
+
+
+def _read(source: Source, ours: str, box: Box, entry: Entry, buffer: Tensor) -> memoryview:
+    """Return the bytes of a box in the type that they are written in, verified; in ``buffer``, if they fit into it."""
+    tensor = converted(read_rows(source, ours, box, buffer), type_of(entry.dtype), entry.name)
+    return raw(tensor).numpy().data
+
+
+def read_rows(source: Source, ours: str, box: Box, buffer: Tensor) -> Tensor:
+    """Return a box, verified, in the stored type, in ``buffer``, if it fits into it; with its adapter in fp32."""
+    pieces = source.tensors[f"model/{ours}"]
+    if ours in source.packed:
+        width = pieces[0].shape[1]
+        rows = torch.empty(box.sizes[0], width, dtype=torch.uint8)
+        read_boxes(source.folder, pieces, rows, Box(box.offsets, (box.sizes[0], width)))
+        return source.merge(ours, box, converted_rows(rows, box.sizes[1], torch.float32))
+    stored = type_of(pieces[0].dtype)
+    size = box.num_elements * stored.itemsize
+    fits = size <= buffer.nbytes
+    tensor = buffer[:size].view(stored).view(box.sizes) if fits else torch.empty(box.sizes, dtype=stored)
+    read_boxes(source.folder, pieces, tensor, box)
+    return source.merge(ours, box, tensor)
+
+
+def converted(tensor: Tensor, wanted: torch.dtype, name: str) -> Tensor:
+    """Return rows of the tensor ``name`` in another type. Raises ConfigError for a number that fp16 has no room for."""
+    if tensor.dtype == wanted:
+        return tensor
+    tensor = tensor.to(wanted)
+    if wanted == torch.float16 and not bool(torch.isfinite(tensor).all()):
+        problem = f"has no room for all numbers of {name}"
+        raise ConfigError(explain("dtype", "fp16", problem, "use bf16 or fp32"))
+    return tensor
+
+
+def read_ahead(reads: Iterable[Callable[[], memoryview]]) -> Iterator[memoryview]:
+    """Yield what each call returns; the next ones run meanwhile."""
+    left, running = iter(reads), collections.deque[Future[memoryview]]()
+    with ThreadPoolExecutor(1, "springtide-export") as thread:
+        while True:
+            running.extend(thread.submit(read) for read in itertools.islice(left, _AHEAD + 1 - len(running)))
+            if not running:
+                return
+            yield running.popleft().result()

@@ -1,0 +1,280 @@
+"""Read a model's folder in the format of transformers, and write it as a checkpoint of weights only.
+
+    config.json -> family and ModelConfig -> the tensors that it must have -> their byte ranges -> fp32 -> a checkpoint
+
+All names, types, shapes and offsets are checked before anything is written, and no code of the folder is run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from springtide.checkpoint.format import IMPORTED, Manifest, Meta, StagedPiece
+from springtide.checkpoint.leases import Lease
+from springtide.checkpoint.tensors import raw, type_of
+from springtide.checkpoint.validate import ITEM_BYTES
+from springtide.checkpoint.weights_only import PART_BYTES, write_weights
+from springtide.config.engine import ModelConfig
+from springtide.corpus.hub import pinned
+from springtide.corpus.tokenizer import Tokenizer
+from springtide.corpus.tokenizer_probe import probe
+from springtide.errors import ConfigError, SpringtideError, explain, printable, redacted
+from springtide.hf.export_files import MARKER
+from springtide.hf.families import Family
+from springtide.hf.hf_config import FILE, read_config
+from springtide.hf.hf_files import read_settings, read_tokenizer
+from springtide.hf.hf_generation import ids_of, read_generation
+from springtide.hf.hf_template import their_template
+from springtide.hf.hf_tokenizer import BOS_LABEL, EOS_LABEL, token_of
+from springtide.hf.safetensors_header import Stored, read_tensors
+from springtide.model import skeleton
+from springtide.shards import TOKENIZER
+from springtide.storage import Folder, digest, to_json
+
+TYPES = ("F32", "BF16", "F16", "F64")
+"""Types of weights that come in."""
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_BUFFERS = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+"""Rotary tables that old releases stored; they follow from the config."""
+_SHOWN = 5
+_COMPARE_BYTES = 16 * 2**20
+
+_log = logging.getLogger(__name__)
+
+
+class Place(NamedTuple):
+    """Where one of our tensors is."""
+
+    folder: Folder
+    stored: Stored
+    """The tensor of theirs that holds it."""
+    first: int
+    """Its first row there."""
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportedModel:
+    """A folder of transformers, checked and not yet read."""
+
+    folder: Folder
+    family: Family
+    model: ModelConfig
+    places: Mapping[str, Place]
+    """By our names."""
+    tokenizer: str
+    """Contents of the ``tokenizer.json``, as datasets store it; empty if there is none."""
+    eos_id: int | None
+    bos_id: int | None
+    """Of a token that the tokenizer or the chat template writes: a config.json names one also where nothing does."""
+    adapter: str = ""
+    """URL of the adapter that came with it."""
+    template: str = ""
+    """Text of its chat template; empty if there is none, or no tokenizer."""
+    generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What is kept of its ``generation_config.json``: the ids that end a text or a turn, and how tokens are drawn."""
+
+    @property
+    def end_of_text(self) -> str:
+        """The token that ends a text; empty if it is not known."""
+        return token_of(self.tokenizer, self.eos_id) or "" if self.tokenizer else ""
+
+    @property
+    def begin_of_text(self) -> str:
+        """The token that begins a text, and each chat; empty if there is none, or the template of a chat model does not
+        write it."""
+        has_none = not self.tokenizer or (self.template and "bos_token" not in self.template)
+        return "" if has_none else token_of(self.tokenizer, self.bos_id) or ""
+
+
+def model_folder(url: str) -> Folder:
+    """Return the folder of a model; one of the Hugging Face Hub, ``hf://OWNER/NAME[@REVISION]``, at the commit that it is at
+    now. Raises ConfigError without huggingface_hub, CorpusError if there is no such repository or it cannot be reached."""
+    return Folder(pinned(url, "folder", "hf://OWNER/NAME"))
+
+
+def open_model(folder: Folder) -> ImportedModel:
+    """Check a model's folder and return what it holds; reads headers, and no weights unless a head is stored beside the
+    embedding that it shares.
+
+    Raises:
+        ConfigError: an architecture that is not known, a setting that the decoder does not compute, tensors that are missing,
+            unexpected or of another shape or type, pickles in place of safetensors, or a file that is damaged, too large, or a
+            link that leads out of the folder.
+    """
+    folder = folder.confined()
+    if not folder.exists(FILE):
+        remedy = "give a folder that save_pretrained of transformers wrote"
+        raise ConfigError(explain("folder", folder.url, f"has no {FILE}", remedy))
+    config = read_settings(folder, FILE)
+    family, model = read_config(config, folder.where(FILE))
+    stored = read_tensors(folder)
+    places = _matched(folder, family, model, stored)
+    eos_id, bos_id = (
+        next(iter(ids_of(config.get(key), model.vocab_size)), None) for key in ("eos_token_id", "bos_token_id")
+    )
+    generation = read_generation(folder, config, model.vocab_size)
+    text = template = ""
+    if folder.exists(TOKENIZER):
+        data = read_tokenizer(folder)
+        probe(data, folder.where(TOKENIZER))
+        # any id will do: it is not asked for here
+        vocabulary = Tokenizer.from_json(data, folder.where(TOKENIZER), eos_id or 0)
+        if vocabulary.size > model.vocab_size:
+            vocabulary = _without_ids_beyond(data, folder.where(TOKENIZER), model.vocab_size, eos_id or 0) or vocabulary
+        if vocabulary.size > model.vocab_size:
+            problem = f"has more ids than the {model.vocab_size} rows of the embedding"
+            remedy = "resize the embedding by transformers' resize_token_embeddings, and save the model again"
+            raise ConfigError(explain(folder.where(TOKENIZER), vocabulary.size, problem, remedy))
+        text, template = vocabulary.to_json(), their_template(folder)
+        # an export of ours was trained with its begin-of-text before each text, whatever its tokenizer writes
+        if not (folder.exists(MARKER) or _is_written(bos_id, vocabulary, template)):
+            bos_id = None
+    return ImportedModel(folder, family, model, places, text, eos_id, bos_id, template=template, generation=generation)
+
+
+def write_checkpoint(
+    found: ImportedModel,
+    to: Folder,
+    config: Mapping[str, Any],
+    fingerprint: str,
+    part_bytes: int = PART_BYTES,
+    lease: Lease | None = None,
+) -> Manifest:
+    """Write the weights of ``found``, as fp32, as the checkpoint of step 0 of ``to``; return its manifest. ``config``,
+    ``fingerprint``: of the run that it is saved with; ``lease``: the caller's claim on ``to``, if it has one.
+
+    Raises:
+        ConfigError: a weight is not a finite number.
+    """
+    labels = {IMPORTED: redacted(found.folder.url), "architecture": found.family.architecture}
+    labels |= {"adapter": found.adapter} if found.adapter else {}
+    for label, index in ((EOS_LABEL, found.eos_id), (BOS_LABEL, found.bos_id)):
+        labels |= {label: str(index)} if index is not None else {}
+    meta = Meta(
+        step=0,
+        tokens=0,
+        world_size=1,
+        order_identity="",
+        config_fingerprint=fingerprint,
+        tokenizer_digest=digest.of_bytes(found.tokenizer.encode()) if found.tokenizer else "",
+        saved_s=time.time(),
+        labels=labels,
+    )
+    kinds = {f"model/{name}": ("F32", place.shape) for name, place in found.places.items()}
+    return write_weights(to, meta, config, kinds, lambda one: _read(found, one), part_bytes, lease)
+
+
+def read_weights(found: ImportedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield the name and value of each of our tensors, fp32. Raises ConfigError if a weight is not a finite number."""
+    for name, (_, _, _, shape) in found.places.items():
+        whole = StagedPiece(name, "F32", shape, (0,) * len(shape), shape, 0, 4 * math.prod(shape))
+        yield name, _read(found, whole).view(torch.float32).view(shape)
+
+
+def _read(found: ImportedModel, one: StagedPiece) -> Tensor:
+    """Return the bytes of a box of whole rows as fp32, uint8 (bytes,)."""
+    folder, stored, first, shape = found.places[one.tensor.removeprefix("model/")]
+    row = math.prod(shape[1:]) * ITEM_BYTES[stored.dtype]
+    begin = stored.begin + (first + one.offsets[0]) * row
+    data = bytearray(one.sizes[0] * row)
+    read = 0
+    for part in folder.stream(stored.file, begin, begin + len(data)):
+        data[read : read + part.nbytes] = part
+        read += part.nbytes
+    if read != len(data):
+        problem = f"ended after {read} of {len(data)} bytes of {one.tensor}"
+        raise ConfigError(explain(folder.where(stored.file), read, problem, "download it again"))
+    tensor = torch.frombuffer(data, dtype=type_of(stored.dtype)).float()
+    if not bool(torch.isfinite(tensor).all()):
+        problem = f"has numbers that are not finite, in rows of {one.tensor.removeprefix('model/')}"
+        raise ConfigError(explain(folder.where(stored.file), stored.dtype, problem, "import another copy"))
+    return raw(tensor)
+
+
+def _matched(folder: Folder, family: Family, model: ModelConfig, stored: Mapping[str, Stored]) -> dict[str, Place]:
+    """Return where each of our tensors is. Raises ConfigError with the names of those that do not fit."""
+    try:
+        shapes = {name: tuple(one.shape) for name, one in skeleton(model, model.vocab_size).named_parameters()}
+    except RuntimeError as error:  # more elements than an index can count
+        problem = f"makes a model that is too large ({str(error)[:100]})"
+        raise ConfigError(explain(folder.where(FILE), model.dim, problem, "correct the file")) from None
+    matches = list(family.tensors(model))
+    known = {match.theirs for match in matches}
+    if missing := sorted(known - stored.keys()):
+        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+        problem = f"lacks {len(missing)} tensors of {family.architecture}{more}"
+        remedy = "download all files, or correct num_hidden_layers and tie_word_embeddings in its config.json"
+        raise ConfigError(explain("folder", missing[:_SHOWN], problem, remedy))
+    extra = sorted(name for name in stored.keys() - known if not _BUFFERS.fullmatch(name))
+    if extra == [_HEAD] and model.tied_head:
+        _check_same(folder, stored[_HEAD], stored[_EMBEDDING])
+    elif extra:
+        problem = f"are tensors that {family.architecture} of this config.json does not have"
+        remedy = (
+            "the config.json is of another model, or the weights are quantised or an adapter: import the plain model, "
+            "and the adapter with --adapter"
+        )
+        raise ConfigError(explain("folder", extra[:_SHOWN], problem, remedy))
+    found = {}
+    for theirs, ours in matches:
+        one, named = stored[theirs], f"{folder.where(stored[theirs].file)}: {theirs}"
+        expected = (sum(shapes[name][0] for name in ours), *shapes[ours[0]][1:])
+        if one.shape != expected:
+            problem = f"its config.json makes it {list(expected)}"
+            raise ConfigError(explain(named, list(one.shape), problem, "give the config.json of these weights"))
+        if one.dtype not in TYPES:
+            remedy = "dequantise the model and save it as float32 or bfloat16"
+            raise ConfigError(explain(f"{named}: dtype", one.dtype, f"is not one of {', '.join(TYPES)}", remedy))
+        first = 0
+        for name in ours:
+            found[name] = Place(folder, one, first, shapes[name])
+            first += shapes[name][0]
+    return dict(sorted(found.items()))
+
+
+def _check_same(folder: Folder, head: Stored, embedding: Stored) -> None:
+    """Raise ConfigError if a head that is stored beside the embedding that it shares has other bytes."""
+    same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
+    for begin in range(0, head.size_bytes if same else 0, _COMPARE_BYTES):
+        end = min(begin + _COMPARE_BYTES, head.size_bytes)
+        one, other = (folder.read_range(at.file, at.begin + begin, at.begin + end) for at in (head, embedding))
+        same = same and one == other
+    if not same:
+        problem = f"differs from {_EMBEDDING}, with which config.json ties it"
+        raise ConfigError(explain(_HEAD, list(head.shape), problem, "set tie_word_embeddings to false in config.json"))
+
+
+def _without_ids_beyond(data: str, where: str, rows: int, end: int) -> Tokenizer | None:
+    """Return the tokenizer without added tokens that have no row in the embedding, such as the one for images of Gemma 3: what
+    spells one becomes text. None if it cannot be used without them."""
+    spec = json.loads(data)
+    added = spec.get("added_tokens")
+    if not isinstance(added, list) or not all(isinstance(one, dict) for one in added):
+        return None
+    left = [one for one in added if type(one.get("id")) is int and one["id"] >= rows]
+    spec["added_tokens"] = [one for one in added if one not in left]
+    try:
+        found = Tokenizer.from_json(to_json(spec), where, end)
+    except SpringtideError:
+        return None
+    if found.size > rows:
+        return None
+    names = printable(", ".join(str(one.get("content")) for one in left[:_SHOWN]))
+    _log.warning("%s: %d added tokens have no row in the embedding and are left out: %s", where, len(left), names)
+    return found
+
+
+def _is_written(bos_id: int | None, vocabulary: Tokenizer, template: str) -> bool:
+    """Return whether texts of this tokenizer begin with ``bos_id``, or chats of this template."""
+    return "bos_token" in template or vocabulary.tokenizer.encode("a", add_special_tokens=True).ids[:1] == [bos_id]

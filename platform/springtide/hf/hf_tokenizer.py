@@ -1,0 +1,141 @@
+"""The tokenizer of an export: the ``tokenizer.json`` that its token ids belong to, found by its digest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from springtide.checkpoint.format import Meta
+from springtide.corpus import TEMPLATE_BYTES, ChatTemplate, Tokenizer
+from springtide.errors import SpringtideError, in_one_line
+from springtide.hf.hf_files import read_file, read_tokenizer
+from springtide.hf.hf_generation import GENERATION, ids_of, read_generation, written_generation
+from springtide.shards import CHAT_TEMPLATE, MANIFEST, TOKENIZER, Manifest, load_manifest
+from springtide.storage import Folder, digest, to_json
+
+SETTINGS = "tokenizer_config.json"
+EOS_LABEL, BOS_LABEL = "eos_token_id", "bos_token_id"
+"""Labels of an imported checkpoint."""
+
+
+class TokenizerFiles(NamedTuple):
+    """Files of a tokenizer, and the ids that end and begin a text; empty and None if unknown."""
+
+    files: dict[str, str]
+    end_ids: tuple[int, ...]
+    """Those that end a text or a turn; the first ends a document."""
+    bos_id: int | None
+
+    @property
+    def eos_id(self) -> int | None:
+        """The id that ends a document."""
+        return next(iter(self.end_ids), None)
+
+
+def tokenizer_files(
+    meta: Meta, folders: Sequence[Folder], vocab_size: int, max_length: int
+) -> tuple[TokenizerFiles, list[str]]:
+    """Return the tokenizer of a checkpoint with its chat template and ``generation_config.json``, and remarks for the user.
+
+    A text ends with the id that ends documents of the dataset, with those that ended texts of the model that was imported, or
+    with what ends an answer of the chat template. Its first token is ``eos_token`` for templates that write that variable;
+    else ``eos_token`` is what ends an answer, for programs that stop at it alone.
+
+    Args:
+        meta: of the checkpoint.
+        folders: datasets, runs, or other folders with a ``tokenizer.json``. The first counts whose digest the checkpoint has,
+            the first of them with a chat template, and the first with a ``generation_config.json``.
+        vocab_size: rows of the embedding.
+        max_length: most tokens that the model reads.
+
+    Raises:
+        ConfigError: a file of one of the folders is too large, or leads out of its folder.
+    """
+    eos_id, bos_id = _label(meta, EOS_LABEL, vocab_size), _label(meta, BOS_LABEL, vocab_size)
+    if not meta.tokenizer_digest:
+        remark = "no tokenizer is known for this checkpoint: none is written"
+        return TokenizerFiles({}, () if eos_id is None else (eos_id,), bos_id), [remark]
+    confined = [folder.confined() for folder in folders]
+    texts = {folder: found for folder in confined if (found := _text(folder, meta.tokenizer_digest)) is not None}
+    known = list(texts)
+    if not known:
+        looked = ", ".join(folder.url for folder in folders) or "nowhere"
+        remark = f"the tokenizer {meta.tokenizer_digest} was not found, and is not written; looked in {looked}"
+        return TokenizerFiles({}, () if eos_id is None else (eos_id,), bos_id), [remark]
+    text = texts[known[0]]
+    if (manifest := _manifest(known[0])) is not None:
+        eos_id = manifest.end_of_text
+        is_separator = manifest.whole_documents and manifest.begin_of_text == eos_id
+        bos_id = None if is_separator else manifest.begin_of_text
+    files, remarks = {TOKENIZER: text}, list[str]()
+    template, ends = "", tuple[int, ...]()
+    if (folder := next((one for one in known if one.exists(CHAT_TEMPLATE)), None)) is not None:
+        template = read_file(folder, CHAT_TEMPLATE, TEMPLATE_BYTES).decode("utf-8", "replace")
+        files[CHAT_TEMPLATE] = template
+        if manifest is not None and bos_id not in (None, eos_id) and "bos_token" not in template:
+            # chats of the dataset begin with it, and transformers asks the template alone
+            template = f"{{{{- bos_token }}}}{template}"
+            files[CHAT_TEMPLATE] = template
+        ends, problems = _ends_of(template, text, eos_id, bos_id)
+        remarks += problems
+    folder = next((one for one in known if one.exists(GENERATION)), None)
+    kept = read_generation(folder, {}, vocab_size) if folder is not None else {}
+    imported = ids_of(kept.get("eos_token_id"), vocab_size)
+    end_ids = tuple(dict.fromkeys([*([] if eos_id is None else [eos_id]), *imported, *ends]))
+    if end_ids:
+        files[GENERATION] = to_json(written_generation(kept, end_ids, bos_id), indent=1)
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": max_length}
+    settings |= {"clean_up_tokenization_spaces": False}
+    of_turns = ends[0] if ends and "eos_token" not in template else eos_id
+    for key, index in (("eos_token", of_turns), ("bos_token", bos_id)):
+        if (token := token_of(text, index)) is not None:
+            settings[key] = token
+    files[SETTINGS] = to_json(settings, indent=1)
+    return TokenizerFiles(files, end_ids, bos_id), remarks
+
+
+def _manifest(folder: Folder) -> Manifest | None:
+    try:
+        return load_manifest(folder) if folder.exists(MANIFEST) else None
+    except (SpringtideError, OSError):
+        return None
+
+
+def _ends_of(template: str, text: str, eos_id: int | None, bos_id: int | None) -> tuple[tuple[int, ...], list[str]]:
+    """Return the ids that end an answer of a chat template, and a remark if it cannot be used."""
+    try:
+        vocabulary = Tokenizer.from_json(text, TOKENIZER, "" if eos_id is None else eos_id)
+        return ChatTemplate(CHAT_TEMPLATE, template, vocabulary, bos_id).ends, []
+    except SpringtideError as error:
+        return (), [f"what ends an answer is not known: {in_one_line(error)}"]
+
+
+def token_of(tokenizer_json: str, index: int | None) -> str | None:
+    """Return the token with an id, as a ``tokenizer.json`` spells it; None if there is none."""
+    if index is None:
+        return None
+    try:
+        found: Any = json.loads(tokenizer_json)
+        for one in found.get("added_tokens") or ():
+            if one["id"] == index:
+                return str(one["content"])
+        words = found["model"]["vocab"]
+        if isinstance(words, list):
+            return str(words[index][0])
+        return next((token for token, number in words.items() if number == index), None)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
+        return None
+
+
+def _text(folder: Folder, expected: str) -> str | None:
+    try:
+        text = read_tokenizer(folder)
+    except OSError:
+        return None
+    return text if digest.of_bytes(text.encode()) == expected else None
+
+
+def _label(meta: Meta, name: str, vocab_size: int) -> int | None:
+    text = meta.labels.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() and int(text) < vocab_size else None

@@ -1,0 +1,144 @@
+"""What a finished run says for a plan: its step time against the roofline, its restarts and its saves."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from typing import TYPE_CHECKING, NamedTuple
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.config.cluster_file import ClusterFile, NodeType
+from springtide.errors import ConfigError, explain
+from springtide.events import Saved, Started
+from springtide.planning.memory import ModelSize, model_size
+from springtide.planning.roofline import step_time
+
+if TYPE_CHECKING:
+    from springtide.tracking.timeline import Timeline
+
+_WARM_UP = 3
+"""First steps of a worker group that do not count: memory is allocated, blocks are compiled."""
+_LEAST = 5
+"""Fewest steps that calibrate."""
+_SAME = (
+    *("shards.sequence_length", "shards.mask_across_documents", "stream.global_batch", "stream.lanes"),
+    *("optim.optimizer", "optim.moments", "optim.source", "optim.groups", "optim.ema_half_life", "train.micro_batch"),
+)
+"""Settings that the time of a step depends on, beside all of ``_SECTIONS``."""
+_SECTIONS = ("model", "parallel", "objective")
+
+
+class Calibration(NamedTuple):
+    """Measured figures of one run."""
+
+    run: str
+    node_type: str
+    config: Config
+    world_size: int
+    num_parameters: int
+    num_steps: int
+    """Steps that were measured."""
+    step_s: float
+    """Median [s]."""
+    efficiency: float
+    """Efficiency of the roofline of that node type."""
+    restart_s: float | None
+    """Median time from one worker group to the next; None without a restart [s]."""
+    save_s: float | None
+    """Median time that training waited for a save; None without one [s]."""
+
+    def describe(self) -> str:
+        """Return where the figures come from, as a line of text."""
+        return (
+            f"roofline with an efficiency of {self.efficiency:.2f}, so that run {self.run} ({self.world_size} workers on "
+            f"{self.node_type}, median of {self.num_steps} steps: {self.step_s:.4g} s) comes out as measured"
+        )
+
+    def is_of(self, config: Config, size: ModelSize, node_type: str, workers: int) -> bool:
+        """Return whether a run of ``config`` does the same steps on the same nodes: then its time was measured."""
+        changed = [
+            name
+            for name in configs.difference(self.config, config)
+            if name in _SAME or (name.split(".")[0] in _SECTIONS and name != "model.init_seed")
+        ]
+        same = (node_type, workers, size.num_parameters) == (self.node_type, self.world_size, self.num_parameters)
+        return same and not changed
+
+
+def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
+    """Read what a run measured.
+
+    Args:
+        path: the run's folder.
+        measured_on: name of the node type that it ran on; empty: the only one, or the one whose device it names.
+        file: the cluster file.
+
+    Raises:
+        ConfigError: the run has too few steps, or it is not known where it ran.
+    """
+    from springtide.run.folder import open_run  # pandas and pyarrow take longer to import than a plan takes
+    from springtide.tracking.ledger import ledger
+
+    run = open_run(path)
+    config, timeline = run.config, run.timeline
+    start, times = _measured(timeline)
+    if start is None or len(times) < _LEAST:
+        problem = f"has {len(times)} steps after the first {_WARM_UP} of its last worker group, and {_LEAST} are needed"
+        raise ConfigError(explain("measured", path, problem, "train it longer, or name another run"))
+    if config.model.source or config.model.adapter != "none":
+        problem = "trains a model whose size a plan does not know (model.source, model.adapter)"
+        raise ConfigError(explain("measured", path, problem, "name a run of a plain decoder"))
+    node = _node_of(start, measured_on, file, path)
+    world_size, step_s = start.world_size, statistics.median(times)
+    vocab_size = run.config.corpus.vocab_size
+    size = model_size(config.model, vocab_size, config.shards.sequence_length)
+    if start.num_parameters:  # the dataset's vocabulary may be smaller than was asked for
+        ids = (start.num_parameters - size.num_parameters) // (size.tables * config.model.dim) + vocab_size
+        size = model_size(config.model, max(1, ids), config.shards.sequence_length)
+    efficiency = step_time(config, size, node, world_size).efficiency(step_s)
+    restarts = [one.gap_s for one in ledger(timeline.condensed()).restarts]
+    stalls = [event.stall_s for event in timeline.events if isinstance(event, Saved)]
+    return Calibration(
+        run=run.id,
+        node_type=node.name,
+        config=config,
+        world_size=world_size,
+        num_parameters=size.num_parameters,
+        num_steps=len(times),
+        step_s=step_s,
+        efficiency=efficiency,
+        restart_s=statistics.median(restarts) if restarts else None,
+        save_s=statistics.median(stalls) if stalls else None,
+    )
+
+
+def _measured(timeline: Timeline) -> tuple[Started | None, list[float]]:
+    """Return the newest worker group that trained enough steps, the last one if none did, and the times of its steps without
+    the first [s]. Groups of one driver have the same term, and may have different sizes."""
+    steps, end, last = timeline.tries["step_time_s"], None, None
+    for before, event in reversed(timeline.placed):
+        if isinstance(event, Started):
+            found = event, steps[before:end][_WARM_UP:].tolist()
+            if len(found[1]) >= _LEAST:
+                return found
+            end, last = before, last or found
+    return last or (None, [])
+
+
+def _node_of(start: Started, measured_on: str, file: ClusterFile, path: str) -> NodeType:
+    """Return the node type that a worker group ran on. Raises ConfigError if it is not known."""
+    names = [node.name for node in file.node_types]
+    if measured_on:
+        if measured_on not in names:
+            problem = f"is not a node type of the cluster file: {', '.join(names)}"
+            raise ConfigError(explain("measured-on", measured_on, problem, configs.nearest(measured_on, names)))
+        return file.node_types[names.index(measured_on)]
+    if len(names) == 1:
+        return file.node_types[0]
+    words = set(re.split(r"[^A-Z0-9]+", start.peak_source.upper()))
+    found = [node for node in file.node_types if words.issuperset(node.device.name.upper().split())]
+    if len(found) != 1:
+        problem = f"does not say on which of {', '.join(names)} it ran ({start.peak_source or 'no device is named'})"
+        raise ConfigError(explain("measured", path, problem, "add --measured-on NODE_TYPE"))
+    return found[0]

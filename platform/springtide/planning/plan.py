@@ -1,0 +1,313 @@
+"""Plans a run before it is paid for: which nodes it fits, how long it takes there, and what that costs.
+
+cluster file, config --plan_memory--> fits?  --plan_roofline--> step  --simulate--> days and dollars on spot
+                                                ^ one calibration by a run that is finished
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from springtide.config import Config, difference
+from springtide.config.cluster_file import ClusterFile, NodeType, parse_cluster
+from springtide.config.devices import figures_of, known_devices
+from springtide.config.input_paths import find_input
+from springtide.elastic.evenness import evenness
+from springtide.errors import ConfigError, explain
+from springtide.planning.calibration import Calibration, calibrate
+from springtide.planning.device_memory import usable_bytes
+from springtide.planning.estimate import gigabytes, num_ids
+from springtide.planning.memory import ModelSize, model_size, predicted_step_bytes, state_bytes
+from springtide.planning.roofline import ASSUMED_EFFICIENCY, step_time
+from springtide.planning.rows import MEASURED, Plan, PlanRow
+from springtide.planning.spot import Market, saves_of, spot_of
+
+_KEPT_FREE = 0.9
+"""Part of a device that a step may take: libraries hold some memory for themselves."""
+_CHANGES: tuple[dict[str, Any], ...] = (
+    {"train.micro_batch": 1},
+    {"parallel.recompute": "selective"},
+    {"parallel.recompute": "full"},
+    {"parallel.strategy": "zero3", "parallel.shard_workers": 0},
+    {"train.micro_batch": 1, "parallel.recompute": "full"},
+    {"train.micro_batch": 1, "parallel.recompute": "full", "parallel.strategy": "zero3", "parallel.shard_workers": 0},
+)
+"""What may make a step fit, the smallest change first. None of them changes what is learned."""
+_DAY_S = 86400.0
+_MOST_MICRO_BATCH = 2**12
+
+
+def load_cluster(path: str) -> ClusterFile:
+    """Read a cluster file, with absolute paths of its records. Raises ConfigError with file, line, field, value, remedy."""
+    file = Path(path)
+    try:
+        if file.exists() and not file.is_file():
+            raise ConfigError(explain("cluster", path, "is not a file", "name a YAML file"))
+        with file.open("rb") as opened:
+            text = opened.read(2**20)
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})"
+        raise ConfigError(explain("cluster", path, problem, "name a file in the form of docs/how-to/plan.md")) from None
+    found = parse_cluster(text, path)
+    try:
+        traces = [
+            find_input(f"node_types.{at}.trace", one.trace, str(file.parent)) for at, one in enumerate(found.node_types)
+        ]
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    types = [one.model_copy(update={"trace": trace}) for one, trace in zip(found.node_types, traces, strict=True)]
+    return found.model_copy(update={"node_types": tuple(types)})
+
+
+def plan(config: Config, cluster: str, measured: str = "", measured_on: str = "", vocab_size: int = 0) -> Plan:
+    """Forecast memory, time and costs of a run on the node types of a cluster file. Nothing is started or written.
+
+    Args:
+        config: settings of the run; ``train.micro_batch: auto`` takes the largest that fits.
+        cluster: path of a cluster file, in the form of docs/how-to/plan.md.
+        measured: folder of a run with some steps, which calibrates the roofline; empty assumes an efficiency.
+        measured_on: name of the node type that it ran on; needed where neither the file nor its device tells.
+        vocab_size: number of token ids; 0: ``model.vocab_size``, or ``corpus.vocab_size`` if that is 0.
+
+    Returns:
+        A row for each node type and number of nodes, cheapest first, those that do not fit last.
+
+    Raises:
+        ConfigError: the file is not in its form, the run cannot calibrate, the model is one that a plan does not know, or no
+            node fits; then with the smallest change that would.
+
+    Examples:
+        >>> found = st.plan(st.recipes.llama3_8b(), "nodes.yaml")
+        >>> [(row.node_type, row.world_size, row.fits) for row in found.rows][-2:]
+        [('laptop', 1, False), ('laptop', 2, False)]
+    """
+    file = load_cluster(cluster)
+    _check_known(config)
+    size = model_size(config.model, num_ids(config, vocab_size), config.shards.sequence_length)
+    calibration = calibrate(measured, measured_on, file) if measured else None
+    markets = {node.name: _market(node, cluster) for node in file.node_types}
+    rows = [
+        _row(config, size, file, node, nodes, markets[node.name], calibration)
+        for node in file.node_types
+        for nodes in _sizes(node.max_nodes)
+    ]
+    if not any(row.fits for row in rows):
+        raise ConfigError(_nothing_fits(config, size, file, rows))
+    rows.sort(key=lambda row: (not row.fits, row.dollars, row.days if row.fits else 0.0, row.node_type, row.world_size))
+    return Plan(size.num_parameters, int(config.train.total), tuple(rows), _told(calibration))
+
+
+def _market(node: NodeType, cluster: str) -> Market:
+    try:
+        return Market.of(node)
+    except ConfigError as error:
+        raise ConfigError(f"{cluster}: trace of {node.name}: {error}") from None
+
+
+def _told(calibration: Calibration | None) -> str:
+    if calibration is None:
+        return (
+            f"roofline with an assumed efficiency of {ASSUMED_EFFICIENCY:.2f}, from one H200 (benchmarks/RESULTS.md); "
+            "--measured RUN takes yours"
+        )
+    return calibration.describe()
+
+
+def _check_known(config: Config) -> None:
+    """Raise ConfigError for a model whose size no arithmetic tells."""
+    for field, value, usual in (
+        ("model.source", config.model.source, ""),
+        ("model.adapter", config.model.adapter, "none"),
+        ("optim.source", config.optim.source, ""),
+        ("objective.source", config.objective.source, ""),
+    ):
+        if value != usual:
+            remedy = "springtide estimate tells the memory of this one; a plan of the same without it is an upper bound"
+            raise ConfigError(
+                explain(field, value, "is not known to a plan, which counts the decoder's weights", remedy)
+            )
+
+
+def _sizes(most: int) -> Iterator[int]:
+    """Yield the powers of two up to ``most``, and ``most``."""
+    nodes = 1
+    while nodes < most:
+        yield nodes
+        nodes *= 2
+    yield most
+
+
+def _fitted(config: Config, size: ModelSize, node: NodeType, workers: int) -> Config:
+    """Return ``config`` for this number of workers, with a number as micro-batch."""
+    elastic, changes = config.elastic, {"elastic.max_workers": max(workers, config.elastic.min_workers)}
+    if elastic.min_workers > workers:
+        changes = {"elastic.min_workers": workers, "elastic.max_workers": workers}
+    found = config.override(changes)
+    if found.train.micro_batch != "auto":
+        return found
+    best, rows = found.override({"train.micro_batch": 1}), -(-config.stream.global_batch // workers)
+    at_once, room = 2, _room(found, node)
+    while at_once <= min(rows, _MOST_MICRO_BATCH):
+        larger = found.override({"train.micro_batch": at_once})
+        if predicted_step_bytes(larger, size, workers) > room:
+            break
+        best, at_once = larger, 2 * at_once
+    return best
+
+
+def _room(config: Config, node: NodeType) -> float:
+    """Return the memory that a step may take of a device: nine tenths, or what training allows it beside context and NCCL's
+    buffers, if that is less [bytes]."""
+    return min(_KEPT_FREE * node.device.memory, float(usable_bytes(config, node.device.memory)))
+
+
+def _cannot(config: Config, workers: int) -> str:
+    """Return why the data or the layout allows no such group, empty if it does."""
+    lanes, shards = config.stream.num_lanes, config.parallel.shards
+    if workers > lanes:
+        return f"stream.lanes = {lanes} are fewer than {workers} workers; raise stream.global_batch"
+    if shards and workers % shards:
+        return f"{workers} workers are not a multiple of parallel.shard_workers = {shards}; change it, or use 0"
+    return ""
+
+
+def _row(
+    config: Config,
+    size: ModelSize,
+    file: ClusterFile,
+    node: NodeType,
+    nodes: int,
+    market: Market,
+    calibration: Calibration | None,
+) -> PlanRow:
+    workers = nodes * node.devices
+    if why := _cannot(config, workers):
+        return PlanRow(node.name, nodes, workers, why, 0, int(node.device.memory), "", 0, math.nan)
+    chosen = _fitted(config, size, node, workers)
+    needed, state = predicted_step_bytes(chosen, size, workers), state_bytes(size, config.optim)
+    row: dict[str, Any] = {
+        "node_type": node.name,
+        "nodes": nodes,
+        "world_size": workers,
+        "memory_bytes": needed,
+        "device_bytes": int(node.device.memory),
+        "layout": _layout(chosen),
+        "micro_batch": chosen.train.rows_at_once,
+        "evenness": evenness(chosen.stream.num_lanes, workers),
+    }
+    if why := _too_large(chosen, size, node, workers, needed, state):
+        return PlanRow(why=why, **row)
+    parts = step_time(chosen, size, node, workers)
+    exactly = calibration is not None and calibration.is_of(chosen, size, node.name, workers)
+    efficiency = calibration.efficiency if calibration else ASSUMED_EFFICIENCY
+    step_s = calibration.step_s if exactly and calibration else parts.step_s(efficiency)
+    saves = saves_of(chosen, step_s, state / workers, market, nodes, calibration)
+    train_s = int(config.train.total) / config.tokens_per_step * step_s
+    stays_s = train_s * (1 + saves.cost_s / saves.every_s)
+    prices, sources = node.prices, {"memory": "arithmetic", "prices": "cluster file", "save_every_s": saves.reason}
+    hours = nodes * stays_s / 3600
+    row["on_demand_dollars"] = None if prices.on_demand is None else hours * prices.on_demand
+    if prices.spot is not None:
+        least = _least_nodes(chosen, size, node, nodes)
+        spot = spot_of(chosen, node, nodes, least, market, step_s, saves, calibration)
+        row["spot_days"] = train_s / spot.speed / _DAY_S if spot.speed else None
+        row["spot_dollars"] = row["spot_days"] and row["spot_days"] * 24 * spot.nodes * prices.spot
+        row["of_ideal"], sources["spot"] = spot.of_ideal, spot.source
+    if exactly:
+        sources["tokens_per_s"] = f"{MEASURED} in run {calibration.run}" if calibration else ""
+    else:
+        sources["tokens_per_s"] = f"roofline x {efficiency:.2f} " + (
+            f"of {calibration.run}" if calibration else "assumed"
+        )
+    checkpoint = config.checkpoint
+    kept = checkpoint.keep_last + checkpoint.keep_best
+    if checkpoint.keep_every:
+        kept += config.num_steps // checkpoint.keep_every
+    stored = kept * state
+    month = None if file.storage_price is None else stored / 1e9 * file.storage_price
+    return PlanRow(
+        why="",
+        step_s=step_s,
+        tokens_per_s=config.tokens_per_step / step_s,
+        efficiency=math.nan if exactly else efficiency,
+        days=stays_s / _DAY_S,
+        save_every_s=saves.every_s,
+        save_reason=saves.reason,
+        checkpoint_bytes=state,
+        storage_bytes=stored,
+        storage_dollars=month,
+        settings=_changed(config, chosen),
+        sources=sources,
+        **row,
+    )
+
+
+def _changed(config: Config, chosen: Config) -> dict[str, Any]:
+    return {name: new for name, (_, new) in difference(config, chosen).items()}
+
+
+def _layout(config: Config) -> str:
+    parallel = config.parallel
+    over = f" over {parallel.shards}" if parallel.shards > 1 else ""
+    again = "" if parallel.recompute == "none" else f", recompute {parallel.recompute}"
+    return f"{parallel.strategy}{over}, {parallel.precision}{again}"
+
+
+def _too_large(config: Config, size: ModelSize, node: NodeType, workers: int, needed: int, state: int) -> str:
+    """Return why a step does not fit, and the smallest change with which it would; empty if it fits."""
+    room = _room(config, node)
+    staged = round(state / workers * min(workers, node.devices)) if config.checkpoint.stage else 0
+    if staged > node.host_memory:
+        short = f"a save stages {gigabytes(staged)} in the {gigabytes(node.host_memory)} of a node"
+        return f"{short}; take more nodes, or checkpoint.stage = ''"
+    if needed <= room:
+        return ""
+    short = f"a step needs {gigabytes(needed)}, and may take {gigabytes(round(room))} of {node.device.name}"
+    return f"{short}; {_remedy(config, size, node, workers) or 'no change of layout or micro-batch alone is enough'}"
+
+
+def _remedy(config: Config, size: ModelSize, node: NodeType, workers: int) -> str:
+    for changes in _CHANGES:
+        other = config.override(changes)
+        needed = predicted_step_bytes(other, size, workers)
+        if other != config and needed <= _room(other, node):
+            words = " and ".join(
+                f"{name} = {value}" for name, value in changes.items() if name != "parallel.shard_workers"
+            )
+            return f"{words} needs {gigabytes(needed)}"
+    return ""
+
+
+def _least_nodes(config: Config, size: ModelSize, node: NodeType, nodes: int) -> int:
+    """Return the fewest nodes, at most ``nodes``, on which a step fits."""
+    for fewer in range(1, nodes):
+        workers = fewer * node.devices
+        if workers < config.elastic.min_workers or _cannot(config, workers):
+            continue
+        if predicted_step_bytes(config, size, workers) <= _room(config, node):
+            return fewer
+    return nodes
+
+
+def _nothing_fits(config: Config, size: ModelSize, file: ClusterFile, rows: list[PlanRow]) -> str:
+    """Return the error for a recipe that fits no node, with what would fit."""
+    lines = [f"  {row.where}: {row.why}" for row in rows]
+    usable = [row for row in rows if row.memory_bytes]
+    best = ""
+    if usable:
+        least = min(usable, key=lambda row: row.memory_bytes)
+        large = [
+            (found.memory, name)
+            for name in known_devices()
+            if (found := figures_of(name)) and least.memory_bytes <= _KEPT_FREE * found.memory
+        ]
+        if large:
+            best = f"\nas configured, a node type of {least.world_size} workers with a {min(large)[1]} each would fit"
+        else:
+            best = f"\nas configured, {least.world_size} workers need {gigabytes(least.memory_bytes)} each"
+    model = f"{size.num_parameters / 1e6:,.1f}M parameters"
+    problem = f"fits none of {len(file.node_types)} node types"
+    return explain("model", model, problem, "what would fit:") + "\n" + "\n".join(lines) + best

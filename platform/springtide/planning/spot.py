@@ -1,0 +1,168 @@
+"""What spot nodes leave of a run, and how often it should save: a record of capacity, through the policy that trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+from springtide.config import Config
+from springtide.config.cluster_file import NodeType
+from springtide.elastic.evenness import evenness
+from springtide.elastic.policy import Bounds
+from springtide.elastic.save_interval import young_daly_interval
+from springtide.elastic.simulate import Costs, simulate
+from springtide.elastic.traces import Trace, larger
+from springtide.planning.calibration import Calibration
+from springtide.planning.simulation import read_trace
+
+_MOST_CHANGES = 300
+"""Changes of a record that are played, so that an answer takes seconds."""
+_STAGED_PER_S = 2.8e9
+"""Bytes that a worker stages in a second, from which the stall of a save follows; the first save of an H200,
+benchmarks/RESULTS.md."""
+_GPU_COSTS = Costs(restart_s=20.0, warm_up_s=90.0)
+"""As benchmarks/goodput.py assumes for GPUs."""
+_CPU_COSTS = Costs()
+
+
+class Market(NamedTuple):
+    """The record of spot capacity of a node type."""
+
+    trace: Trace | None = None
+    name: str = ""
+    hours: float = 0.0
+    """Length of the whole record [h]."""
+
+    @classmethod
+    def of(cls, node: NodeType) -> Market:
+        """Read the record that a node type names, at most its first changes. Raises ConfigError."""
+        if not node.trace:
+            return cls()
+        whole = read_trace(node.trace)
+        kept = whole
+        if len(whole.changes) > _MOST_CHANGES:
+            kept = dataclasses.replace(
+                whole,
+                changes=whole.changes[:_MOST_CHANGES],
+                end_s=whole.changes[_MOST_CHANGES].time_s,
+                hangs_s=(),
+            )
+        return cls(kept, Path(node.trace).name, whole.end_s / 3600)
+
+    def loss_s(self, nodes: int) -> float | None:
+        """Return the mean time between losses among ``nodes`` nodes, each of which is lost as often as one of the record; None
+        if none is lost there [s]."""
+        losses = sum(1 for change in self.trace.changes if change.gone) if self.trace else 0
+        return self.trace.end_s / losses * self.trace.most / nodes if self.trace and losses else None
+
+    def describe(self) -> str:
+        """Return its name, and the part of it that is played."""
+        played = self.trace.end_s / 3600 if self.trace else 0.0
+        part = f", its first {played:.0f} of {self.hours:.0f} hours" if played < 0.999 * self.hours else ""
+        return f"{self.name}{part}"
+
+
+class Saves(NamedTuple):
+    """How often a run saves."""
+
+    every_s: float
+    """Infinity: at the end only [s]."""
+    cost_s: float
+    """Training time that a save costs [s]."""
+    reason: str
+
+
+def saves_of(
+    config: Config, step_s: float, worker_bytes: float, market: Market, nodes: int, calibration: Calibration | None
+) -> Saves:
+    """Return the save interval of a run.
+
+    Args:
+        config: settings of the run.
+        step_s: duration of a step [s].
+        worker_bytes: state that a worker saves [bytes].
+        market: the record of spot capacity.
+        nodes: number of nodes.
+        calibration: a measured run, which tells what a save costs.
+    """
+    checkpoint = config.checkpoint
+    known = calibration.save_s if calibration else None
+    cost_s = worker_bytes / _STAGED_PER_S if known is None else known
+    told = "assumed" if calibration is None or known is None else f"measured in {calibration.run}"
+    if checkpoint.every_steps == "auto":
+        seen_s = market.loss_s(nodes)
+        loss_s = seen_s or float(checkpoint.expected_loss)
+        found = young_daly_interval(cost_s, loss_s, float(checkpoint.min_every), float(checkpoint.max_every))
+        from_where = market.describe() if seen_s else "checkpoint.expected_loss"
+        return Saves(found.every_s, cost_s, f"{found.reason} (its cost {told}, losses from {from_where})")
+    every_s = checkpoint.every_steps * step_s if checkpoint.every_steps else math.inf
+    return Saves(
+        every_s, cost_s, f"checkpoint.every_steps = {checkpoint.every_steps}; a save costs {cost_s:.2g} s ({told})"
+    )
+
+
+class Spot(NamedTuple):
+    """A run on spot nodes, compared with one on nodes that stay."""
+
+    speed: float
+    """What it trains in a given time, over what that one trains."""
+    nodes: float
+    """Mean number of nodes that are paid for."""
+    of_ideal: float | None
+    """None without a record."""
+    source: str
+
+
+def spot_of(
+    config: Config,
+    node: NodeType,
+    nodes: int,
+    least: int,
+    market: Market,
+    step_s: float,
+    saves: Saves,
+    calibration: Calibration | None,
+) -> Spot:
+    """Simulate a run on at most ``nodes`` spot nodes.
+
+    Args:
+        config: settings of the run.
+        node: their node type.
+        nodes: most nodes to use.
+        least: fewest nodes on which a step fits.
+        market: the record; without one no node is ever lost.
+        step_s: duration of a step on all of them [s].
+        saves: as ``saves_of`` returns it.
+        calibration: a measured run, which tells what a restart costs.
+    """
+    if market.trace is None or not market.trace.most:
+        return Spot(1.0, float(nodes), None, f"no record for {node.name}: as if no spot node were ever lost")
+    record = market.trace
+    times = max(1, len(node.zones), -(-nodes // record.most))
+    if times > 1:
+        record = larger(record, times)
+    lanes, checkpoint, shards = config.stream.num_lanes, config.checkpoint, config.parallel.shards
+    assumed = _GPU_COSTS if config.elastic.gpus_per_worker else _CPU_COSTS
+    restart_s = calibration.restart_s if calibration and calibration.restart_s is not None else assumed.restart_s
+    costs = assumed._replace(
+        step_s=step_s,
+        restart_s=restart_s,
+        notice_s=float(node.notice),
+        copies=checkpoint.memory_copies if checkpoint.memory_every else 0,
+        store_every_s=min(saves.every_s, 1e9),
+        save_s=saves.cost_s,
+        replica_shards=-(-shards // node.devices) if shards else 0,
+    )
+    whole = lanes // node.devices
+    bounds = Bounds(least, nodes, lanes=whole if whole >= nodes and lanes % node.devices == 0 else 0)
+    found = simulate(record, bounds, costs)
+    told = f"restarts of {restart_s:.3g} s " + (
+        f"measured in {calibration.run}" if calibration and calibration.restart_s is not None else "assumed"
+    )
+    speed = found.productive / (record.end_s * nodes * evenness(bounds.lanes, nodes))
+    copies = f", {times} times from several places of it" if times > 1 else ""
+    return Spot(
+        speed, found.possible / record.end_s, found.of_ideal, f"simulated on {market.describe()}{copies}, {told}"
+    )

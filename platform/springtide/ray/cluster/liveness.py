@@ -1,0 +1,83 @@
+"""Tell a busy process from one that is gone: stopped (SIGSTOP), or on a host that is paused or cut off.
+
+Each process of Ray is asked at the port on which it serves gRPC, whose threads answer in every phase: while it imports, joins a
+process group, restores, compiles, or is in a call that holds Python's lock. One whose actor does not run yet has no port; its
+raylet is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Mapping
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from springtide.ray.cluster.nodes import mute, processes_of, raylets_of
+
+GONE_S = 9.0
+"""A process that has not answered for so long, at each of several looks, is gone [s]."""
+QUIET_S = 4.0
+"""What has not come for so long is a reason to ask [s]."""
+_APART_S = 3.0
+"""Time between two looks [s]."""
+_ANSWER_S = 1.0
+"""How long a process may take to answer at one look [s]."""
+
+
+class Liveness:
+    """Asks processes that somebody waits for whether they are there, and remembers since when they say nothing."""
+
+    def __init__(self) -> None:
+        self._looked_s = float("-inf")
+        self._mute_since_s: dict[ActorHandle, float] = {}
+
+    def gone(self, waited_for: Mapping[ActorHandle, str]) -> set[ActorHandle]:
+        """Return those that are gone. Takes a second at most, and asks only if it has not just done so.
+
+        Args:
+            waited_for: actors, each with its node.
+        """
+        now = time.monotonic()
+        if now - self._looked_s >= _APART_S:
+            with contextlib.suppress(RayError, OSError):  # this process cannot find out: all may be there
+                before, self._mute_since_s = self._mute_since_s, {}
+                self._mute_since_s = {one: before.get(one, now) for one in silent_processes(waited_for)}
+            self._looked_s = time.monotonic()
+        return {one for one, since_s in self._mute_since_s.items() if one in waited_for and now - since_s >= GONE_S}
+
+
+def silent_processes(actors: Mapping[ActorHandle, str]) -> set[ActorHandle]:
+    """Return those of the actors, each with its node, whose process does not answer now; of one that does not run yet, whose
+    raylet does not. One that has ended answers: Ray tells that. Raises RayError or OSError if it cannot be found out."""
+    if not actors:
+        return set()
+    known = processes_of(actors)
+    starting = {node for actor, node in actors.items() if actor not in known}
+    silent = mute(known, _ANSWER_S)
+    stopped = mute(raylets_of(starting), _ANSWER_S) if starting else set()
+    return silent | {actor for actor, node in actors.items() if actor not in known and node in stopped}
+
+
+def answers(asked: Mapping[ObjectRef, tuple[ActorHandle, str]], timeout_s: float) -> set[ObjectRef]:
+    """Wait until all answers have come, the time is over, or each missing one is that of a process that is gone. Returns those
+    that have come.
+
+    Args:
+        asked: the answers, each with the actor that gives it and that actor's node.
+        timeout_s: how long to wait [s].
+    """
+    liveness, end_s = Liveness(), time.monotonic() + timeout_s
+    waiting, done, quiet_s = list(asked), set[ObjectRef](), min(timeout_s, QUIET_S)
+    while waiting:
+        newly, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=quiet_s)
+        done |= set(newly)
+        left_s = end_s - time.monotonic()
+        gone: Collection[ActorHandle] = liveness.gone(dict(asked[ref] for ref in waiting)) if left_s > 0 else ()
+        if left_s <= 0 or all(asked[ref][0] in gone for ref in waiting):
+            break
+        quiet_s = min(left_s, _APART_S)
+    return done

@@ -1,0 +1,319 @@
+"""The cluster's nodes: read Ray's view of them, find losses that Ray has not noticed yet, announce drains."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from typing import Any, TypeVar
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from springtide.elastic.allocation import fits
+from springtide.elastic.copies import Domain
+from springtide.elastic.notices import TimeLeft
+from springtide.elastic.policy import FAR_S, Node
+from springtide.ray._ray_private import HEAD, MARKET_LABEL, OWN_ACTORS, PREEMPTION, GcsClient, state
+from springtide.tracking.ledger import SPOT
+
+Key = TypeVar("Key")
+_ANSWER_S = 0.5
+"""How long a raylet may take to accept a connection, before it is tried once more [s]."""
+_UNDATED_S = 120.0
+"""When a node leaves whose notice has no deadline, as that of ``ray drain-node``: this long after it was seen [s]."""
+_FEW = 16
+"""Actors of which Ray is asked one by one; for more its table of all actors is read, which on a large cluster is megabytes."""
+_ALIVE = "ALIVE"
+_PROBES = 128
+"""Connections that are tried at the same time."""
+DOMAIN_LABELS = (
+    ("ray.io/availability-region", "topology.kubernetes.io/region"),
+    ("ray.io/availability-zone", "topology.kubernetes.io/zone"),
+    ("cloud.google.com/gce-topology-block", "topology.k8s.aws/network-node-layer-2"),
+    ("rack", "cloud.google.com/gce-topology-subblock", "topology.k8s.aws/network-node-layer-3"),
+)
+"""Labels of a node that name what it fails together with, the widest first, and of one level the first that it has. KubeRay
+sets those of Ray; the others are set with ``ray start --labels``."""
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+"""What a client of HTTP/2 says first (RFC 9113, section 3.4): a preface, and settings of which there are none. A server of gRPC
+answers with its settings; one that uses TLS ends the connection."""
+_OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+"""Errors of a connection that say nothing about the other side: this machine has run out of something."""
+
+
+def live() -> list[dict[str, Any]]:
+    """Return Ray's table of the live nodes."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def observed(
+    nodes: Sequence[Mapping[str, Any]],
+    reserved: Mapping[str, Mapping[str, float]],
+    resources: Mapping[str, float],
+    told: Callable[[], dict[str, TimeLeft]] = dict,
+    undated: MutableMapping[str, float] | None = None,
+) -> list[Node]:
+    """Return what is known of ``nodes``, as ``live`` returns them. Each has the number of workers of ``resources`` that fit
+    into what is ``reserved`` for this run on it, and the announced time when it leaves, in seconds of
+    ``time.monotonic``. ``told`` returns what nodes themselves say of that; it is called while one leaves. ``undated``, kept
+    from call to call: when nodes whose notice has no deadline were first seen to drain [s]."""
+    leaving, left, found = state.get_draining_nodes(), dict[str, TimeLeft](), list[Node]()
+    undated = {} if undated is None else undated
+    for name in undated.keys() - {name for name, deadline_ms in leaving.items() if deadline_ms <= 0}:
+        del undated[name]
+    if leaving:
+        with contextlib.suppress(RayError):  # the deadline that Ray has is known all the same
+            left = told()
+    for node in nodes:
+        name = node["NodeID"]
+        here = reserved.get(name, {})
+        places = fits(here, resources.items())
+        leaves_at = _monotonic(leaving[name], left.get(name)) if name in leaving else None
+        if leaving.get(name) == 0 and name not in left:  # the same time at each look, or nobody would ever leave
+            leaves_at = undated.setdefault(name, time.monotonic()) + _UNDATED_S
+        found.append(Node(name, places, leaves_at))
+    return found
+
+
+def unanswering(names: Collection[str], speaks: bool = False) -> set[str]:
+    """Return those of the nodes that have no raylet which accepts a connection, or, with ``speaks``, says something at once:
+    Ray itself may notice much later. A node that refuses is lost; one that is silent is tried once more, because one packet
+    may be lost. One that accepts and does not speak is stopped, or busy. Raises OSError if this process cannot open a
+    connection at all, which says nothing about the nodes."""
+    addresses, hello = raylets_of(names), _HELLO if speaks else b""
+    found = _connect(addresses, _ANSWER_S, hello)
+    found |= _connect(
+        {name: addresses[name] for name, error in found.items() if error == errno.ETIMEDOUT}, _ANSWER_S, hello
+    )
+    return {name for name in names if found.get(name) != 0}
+
+
+def silent_nodes(names: Collection[str]) -> set[str]:
+    """Return those of the nodes that do not answer; none if this process cannot find out."""
+    with contextlib.suppress(RayError, OSError):
+        return unanswering(set(names))
+    return set()
+
+
+def drain(gcs: str, node: str, deadline_ms: int, why: str) -> None:
+    """Announce to the cluster with its GCS at ``gcs`` that a node leaves at ``deadline_ms`` since 1970. Raises OSError if the
+    GCS refuses, Ray's RpcError if it is unreachable."""
+    accepted, problem = GcsClient(address=gcs).drain_node(node, PREEMPTION, why, deadline_ms)
+    if not accepted:
+        raise OSError(f"Ray does not drain node {node}: {problem}")
+
+
+def leftovers() -> dict[str, int]:
+    """Return what an ended run has left in the cluster: the number of live actors by class, and of placement groups. Ray's
+    own actors do not count."""
+    alive = [actor["ActorClassName"] for actor in state.actor_table(None).values() if actor["State"] == _ALIVE]
+    found = Counter(name for name in alive if name not in OWN_ACTORS)
+    groups = sum(group["state"] != "REMOVED" for group in ray.util.placement_group_table().values())
+    return {**found, **({"placement groups": groups} if groups else {})}
+
+
+def staying() -> list[str]:
+    """Return the live nodes that will not be taken away within ``FAR_S``. Nodes with room for workers come first: they have all
+    kinds of resources that this process's node has."""
+    roomy, others = _staying(_soon(state.get_draining_nodes()))
+    return roomy + others
+
+
+def accepting(with_room: bool = False) -> list[str]:
+    """Return the live nodes that Ray starts actors on: it starts none on a node that drains, even if that leaves in a week.
+    The order is that of ``staying``; with ``with_room`` only nodes with room for workers are returned."""
+    roomy, others = _staying(state.get_draining_nodes().keys())
+    return roomy if with_room else roomy + others
+
+
+def _staying(leaving: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the live nodes that are not ``leaving``: those with room for workers, and the others."""
+    kinds = {
+        node["NodeID"]: {kind for kind in ("CPU", "GPU") if node["Resources"].get(kind)}
+        for node in ray.nodes()
+        if node["Alive"] and node["NodeID"] not in leaving
+    }
+    wanted = kinds.get(ray.get_runtime_context().get_node_id(), set())
+    roomy = sorted(name for name, has in kinds.items() if wanted <= has)
+    return roomy, sorted(kinds.keys() - set(roomy))
+
+
+def may_be_taken_away(node: str) -> str:
+    """Return the node's name and its market label if it is a spot node, else an empty string."""
+    [labels, *_] = [one.get("Labels", {}) for one in ray.nodes() if one["NodeID"] == node] or [{}]
+    market = labels.get(MARKET_LABEL, "")
+    return f"{node[:8]} ({MARKET_LABEL}={market})" if market.lower() in SPOT else ""
+
+
+def markets() -> dict[str, str]:
+    """Return the market label of each live node in lower case, empty if it has none; not of the head, unless it is alone."""
+    found = {
+        one["NodeID"]: (one.get("Labels", {}).get(MARKET_LABEL, "").lower(), HEAD in one["Resources"]) for one in live()
+    }
+    return {node: market for node, (market, is_head) in found.items() if len(found) == 1 or not is_head}
+
+
+def where() -> tuple[str, str, Domain]:
+    """Return the id of this process's node, its market label in lower case, empty if it has none, and its failure domain."""
+    context = ray.get_runtime_context()
+    labels = context.get_node_labels()
+    return context.get_node_id(), labels.get(MARKET_LABEL, "").lower(), domain_of(labels)
+
+
+def domain_of(labels: Mapping[str, str]) -> Domain:
+    """Return the failure domain of a node with these labels: region, zone, block, rack; a level without a label is empty.
+
+    >>> domain_of({"ray.io/availability-zone": "us-east-1a", "rack": "r7"})
+    ('', 'us-east-1a', '', 'r7')
+    """
+    return tuple(next((labels[label] for label in level if label in labels), "") for level in DOMAIN_LABELS)
+
+
+def domains_of(nodes: Collection[str]) -> dict[str, Domain]:
+    """Return the failure domain of each of ``nodes`` that is in Ray's table."""
+    return {one["NodeID"]: domain_of(one.get("Labels", {})) for one in ray.nodes() if one["NodeID"] in nodes}
+
+
+def standing(servers: Iterable[ActorHandle]) -> set[ActorHandle]:
+    """Return those of the actors that run on a node that accepts a connection: they are busy, or stopped, but not lost."""
+    where = {actor: place["NodeID"] for actor, place in _places_of(servers).items()}
+    silent = unanswering(set(where.values()))
+    return {actor for actor, node in where.items() if node not in silent}
+
+
+def processes_of(actors: Iterable[ActorHandle]) -> dict[ActorHandle, tuple[str, int]]:
+    """Return where the processes of those of the actors listen that Ray takes for alive."""
+    return {actor: (entry["IPAddress"], entry["Port"]) for actor, entry in _places_of(actors).items()}
+
+
+def raylets_of(names: Collection[str]) -> dict[str, tuple[str, int]]:
+    """Return where the raylets of those of the nodes listen that Ray takes for alive."""
+    return {
+        node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"])
+        for node in (live() if names else ())
+        if node["NodeID"] in names
+    }
+
+
+def mute(addresses: Mapping[Key, tuple[str, int]], timeout_s: float) -> set[Key]:
+    """Return those of the processes of Ray that say nothing within ``timeout_s`` [s] of a connection, and do not refuse it:
+    they are stopped, or their host is. gRPC's own threads answer, whatever Python does: one that computes, waits or holds
+    Python's lock is not among them. Raises OSError if this process cannot open a connection at all."""
+    found = _connect(addresses, timeout_s, _HELLO)
+    return {key for key, error in found.items() if error == errno.ETIMEDOUT}
+
+
+def refusing(servers: Iterable[ActorHandle], timeout_s: float) -> set[ActorHandle]:
+    """Return those of the actors whose node refuses a connection, or is not there: it is lost. One that is silent for
+    ``timeout_s`` may be up."""
+    where = {actor: place["NodeID"] for actor, place in _places_of(servers).items()}
+    addresses = raylets_of(set(where.values()))
+    errors = _connect(addresses, timeout_s)
+    return {actor for actor, node in where.items() if node not in addresses or errors.get(node) == errno.ECONNREFUSED}
+
+
+def _places_of(actors: Iterable[ActorHandle]) -> dict[ActorHandle, dict[str, Any]]:
+    """Return address, port and node of each of the actors that Ray takes for alive; one request if they are many."""
+    names = {actor: actor._actor_id.hex() for actor in actors}
+    if len(names) > _FEW:
+        table = state.actor_table(None, None, _ALIVE)
+    else:
+        table = {name: state.actor_table(name) for name in names.values()}
+    alive = {name: entry for name, entry in table.items() if entry.get("State") == _ALIVE}
+    return {actor: alive[name]["Address"] for actor, name in names.items() if name in alive}
+
+
+def lost(before: Iterable[str]) -> set[str]:
+    """Return those of the nodes that are dead."""
+    return set(before) - {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def leaving(before: Iterable[str]) -> set[str]:
+    """Return those of the nodes that are draining and used no more: not where they leave in hours."""
+    return set(before) & _soon(state.get_draining_nodes())
+
+
+def _soon(draining: Mapping[str, int]) -> set[str]:
+    """Return those of the ``draining`` nodes that leave within ``FAR_S``, or nobody knows when."""
+    far_ms = (time.time() + FAR_S) * 1000
+    return {node for node, deadline_ms in draining.items() if deadline_ms < far_ms}
+
+
+def _connect(addresses: Mapping[Key, tuple[str, int]], timeout_s: float, hello: bytes = b"") -> dict[Key, int]:
+    """Try to connect to each address, ``_PROBES`` at a time. Returns the error number for each: 0 if it accepts, and has said
+    anything to ``hello``; ETIMEDOUT if it is silent for ``timeout_s``."""
+    waiting, found = list(addresses), dict[Key, int]()
+    with selectors.DefaultSelector() as under_way:
+        try:
+            while waiting or under_way.get_map():
+                while waiting and len(under_way.get_map()) < _PROBES:
+                    try:
+                        connection = _begin(addresses[waiting[-1]])
+                    except OSError as error:
+                        if error.errno not in _OWN_LIMITS:  # as where no route leads
+                            found[waiting.pop()] = error.errno or errno.EHOSTUNREACH
+                            continue
+                        if not under_way.get_map():
+                            raise
+                        break  # until one of them is closed
+                    until_s = time.monotonic() + timeout_s
+                    under_way.register(connection, selectors.EVENT_WRITE, (waiting.pop(), until_s))
+                found |= _settled(under_way, hello)
+        finally:
+            for key in list(under_way.get_map().values()):
+                key.fileobj.close()  # type: ignore[union-attr]  # a socket, as registered above
+    return found
+
+
+def _begin(address: tuple[str, int]) -> socket.socket:
+    """Return a socket that connects to ``address`` in the background. Raises OSError if it fails at once."""
+    connection = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+    connection.setblocking(False)
+    error = connection.connect_ex(address)
+    if error not in (0, errno.EINPROGRESS):
+        connection.close()
+        raise OSError(error, os.strerror(error))
+    return connection
+
+
+def _settled(under_way: selectors.BaseSelector, hello: bytes) -> dict[Any, int]:
+    """Wait for one of the connections; greet those that are accepted, close those that are settled or late. Returns the error
+    number for each of these."""
+    first_s = min((key.data[1] for key in under_way.get_map().values()), default=0.0)
+    done = {key.fd: events for key, events in under_way.select(max(0.0, first_s - time.monotonic()))}
+    found, now = {}, time.monotonic()
+    for key in list(under_way.get_map().values()):
+        name, until_s = key.data
+        connection: socket.socket = key.fileobj  # type: ignore[assignment]  # as registered
+        if done.get(key.fd) == selectors.EVENT_READ:  # an answer, or the end of the connection, which is one, too
+            found[name] = 0
+        elif key.fd in done:
+            found[name] = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if hello and not found[name]:
+                del found[name]
+                with contextlib.suppress(OSError):  # it is closed already: that is read next
+                    connection.send(hello)
+                under_way.modify(connection, selectors.EVENT_READ, key.data)
+        if name not in found and now >= until_s:
+            found[name] = errno.ETIMEDOUT
+        if name in found:
+            under_way.unregister(connection)
+            connection.close()
+    return found
+
+
+def _monotonic(deadline_ms: int, told: TimeLeft | None) -> float:
+    """Convert a deadline since 1970 [ms] to ``time.monotonic`` [s]. The one that the node's watcher has ``told`` is as far away
+    as that says. Another one is by a clock that is not known: this machine's is assumed, and the earlier of both counts.
+    An unknown one (0) counts as ``_UNDATED_S`` from now."""
+    left_s = deadline_ms / 1000 - time.time() if deadline_ms > 0 else _UNDATED_S
+    if told is not None:
+        left_s = told.left_s if told.deadline_ms == deadline_ms else min(told.left_s, left_s)
+    return time.monotonic() + left_s

@@ -1,0 +1,445 @@
+"""A Ray cluster to train on: the one that the user names, or a private one that lives as long as the run.
+
+We never join a cluster that the user did not name. A private one keeps its files in its own folder, not where Ray looks for
+the last cluster started. (``ray.init("auto")`` elsewhere on the machine may still find its process.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import ray
+from ray.job_config import JobConfig
+
+from springtide.config import Config
+from springtide.elastic.allocation import fits
+from springtide.errors import ConfigError, explain, in_one_line
+from springtide.ray._ray_private import (
+    LOOPBACK,
+    SUPPORTED,
+    few_head_processes,
+    is_supported,
+    is_token_auth_enabled,
+    keep_current_folder_out,
+    read_authentication,
+    searched_first,
+    stay_on_loopback,
+)
+from springtide.ray.cluster import reaper
+from springtide.ray.cluster.connect import AUTH_MODE, TOKEN, TOKEN_FILE, connect
+from springtide.ray.cluster.device_size import ACCELERATOR, DeviceSize, device_sizes
+from springtide.ray.names import job_metadata
+
+_DEVICE_GB = {"V100": 32, "T4": 16, "L4": 24, "A10G": 24, "L40S": 48, "A100": 80, "H100": 80, "H200": 141, "B200": 180}
+"""Largest memory of each device by Ray's name for it, from the makers' data sheets [GB]."""
+_WITHOUT_BF16 = ("K80", "P100", "P4", "V100", "T4")
+"""Devices older than Ampere: they emulate bf16, slower than fp32."""
+_WITHOUT_FP8 = (*_WITHOUT_BF16, "A100", "A100-40G", "A100-80G", "A10G", "A10", "A6000")
+"""Those and Ampere: they have no products of 8 bits."""
+_SAFE_PATH = "PYTHONSAFEPATH"
+_RAY_FOLDER = "RAY_TMPDIR"
+_PREFIX = "springtide-ray-"
+_STORE_BYTES = 512 * 2**20
+NAMESPACE = "springtide"
+_SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""What Ray sets for a driver that `ray job submit` starts."""
+
+# Ray Train reads the first one in the driver: without it the dashboard's Train page is empty
+_ENVIRONMENT = {
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    # the controller runs in the driver, which configures its own logging
+    "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
+    # our watcher acts on a notice at once; Ray's waits for the deadline
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    # Tune prints its tables at any verbosity, and its loggers write each result three times
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    # a worker keeps the one device of its actor: Ray would extend CUDA_VISIBLE_DEVICES after CUDA has read it, and then
+    # select a device by its index in the longer list
+    "TRAIN_ENABLE_SHARE_CUDA_VISIBLE_DEVICES": "0",
+    # Ray runs workers at nice 15; on a machine whose cores all train, its own services would then preempt them
+    "RAY_worker_niceness": "0",
+}
+
+_PRIVATE_ENVIRONMENT = {
+    # Ray Train's record of runs is an actor that takes core-seconds to start, for a page of the dashboard that is empty in Ray
+    # 2.60. And it looks for the driver in the cluster that /tmp/ray/ray_current_cluster names: in another one, or in a dead
+    # one, for which the run's last report would wait 30 to 40 s
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
+}
+
+
+def set_environment(**more: str) -> None:
+    """Set the variables that Ray reads in this process and those it starts; variables that are set already stay."""
+    for name, value in {**_ENVIRONMENT, **more}.items():
+        os.environ.setdefault(name, value)
+    # Ray warns of its own use of it
+    warnings.filterwarnings("ignore", message="`ExecutionOptions.exclude_resources`")
+
+
+@contextlib.contextmanager
+def temporary_environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables until the block ends, for the processes that it starts. Those that are set already keep their
+    values."""
+    missing = values.keys() - os.environ.keys()
+    os.environ.update({name: values[name] for name in missing})
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+def check_version(version: str) -> None:
+    """Raise ConfigError if this version of Ray is not one whose private parts this package knows."""
+    if not is_supported(version):
+        first, end = (".".join(map(str, bound)) for bound in SUPPORTED)
+        limit = f"is not supported: this version of springtide needs Ray >= {first} and < {end}"
+        raise ConfigError(explain("ray", version, limit, f"pip install 'ray>={first},<{end}'"))
+
+
+def is_private() -> bool:
+    """Return whether ``cluster`` would start a private cluster now."""
+    return not ray.is_initialized() and not os.environ.get("RAY_ADDRESS")
+
+
+@contextlib.contextmanager
+def starting_cluster(config: Config) -> Iterator[Callable[[], str]]:
+    """As ``cluster``, but a private one starts in a thread, while this process loads and checks what it needs. Yields a
+    function that waits until this process is connected, and returns the dashboard's URL: empty for a private cluster, whose
+    dashboard ``LateDashboard`` starts."""
+    with contextlib.ExitStack() as stack:
+        if not is_private():
+            yield lambda: stack.enter_context(cluster(config))
+            return
+        pool = stack.enter_context(ThreadPoolExecutor(1, "springtide-ray"))
+        ray_ends = stack.enter_context(contextlib.ExitStack())
+        started = pool.submit(ray_ends.enter_context, cluster(config, dashboard=False))
+        stack.callback(wait, [started])
+        with _ends_on_sigterm():
+            yield started.result
+
+
+@contextlib.contextmanager
+def _ends_on_sigterm() -> Iterator[None]:
+    """Have SIGTERM raise SystemExit in the block. Ray installs such a handler itself, but only if the main thread starts it."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, str] | None = None) -> Iterator[str]:
+    """Connect, and disconnect at the end; yields the dashboard's URL, empty without one.
+
+    Uses the caller's connection if there is one; else the cluster that ``RAY_ADDRESS`` names, as under ``ray job submit``;
+    else starts a private one with at least the logical CPUs that the workers need, and this machine's GPUs. ``metadata`` of
+    the job, for ``ray list jobs --detail``, is about the config's run unless it is given; a connection that is there keeps its
+    own.
+    """
+    check_version(ray.__version__)
+    with temporary_environment(_PRIVATE_ENVIRONMENT if is_private() else {}):
+        set_environment()
+        with _connected(config, dashboard, metadata) as url:
+            yield url
+
+
+@contextlib.contextmanager
+def _connected(config: Config, dashboard: bool, metadata: Mapping[str, str] | None) -> Iterator[str]:
+    quiet: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+    if _SUBMITTED not in os.environ:  # a submitted job has the metadata that it was submitted with
+        quiet["job_config"] = job = JobConfig(metadata=dict(metadata or job_metadata(config)))
+        is_elsewhere = "RAY_ADDRESS" in os.environ  # workers there start in another folder than this process
+        if not (is_elsewhere and config.needs_trust | config.prepare_sources):
+            keep_current_folder_out(job)
+    if ray.is_initialized():
+        yield ""
+    elif address := os.environ.get("RAY_ADDRESS"):
+        url = connect(address, **quiet)
+        try:
+            yield url
+        finally:
+            ray.shutdown()
+    else:
+        with private_folder() as folder, private_network(folder):
+            cpus = round(config.elastic.max_workers * config.elastic.cpus_per_worker + 0.5)
+            fewer = contextlib.nullcontext() if dashboard else few_head_processes()
+            with _safe_path(), _in_one_sentence(), fewer:
+                context = ray.init(
+                    address="local",
+                    num_cpus=max(os.cpu_count() or 1, cpus),
+                    include_dashboard=dashboard,
+                    object_store_memory=_STORE_BYTES,
+                    _temp_dir=files_of_ray(folder),
+                    **quiet,
+                )
+            try:
+                yield context.dashboard_url or ""
+            finally:
+                ray.shutdown()
+
+
+@contextlib.contextmanager
+def _in_one_sentence() -> Iterator[None]:
+    """Raise ConnectionError in place of what Ray raises if its processes do not start; it gives them 30 seconds."""
+    try:
+        yield
+    except Exception as error:
+        problem = f"Ray did not start on this machine ({in_one_line(error)})"
+        raise ConnectionError(
+            f"{problem}; try again when the machine is less busy, and look at its free memory"
+        ) from error
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Have the processes that Ray starts in the block import nothing from the current folder, unless this process does: a part
+    of Ray's dashboard is started as ``python -c``."""
+    if os.getcwd() in searched_first() or _SAFE_PATH in os.environ:
+        yield
+        return
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[_SAFE_PATH]
+
+
+@contextlib.contextmanager
+def named_cluster() -> Iterator[None]:
+    """Connect to the cluster that ``RAY_ADDRESS`` names for the block, or use the caller's connection. Raises ConfigError if it
+    names none."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if ray.is_initialized():
+        yield
+        return
+    if not address:
+        remedy = "set it to the address of the cluster, such as 10.0.0.5:6379, or to auto on one of its nodes"
+        raise ConfigError(explain("RAY_ADDRESS", address, "names no cluster", remedy))
+    set_environment()
+    connect(address, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def dashboard_hint() -> str:
+    """Return a hint how to get the token of the cluster's dashboard; empty if it asks for none."""
+    if not is_token_auth_enabled():
+        return ""
+    file = os.environ.get(TOKEN_FILE)
+    command = f"cat {file}" if file else os.path.join(os.path.dirname(sys.executable), "ray") + " get-auth-token"
+    return f" (it asks for a token: `{command}` prints it)"
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[str]:
+    """Yield a temporary folder. It is removed, and every process in it ended, when the block or this process ends, even by
+    SIGKILL."""
+    folder = tempfile.mkdtemp(prefix=_PREFIX)
+    # in its own session: Ctrl-C at the terminal is for the driver
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", reaper.__file__, folder], stdin=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        with _variables({reaper.MARK: folder}):
+            yield folder
+    finally:
+        assert watcher.stdin is not None
+        watcher.stdin.close()
+        watcher.wait()
+
+
+def files_of_ray(folder: str) -> str:
+    """Return the folder for Ray's files below a private one: Ray lets every user of the machine write there, but no other user
+    passes through ``folder``."""
+    return os.path.join(folder, "ray")
+
+
+@contextlib.contextmanager
+def own_address_file(folder: str) -> Iterator[None]:
+    """Make Ray's cluster utility write its address below ``folder`` in the block. Else it writes where every driver of this
+    machine looks, which hides the user's own cluster, and fails where Ray has never run."""
+    os.makedirs(files_of_ray(folder))
+    with _variables({_RAY_FOLDER: folder}):
+        yield
+
+
+@contextlib.contextmanager
+def private_network(folder: str) -> Iterator[None]:
+    """Make a Ray that is started in the block listen on this machine's loopback address, and refuse whoever does not send the
+    token in ``folder``: Ray runs code for its clients. What the user has set of mode and token stays."""
+    mode = os.environ.get(AUTH_MODE, "token")
+    values = {AUTH_MODE: mode, **LOOPBACK}
+    if mode.lower() == "token" and not os.environ.keys() & {TOKEN, TOKEN_FILE}:
+        values[TOKEN_FILE] = os.path.join(folder, "auth_token")
+        with open(values[TOKEN_FILE], "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(secrets.token_hex(32))
+    with contextlib.ExitStack() as stack:
+        stack.callback(read_authentication)
+        stack.enter_context(_variables(values))
+        stack.enter_context(stay_on_loopback())
+        read_authentication()
+        yield
+
+
+def without_tune_signals() -> contextlib.AbstractContextManager[None]:
+    """Keep Ray Tune, when it is started in the block, from handling SIGINT: it would end the trials' processes before they have
+    saved anything."""
+    return _variables({"TUNE_DISABLE_SIGINT_HANDLER": "1"})
+
+
+@contextlib.contextmanager
+def _variables(values: dict[str, str]) -> Iterator[None]:
+    """Set these variables in the block."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def device_size(config: Config) -> DeviceSize:
+    """Return the memory of one worker on the cluster's largest device, as the device says or, if none is free to say, as its
+    data sheet; without GPUs its share of the largest node; 0 if unknown."""
+    elastic = config.elastic
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if elastic.gpus_per_worker:
+        kinds, share_of_one = _kinds(nodes), min(1.0, elastic.gpus_per_worker)
+        sheets = [DeviceSize(round(_DEVICE_GB[kind] * 1e9)) for kind in kinds if kind in _DEVICE_GB]
+        total, used = max(device_sizes(kinds, elastic.gpus_per_worker) or sheets, default=DeviceSize())
+        return DeviceSize(int(total * share_of_one), used)
+
+    def share(node: dict[str, float]) -> int:
+        workers = max(1, min(elastic.max_workers, int(node.get("CPU", 0) // elastic.cpus_per_worker)))
+        return int(node.get("memory", 0)) // workers
+
+    large = (share(node) for node in nodes if node.get("CPU", 0) >= elastic.cpus_per_worker)
+    return DeviceSize(max(large, default=0))
+
+
+def worker_speed(config: Config, vocab_size: int) -> float:
+    """Measure the speed of one worker of the cluster, with a few training steps [tokens/s]."""
+    elastic = config.elastic
+    name = f"{config.run.id or 'springtide'}/measure-speed"
+    measure = ray.remote(_speed).options(name=name, num_cpus=elastic.cpus_per_worker, num_gpus=elastic.gpus_per_worker)
+    found: float = ray.get(measure.remote(config, vocab_size))
+    return found
+
+
+def _speed(config: Config, vocab_size: int) -> float:
+    from springtide.training.preflight import measure_throughput
+
+    return measure_throughput(config, vocab_size)
+
+
+def _kinds(nodes: Sequence[dict[str, float]]) -> list[str]:
+    """Return Ray's names for the devices of nodes with these resources."""
+    return sorted({name.partition(":")[2] for node in nodes for name in node if name.startswith(ACCELERATOR)})
+
+
+def check_precision(config: Config, nodes: Sequence[dict[str, float]]) -> None:
+    """Raise ConfigError if a device of nodes with these resources cannot compute in the config's precision, or this machine
+    lacks what that needs."""
+    precision, is_float8 = config.parallel.precision, bool(config.parallel.float8)
+    if is_float8:
+        from springtide.distributed.float8 import check_installed
+
+        check_installed(precision)
+    poor = [kind for kind in _kinds(nodes) if kind in (_WITHOUT_FP8 if is_float8 else _WITHOUT_BF16)]
+    if config.elastic.gpus_per_worker and config.parallel.computes_in == "bf16" and poor:
+        limit = (
+            f"the cluster has {' and '.join(poor)} devices, which have no {'fp8' if is_float8 else 'bf16'} arithmetic"
+        )
+        other = "bf16" if is_float8 else "fp16"
+        raise ConfigError(
+            explain("parallel.precision", precision, limit, f"use {other}, or only nodes with newer devices")
+        )
+
+
+def check_before_start(config: Config) -> None:
+    """Raise ConfigError if a private cluster would not have the GPUs of one worker. Starts nothing and queries no cluster:
+    ``check_resources`` checks one that runs already."""
+    wanted = config.elastic.gpus_per_worker
+    if not wanted or ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
+        return
+    import torch
+
+    from springtide.distributed import why_no_gpu
+
+    has = torch.cuda.device_count()
+    if has < wanted:
+        why = "" if has else f" ({why_no_gpu()})"
+        raise ConfigError(
+            explain(
+                "elastic.gpus_per_worker",
+                wanted,
+                f"torch sees {has or 'no'} GPU{'s' * (has > 1)} on this machine{why}, "
+                "and RAY_ADDRESS names no cluster to train on",
+                "submit the run to a cluster that has GPUs (RAY_ADDRESS, or ray job submit), or train a small recipe on "
+                "CPUs: --recipe demo, or --elastic.gpus-per-worker 0",
+            )
+        )
+
+
+def check_resources(config: Config) -> list[str]:
+    """Raise ConfigError if no node of the cluster can hold one worker, the workers leave no CPU for their feeds, or a device
+    cannot compute in the config's precision. Returns remarks for the user."""
+    elastic, feed = config.elastic, config.feed
+    wanted = {"CPU": elastic.cpus_per_worker, "GPU": elastic.gpus_per_worker}
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    check_precision(config, nodes)
+    cpus = sum(node.get("CPU", 0) for node in nodes)
+    workers = min(elastic.max_workers, sum(fits(node, wanted.items()) for node in nodes))
+    left = cpus - workers * elastic.cpus_per_worker
+    if feed.cpus_per_read > left:
+        raise ConfigError(
+            explain(
+                "feed.cpus_per_read",
+                feed.cpus_per_read,
+                f"{workers} workers of elastic.cpus_per_worker = {elastic.cpus_per_worker} leave {left:g} of the cluster's "
+                f"{cpus:g} CPUs: no read could ever run",
+                "set it to 0, which reserves none, lower elastic.max_workers or add nodes",
+            )
+        )
+    if not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in nodes):
+        largest = {kind: max((node.get(kind, 0) for node in nodes), default=0) for kind in wanted}
+        short, other = ("gpus", "cpus") if largest["GPU"] < elastic.gpus_per_worker else ("cpus", "gpus")
+        raise ConfigError(
+            explain(
+                f"elastic.{short}_per_worker",
+                getattr(elastic, f"{short}_per_worker"),
+                f"with elastic.{other}_per_worker = {getattr(elastic, f'{other}_per_worker')} fits on no node of the "
+                f"cluster, whose largest has {largest['CPU']:g} CPUs and {largest['GPU']:g} GPUs",
+                "ask for less per worker or add larger nodes",
+            )
+        )
+    kinds = _kinds(nodes) if elastic.gpus_per_worker else []
+    if len(kinds) < 2:
+        return []
+    return [f"the cluster has {', '.join(kinds)} devices: a step takes as long as the slowest of those that train"]

@@ -1,0 +1,275 @@
+"""The queue of a cluster: which of the runs that share it has which workers. One actor, on the head node.
+
+    a run's driver --QueueClient: what it asks for, what it holds--> WorkerQueue --what it may use now--> the run's policy
+
+The rule is in ``elastic/allocation.py``. Each call tells all that the queue knows of a run: a new actor knows it after one call
+of each. Ray's control store keeps the quotas.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from springtide.config import Config
+from springtide.elastic.allocation import (
+    Allocation,
+    ResourceRequest,
+    WorkerShare,
+    free_of,
+    in_words,
+    ranking,
+    share_cluster,
+)
+from springtide.errors import ConfigError, explain
+from springtide.ray._ray_private import HEAD, read_key, state, write_key
+from springtide.ray.cluster.nodes import live
+from springtide.ray.cluster.session import NAMESPACE
+
+ACTOR = "springtide/queue"
+_QUOTAS = b"springtide/quotas"
+_LOOK_S = 0.3
+_BEAT_S = 5.0
+"""How often a driver says that it lives, while its policy may be busy [s]."""
+_SILENT_S = 30.0
+"""A run whose driver has not called for this long counts as gone [s]."""
+_SETTLE_S = 3.0
+"""How long a queue that Ray has restarted gives nobody more than it holds: it does not know all runs yet [s]."""
+_ANSWER_S = 10.0
+
+
+class QueueRow(NamedTuple):
+    """A run in the queue, for ``springtide queue``."""
+
+    run: str
+    queue: str
+    priority: int
+    holds: int
+    """Workers that it has."""
+    share: int
+    """Workers that it should have."""
+    min_workers: int
+    max_workers: int
+    others: str
+    """What it waits for, or gives workers to; empty if neither."""
+
+
+class WorkerQueue:
+    """The runs' requests for workers, and what each gets."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, ResourceRequest] = {}
+        """Run -> its request, in order of arrival."""
+        self._holds: dict[str, dict[str, int]] = {}
+        """Run -> node -> the workers that it had when it last called, or was allowed to start then."""
+        self._heard_s: dict[str, float] = {}
+        self._shares: Allocation = {}
+        self._nodes: dict[str, dict[str, float]] = {}
+        self._quotas = read_quotas()
+        self._looked_s = float("-inf")
+        self._changed = self._stale = True
+        """Whether the runs or the nodes have changed; whether what runs hold has, too."""
+        self._granted: Allocation = {}
+        again = ray.get_runtime_context().was_current_actor_reconstructed
+        self._settled_s = time.monotonic() + (_SETTLE_S if again else 0.0)
+
+    def mine(self, request: ResourceRequest, holds: Mapping[str, int]) -> WorkerShare:
+        """Take what a run asks for and the workers that it has on each node; return what it may use now."""
+        run = request.client_id
+        self._beat(run)
+        self._changed |= self._requests.get(run) != request
+        self._stale |= self._holds.get(run) != holds
+        self._requests[run], self._holds[run] = request, dict(holds)
+        self._look()
+        granted: Mapping[str, int] = holds
+        if time.monotonic() >= self._settled_s:
+            if self._stale:  # not at each call: a hundred runs on a thousand nodes call
+                requests = list(self._requests.values())
+                self._granted = free_of(self._nodes, requests, self._shares, self._holds)
+                self._stale = False
+            granted = self._granted[run]
+        self._holds[run] = {n: max(holds.get(n, 0), granted.get(n, 0)) for n in {*holds, *granted}}
+        nodes = {node: {kind: amount * n for kind, amount in request.resources} for node, n in granted.items()}
+        return WorkerShare(nodes, self._others(run))
+
+    def beat(self, run: str) -> None:
+        """Note that the driver of a run lives."""
+        if run in self._requests:
+            self._beat(run)
+
+    def release(self, run: str) -> bool:
+        """Drop a run. Returns whether others are left."""
+        for known in (self._requests, self._holds, self._heard_s, self._shares):
+            known.pop(run, None)
+        self._changed = True
+        return bool(self._requests)
+
+    def rows(self) -> list[QueueRow]:
+        """Return the runs in the order in which they are served."""
+        self._look()
+        return [
+            QueueRow(
+                one.client_id,
+                one.queue,
+                one.priority,
+                sum(self._holds[one.client_id].values()),
+                sum(self._shares[one.client_id].values()),
+                one.min_workers,
+                one.max_workers,
+                self._others(one.client_id),
+            )
+            for one in ranking(self._requests.values())
+        ]
+
+    def set_quotas(self, quotas: Mapping[str, int]) -> None:
+        """Limit the workers that all runs of a queue have together."""
+        self._quotas, self._changed = dict(quotas), True
+
+    def _beat(self, run: str) -> None:
+        self._heard_s[run] = time.monotonic()
+
+    def _others(self, run: str) -> str:
+        return in_words(run, list(self._requests.values()), self._shares, self._holds, self._quotas)
+
+    def _look(self) -> None:
+        """Look at the cluster, and share it out again if something has changed."""
+        now = time.monotonic()
+        for run in [run for run, heard_s in self._heard_s.items() if now - heard_s > _SILENT_S]:
+            self.release(run)
+        if now - self._looked_s >= _LOOK_S:
+            leaving = state.get_draining_nodes()
+            nodes = {node["NodeID"]: node["Resources"] for node in live() if node["NodeID"] not in leaving}
+            self._changed |= nodes != self._nodes
+            self._nodes, self._looked_s = nodes, now
+        if self._changed:
+            self._shares = share_cluster(self._nodes, list(self._requests.values()), self._shares, self._quotas)
+            self._changed, self._stale = False, True
+
+
+class QueueClient:
+    """A run's client of the cluster's queue."""
+
+    def __init__(self) -> None:
+        self._request: ResourceRequest | None = None
+        self._actor: ActorHandle[WorkerQueue] | None = None
+        self._released = threading.Event()
+
+    def claim(self, config: Config) -> None:
+        """Ask for workers for a run."""
+        beats, self._request = self._request is not None, request_of(config)
+        if not beats:
+            self._released.clear()
+            threading.Thread(target=self._beat, name="springtide-queue", daemon=True).start()
+
+    def release(self) -> None:
+        """Withdraw the request. The last run ends the queue."""
+        self._released.set()
+        if self._request is None or self._actor is None:
+            return
+        with contextlib.suppress(RayError):
+            if not ray.get(self._actor.release.remote(self._request.client_id), timeout=_ANSWER_S):
+                ray.kill(self._actor)  # a run that comes at this moment finds it gone, and starts another
+        self._request = self._actor = None
+
+    def mine(self, timeout_s: float, holds: Mapping[str, int], most: int) -> WorkerShare:
+        """Return what the run may use now.
+
+        Args:
+            timeout_s: how long to wait for the queue.
+            holds: the workers that it has on each node.
+            most: the most workers that it can use now; 0 while it is paused.
+
+        Raises:
+            RayError: the queue does not answer; it may be restarting.
+        """
+        assert self._request is not None, "a run claims before it asks"
+        if self._actor is None:
+            self._actor = _queue()
+        asked = self._request._replace(max_workers=min(most, self._request.max_workers))
+        try:
+            found: WorkerShare = ray.get(self._actor.mine.remote(asked, dict(holds)), timeout=timeout_s)
+        except ray.exceptions.RayActorError:
+            self._actor = None
+            raise
+        return found
+
+    def closed(self) -> bool:
+        """Return whether the run may not continue; a queue lets all."""
+        return False
+
+    def _beat(self) -> None:
+        # a call without a cluster would start one
+        while not self._released.wait(_BEAT_S) and ray.is_initialized():
+            actor, request = self._actor, self._request
+            if actor is not None and request is not None:
+                with contextlib.suppress(RayError):  # it is told all with the next call
+                    actor.beat.remote(request.client_id)
+
+
+def request_of(config: Config) -> ResourceRequest:
+    """Return what a run of ``config`` asks the queue for."""
+    elastic = config.elastic
+    worker = {"CPU": elastic.cpus_per_worker, "GPU": elastic.gpus_per_worker}
+    return ResourceRequest(
+        config.run.id,
+        elastic.min_workers,
+        elastic.max_workers,
+        worker_multiple=max(1, config.parallel.shards),
+        priority=config.run.priority,
+        queue=config.run.queue,
+        resources=tuple((kind, amount) for kind, amount in worker.items() if amount),
+    )
+
+
+def check_quota(config: Config) -> None:
+    """Raise ConfigError if the run's queue may not have the workers that the run needs. The cluster is connected."""
+    least, quota = request_of(config).least, read_quotas().get(config.run.queue)
+    if quota is not None and quota < least:
+        problem = f"may have {quota} workers, and this run needs {least}"
+        remedy = f"lower elastic.min_workers, or raise it: springtide queue --quota {config.run.queue}=N"
+        raise ConfigError(explain("run.queue", config.run.queue, problem, remedy))
+
+
+def queue_rows() -> list[QueueRow]:
+    """Return the runs that share the connected cluster, in the order in which they are served; none if it has no queue."""
+    with contextlib.suppress(ValueError):
+        rows: list[QueueRow] = ray.get(ray.get_actor(ACTOR, namespace=NAMESPACE).rows.remote(), timeout=_ANSWER_S)
+        return rows
+    return []
+
+
+def read_quotas() -> dict[str, int]:
+    """Return queue -> the most workers that its runs may have together, as the connected cluster has it."""
+    found: dict[str, Any] = json.loads(read_key(_QUOTAS) or b"{}")
+    return {name: number for name, number in found.items() if isinstance(number, int)}
+
+
+def write_quotas(quotas: Mapping[str, int]) -> None:
+    """Set all quotas of the connected cluster; runs that have more than is left to them leave after their step."""
+    write_key(_QUOTAS, json.dumps(dict(quotas), allow_nan=False).encode())
+    with contextlib.suppress(ValueError):  # it has no queue yet
+        ray.get(ray.get_actor(ACTOR, namespace=NAMESPACE).set_quotas.remote(dict(quotas)), timeout=_ANSWER_S)
+
+
+def _queue() -> ActorHandle[WorkerQueue]:
+    [head, *_] = [node["NodeID"] for node in live() if HEAD in node["Resources"]] or [""]
+    options: dict[str, Any] = {"scheduling_strategy": NodeAffinitySchedulingStrategy(head, soft=True)} if head else {}
+    actor = ray.remote(WorkerQueue).options(
+        name=ACTOR,
+        namespace=NAMESPACE,
+        get_if_exists=True,
+        lifetime="detached",
+        num_cpus=0,
+        max_restarts=-1,
+        **options,
+    )
+    return actor.remote()

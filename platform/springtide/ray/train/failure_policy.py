@@ -1,0 +1,276 @@
+"""Decide which failures of a run are retried. The only file that uses Ray Train's failure policy."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import time
+from collections.abc import Mapping
+
+import torch.distributed as dist
+from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.train import FailureConfig
+
+from springtide.distributed import CollectiveError
+from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.patience import MOST_STORE_FAILURES, store_pause_s
+from springtide.errors import DiskFull, LeaseOvertaken, SpringtideError, StoppedWaiting, StoreUnavailable, UnfitNode
+from springtide.events import Failed
+from springtide.ray._ray_private import (
+    DefaultFailurePolicy,
+    FailureDecision,
+    WorkerGroupStartupFailedError,
+    WorkerHealthCheckFailedError,
+)
+from springtide.ray.cluster.nodes import leaving, lost, unanswering
+from springtide.ray.train.mailbox import Progress
+from springtide.ray.train.process_pool import StartCancelledError, UnfitNodesError, WorkerProcessPool, last_line
+from springtide.ray.train.worker import TrainJob
+from springtide.storage.errors import FINAL, may_pass, of_store
+from springtide.storage.full_disk import is_full
+from springtide.training.message import PeerFailed
+
+_ANSWER_S = 2.0
+_DAY_S = 24 * 3600.0
+_NO_ROOM = ("OutOfMemoryError", "MemoryError", "can't allocate memory", "out of memory", "low on memory")
+"""Messages of torch, numpy and Ray when memory runs out."""
+_ECHOES = ("Connection closed by peer", "Connection reset by peer", "Socket", "Broken pipe", "NCCL")
+"""Messages of gloo and NCCL when a peer is gone."""
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
+
+
+class SpringtideFailurePolicy(DefaultFailurePolicy):
+    """Ray's policy, but lost nodes do not count as failures, others count for a day, and an error that would recur is not
+    retried: one of ours, or the same one at the same step. A store that cannot be reached is tried ``MOST_STORE_FAILURES``
+    times at a step, after growing pauses."""
+
+    def __init__(
+        self, failures: FailureConfig, job: TrainJob, processes: WorkerProcessPool, limits: MemoryLimits
+    ) -> None:
+        """``limits``: those of the run, which this policy adds to."""
+        super().__init__(dataclasses.replace(failures, max_failures=-1))  # Ray would count over weeks
+        self._most_failures = failures.max_failures
+        self._failed_s: list[float] = []
+        """When workers failed in the last day, of ``time.monotonic`` [s]."""
+        self._processes, self._limits = processes, limits
+        self._config, self._mailbox = job.config, job.mailbox
+        self._before: tuple[int, str] | None = None
+        self._newest_step = 0
+        self._starts, self._stores = _Repeats(), _Repeats()
+        """Groups that failed to start, and groups that could not reach a store."""
+
+    def make_decision(self, training_failed_error: BaseException) -> FailureDecision:
+        """Decide what to do about a failure, and record it in the run's journal."""
+        if self._processes.closed:
+            return FailureDecision.RAISE
+        if isinstance(getattr(training_failed_error, "controller_failure", None), StartCancelledError):
+            return FailureDecision.RETRY  # the next decision ends the run as it was asked to
+        failures = getattr(training_failed_error, "worker_failures", None)
+        nodes = set(self._processes.plan)
+        gone, going = _gone(nodes)
+        if failures is None or all(map(is_echo, failures.values())):  # what a node that goes leaves behind
+            gone |= going
+        if (ours := fatal(training_failed_error)) is not None:
+            if isinstance(ours, StoppedWaiting):
+                return FailureDecision.RAISE
+            if isinstance(ours, StoreUnavailable):  # the survivors hold the state that was to be saved
+                return self._of_store(ours)
+            cause, decision = "failed workers" if failures is not None else "given up", FailureDecision.RAISE
+            if isinstance(ours, LeaseOvertaken):  # its later steps are lost: the next group resumes from the save
+                cause, decision = "hung", FailureDecision.RETRY
+            elif isinstance(ours, UnfitNode) and ours.node in nodes:
+                self._processes.ban(ours.node, str(ours))
+                cause, decision = "unfit node", FailureDecision.RETRY
+        elif gone:
+            cause, decision = "lost nodes", FailureDecision.RETRY
+        elif isinstance(getattr(training_failed_error, "controller_failure", None), UnfitNodesError):
+            cause, decision = "unfit node", FailureDecision.RETRY
+        elif (stores := only_stores(training_failed_error)) is not None:
+            return self._of_store(stores)
+        elif failures is not None:
+            cause, decision = "failed workers", self._of_workers(training_failed_error, failures)
+        else:
+            cause, decision = "start-up", self._of_start()
+        lost_names = ", ".join(sorted(name[:8] for name in gone)) if cause == "lost nodes" else ""
+        reason = lost_names or first_line(training_failed_error)
+        is_mended = False
+        if cause == "failed workers" and any(map(is_out_of_memory, (failures or {}).values())):
+            is_mended, remedy = self._with_less(is_over=decision is FailureDecision.RAISE)
+            cause, decision = "out of memory", FailureDecision.RETRY if is_mended else decision
+            reason += f"; {remedy}"
+        if cause in ("failed workers", "out of memory") and not is_mended and not _are_preempted(failures):
+            self._failed_s.append(time.monotonic())
+        again = decision is FailureDecision.RETRY
+        self._mailbox.post([Failed(step=self._step(), cause=cause, reason=reason, again=again)])
+        return decision
+
+    def _of_store(self, error: BaseException) -> FailureDecision:
+        """Try a store again after a pause: it comes back by itself, and this step is not at fault. A full disk does not."""
+        step = self._step()
+        failed = self._stores.add(step)
+        again = failed <= MOST_STORE_FAILURES and not is_disk_full(error)
+        reason = f"{last_line(error)}; "
+        if is_disk_full(error):
+            reason += "a full disk is not tried again"
+        elif again:
+            pause_s = store_pause_s(failed)
+            self._processes.not_before_s = time.monotonic() + pause_s
+            reason += f"tried again in {pause_s:g} s, {failed} of {MOST_STORE_FAILURES} times at this step"
+        else:
+            reason += f"it was tried again {MOST_STORE_FAILURES} times at this step"
+        self._mailbox.post([Failed(step=step, cause="store", reason=reason, again=again)])
+        return FailureDecision.RETRY if again else FailureDecision.RAISE
+
+    def _of_workers(self, error: BaseException, failures: Mapping[int, BaseException]) -> FailureDecision:
+        # process ids, bytes and addresses differ each time; the rest of a message does not
+        own = [
+            _NUMBER.sub("#", f"{type(one).__name__}: {one}") for _, one in sorted(failures.items()) if not is_echo(one)
+        ]
+        if own:
+            before, self._before = self._before, (self._step(), own[0])
+            if self._before == before:
+                return FailureDecision.RAISE
+        now = time.monotonic()
+        self._failed_s = [at for at in self._failed_s if now - at < _DAY_S]
+        if len(self._failed_s) >= self._most_failures and not _are_preempted(failures):
+            return FailureDecision.RAISE
+        return super().make_decision(error)
+
+    def _with_less(self, is_over: bool) -> tuple[bool, str]:
+        """Retry with smaller micro-batches of the same global batch, if possible: fewer workers with more rows each ran out of
+        memory. Else wait for a larger group, if one has trained. Returns whether one of them helps, and a description of what
+        changes. ``is_over``: otherwise the run ends."""
+        lanes, exact = self._config.stream.num_lanes, self._config.parallel.exact
+        workers = max(1, len(self._processes.plan))
+        most_lanes = 1 if exact else -(-lanes // workers)  # in one micro-batch
+        before = min(self._limits.rows_at_once(workers), most_lanes * self._config.stream.global_batch // lanes)
+        if before >= 2:
+            rows = self._limits.halve(workers, before)
+            self._mailbox.limit_micro_batch(rows).get()
+            return True, f"micro-batches have {rows} rows instead of {before} from now on"
+        if self._limits.wait_for_more(workers, is_over):
+            least = self._limits.least_workers
+            return True, f"a step does not fit {workers} workers: the run waits for {least} or more"
+        return False, "a micro-batch has only one row already"
+
+    def _of_start(self) -> FailureDecision:
+        """Retry a start whatever its error: a port was taken, a peer was late, a worker was killed. What has trained is tried
+        as often as a store, with the same pauses from the second time on: a network may be away for minutes."""
+        failed = self._starts.add(self._step())
+        if failed > 1:
+            self._processes.not_before_s = time.monotonic() + store_pause_s(failed - 1)
+        most = MOST_STORE_FAILURES if self._limits.has_trained else self._most_failures
+        return FailureDecision.RETRY if failed <= most else FailureDecision.RAISE
+
+    def _step(self) -> int:
+        with contextlib.suppress(RayError):  # the mailbox is slow, or ends with its driver
+            self._newest_step = (self._mailbox.progress().get(_ANSWER_S) or Progress()).step
+        return self._newest_step
+
+
+def _are_preempted(failures: Mapping[int, BaseException] | None) -> bool:
+    """Return whether a worker is gone because its node was taken away; the others' failures are echoes of that."""
+    dead = (getattr(one, "health_check_failure", one) for one in (failures or {}).values())  # as Ray wraps it
+    return any(isinstance(one, RayActorError) and one.preempted for one in dead)
+
+
+def is_echo(error: BaseException) -> bool:
+    """Return whether a worker's failure is only the consequence of another worker's."""
+    echoes = WorkerHealthCheckFailedError | RayError | dist.DistError | CollectiveError | PeerFailed
+    return isinstance(error, echoes) or (
+        isinstance(error, RuntimeError) and any(word in str(error) for word in _ECHOES)
+    )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a worker ran out of memory, on its device or its host."""
+    text = f"{type(error).__name__}: {error}"
+    return any(word in text for word in _NO_ROOM)
+
+
+def first_failure(failures: Mapping[int, BaseException]) -> tuple[int, BaseException]:
+    """Return the rank that failed by itself, and its error: not an echo of another's death, if possible, then a process that
+    died, then the lowest rank."""
+
+    def place(failure: tuple[int, BaseException]) -> tuple[bool, bool, int]:
+        rank, error = failure
+        return is_echo(error), not isinstance(error, WorkerHealthCheckFailedError), rank
+
+    return min(failures.items(), key=place)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of the error of the first failure's rank, or of the error itself. Of a process that died it is the
+    last line: Ray tells there why."""
+    message = str(getattr(error, "controller_failure", error))
+    if failures := getattr(error, "worker_failures", None):
+        rank, one = first_failure(failures)
+        died = getattr(one, "health_check_failure", None)
+        message = f"rank {rank}: {one if died is None else last_line(died)}"
+    return next(iter(message.strip().splitlines()), type(error).__name__)[:300]
+
+
+def fatal(error: BaseException) -> SpringtideError | None:
+    """Return our own error among the workers' failures or the controller's, None if there is none."""
+    for failure in _failures(error):
+        reason = failure.__cause__ if isinstance(failure, WorkerGroupStartupFailedError) else None
+        for candidate in (failure, getattr(failure, "cause", None), reason, getattr(reason, "cause", None)):
+            if isinstance(candidate, SpringtideError):  # ``cause``: Ray wraps what an actor's call raised
+                return candidate
+    return None
+
+
+def is_store_error(error: BaseException | None) -> bool:
+    """Return whether a store could not be reached, or failed: by the error's type, or by the package that it is from."""
+    rays_own = isinstance(error, RayError) and not isinstance(error, RayTaskError)  # its time-outs are OSErrors
+    if error is None or rays_own or isinstance(error, FINAL):
+        return False
+    return may_pass(error) or of_store(error)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether a store failed because its disk is full."""
+    wrapped = (error, getattr(error, "cause", None), error.__cause__)
+    return any(isinstance(one, DiskFull) or is_full(one) for one in wrapped)
+
+
+def only_stores(error: BaseException) -> BaseException | None:
+    """Return the first error of a store if the failures are such errors and their echoes only."""
+    found = None
+    for failure in _failures(error):
+        reason = failure.__cause__ if isinstance(failure, WorkerGroupStartupFailedError) else None
+        wrapped = (failure, getattr(failure, "cause", None), reason, getattr(reason, "cause", None))
+        if any(is_store_error(one) for one in wrapped) and not is_out_of_memory(failure):
+            found = found or failure
+        elif not is_echo(failure):
+            return None
+    return found
+
+
+def _failures(error: BaseException) -> list[BaseException]:
+    """Return the errors of the workers by rank, or that of the controller."""
+    ours = getattr(error, "controller_failure", None)
+    return [one for _, one in sorted((getattr(error, "worker_failures", None) or {}).items())] + (
+        [ours] if ours else []
+    )
+
+
+def _gone(nodes: set[str]) -> tuple[set[str], set[str]]:
+    """Return those of the nodes that are lost, and those that will be taken away, as far as it can be found out."""
+    with contextlib.suppress(RayError, OSError):
+        return lost(nodes) | unanswering(nodes), leaving(nodes)
+    return set(), set()
+
+
+class _Repeats:
+    """Counts consecutive failures at one step."""
+
+    def __init__(self) -> None:
+        self._step, self._times = -1, 0
+
+    def add(self, step: int) -> int:
+        """Return how often it has failed at ``step`` since another step failed."""
+        self._times = self._times + 1 if step == self._step else 1
+        self._step = step
+        return self._times

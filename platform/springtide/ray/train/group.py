@@ -1,0 +1,284 @@
+"""Ray Train's worker group, with processes that outlive it. The only file that uses Ray Train's worker groups.
+
+    group of 3 --a node goes--> two processes let go --> group of 2 in the same processes: nothing is started, nothing imported
+
+Ray's own group kills its processes and starts new ones, which takes longer than the rest of a restart. A process that does
+not let go of its group in time (a collective hangs) is killed, and a new one started, as Ray would. The same happens when a
+group does not come to train: a node is lost while the others wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Self
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from springtide.faults import reach
+from springtide.ray._ray_private import (
+    InitializingState,
+    PlacementGroupHandle,
+    RayTrainWorker,
+    ResizeDecision,
+    TrainController,
+    TrainControllerLoopIterationResult,
+    TrainControllerState,
+    Worker,
+    WorkerGroup,
+    WorkerGroupCallback,
+    WorkerGroupPollStatus,
+    WorkerGroupStartupFailedError,
+    WorkerGroupState,
+    WorkerGroupStateBuilder,
+    replace_synchronization_actor,
+)
+from springtide.ray.cluster.liveness import QUIET_S, Liveness
+from springtide.ray.cluster.nodes import silent_nodes
+from springtide.ray.train.process_pool import PATIENCE_S, Start, WorkerProcessPool, last_line
+
+_log = logging.getLogger(__name__)
+
+_ANSWER_S = 10.0
+"""How long a process that is ready may take to answer [s]."""
+_CALLS_PER_S = 500.0
+"""Calls to workers with which the controller asks how they are; more would take much of its thread's time [calls/s]."""
+_POLL_S = 0.05
+"""How long the answers of a small group are waited for when it is asked how it is; the rest is read the next time [s]."""
+_SOON_S = 0.05
+"""Time between these questions while a worker does not answer, or a group is about to leave [s]."""
+_LOOK_S = 0.2
+"""Time between looks at the nodes of a small group that forms [s]."""
+_LOOKS_PER_S = 1000.0
+"""Nodes of a larger one that are looked at in a second; each costs a connection [nodes/s]."""
+
+
+class Reservation(PlacementGroupHandle):
+    """A stand-in for the placement group: each worker holds its own resources on its chosen node, and keeps them while the
+    group around it changes."""
+
+    placement_group = None
+
+    def ready(self) -> ObjectRef[bool]:
+        """Return a reference that is ready."""
+        return ray.put(True)
+
+    def wait(self, timeout_seconds: float = 30) -> bool:
+        return True
+
+    def shutdown(self) -> None:
+        return None
+
+
+class _ReleasedReservation(WorkerGroupState):
+    """The state of an ended group; all that it had is kept."""
+
+    def shutdown(self) -> None:
+        """Do nothing: its processes stay."""
+
+
+class _NoSynchronization:
+    """A stand-in for Ray's actor class in which workers synchronize to report: ours do not, and each actor is one more
+    process to start."""
+
+    def options(self, **_: object) -> Self:
+        return self
+
+    def remote(self, **_: object) -> bool:
+        return False
+
+
+class PooledWorkerGroup(WorkerGroup):
+    """A worker group on the nodes of ``processes.plan``."""
+
+    processes: ClassVar[WorkerProcessPool]
+    """The processes of the run."""
+    _taken: tuple[Worker, ...] = ()
+    """The workers of a group that forms."""
+    _taken_s = 0.0
+    _watch: threading.Thread | None = None
+    _over: threading.Event
+    """Whether the group trains or has failed."""
+
+    def _start(self) -> None:
+        """Start the group. If it does not come to train, whatever the reason, its processes are given back; those that do not
+        let go in time are ended, because they wait for one that is lost. Raises WorkerGroupStartupFailedError then, after
+        which another group is started."""
+        self._over = threading.Event()
+        try:
+            try:
+                self._start_impl(WorkerGroupStateBuilder())
+            finally:
+                self._over.set()
+                if self._watch is not None:
+                    self._watch.join()  # what it would end may belong to the next group
+            self.processes.setup_times.add(time.monotonic() - self._taken_s, len(self._taken))
+        except Exception as error:
+            self._clear_state()
+            gone = silent_nodes({worker.metadata.node_id for worker in self._taken})
+            self.processes.reclaim(self._taken, gone, PATIENCE_S)
+            if isinstance(error, WorkerGroupStartupFailedError):
+                raise
+            raise WorkerGroupStartupFailedError(f"the group did not form: {last_line(error)}") from error
+
+    def _create_placement_group(self, scaling_config: object, worker_group_context: object) -> Reservation:
+        return Reservation()
+
+    def _create_workers(
+        self, num_workers: int, placement_group: object, resources_per_worker: dict[str, float], **_: object
+    ) -> list[Worker]:
+        environment = self._get_worker_runtime_env(
+            custom_runtime_env=self._train_run_context.run_config.worker_runtime_env
+        )
+        processes = self.processes
+        reach("take", "before")
+        taken = processes.take(_starter(resources_per_worker, environment))
+        reach("take", "after")
+        asked = {process.actor.get_metadata.remote(): process for process in taken}
+        done = set(ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)[0])
+        workers, lost = [], list[str]()
+        for answer, process in asked.items():
+            try:
+                if answer in done:
+                    workers.append(Worker(process.actor, ray.get(answer), resources_per_worker))
+                    continue
+                processes.exclude(process.node, f"its worker does not answer in {_ANSWER_S:g} s")
+            except RayError:  # a process may be lost without its node
+                pass
+            lost.append(process.node)
+            processes.discard(process)
+        if lost:
+            kept = {worker.actor for worker in workers}
+            processes.give_back([process for process in taken if process.actor in kept])
+            names = ", ".join(node[:8] for node in lost)
+            raise WorkerGroupStartupFailedError(f"a worker was lost before it began, on node {names}")
+        assigned: list[Worker] = WorkerGroup._assign_worker_ranks(workers)
+        self._taken, self._taken_s = tuple(assigned), time.monotonic()
+        self._watch = threading.Thread(target=self._end_stuck, name="springtide-forming", daemon=True)
+        self._watch.start()
+        return assigned
+
+    def _end_stuck(self) -> None:
+        """While the group forms, end what the others would wait for: the workers on a node that is lost, which Ray notices much
+        later; those whose process is gone; or all of them when it takes far longer than before, because one hangs."""
+        where, liveness = {worker.actor: worker.metadata.node_id for worker in self._taken}, Liveness()
+        nodes = {worker.metadata.node_id for worker in self._taken}
+        until_s = self._taken_s + self.processes.setup_times.limit_s(len(self._taken))
+        pause_s = max(_LOOK_S, len(nodes) / _LOOKS_PER_S)
+        while not self._over.wait(pause_s):
+            is_late = time.monotonic() > until_s
+            gone = nodes if is_late else silent_nodes(nodes)
+            stopped = liveness.gone(where) if time.monotonic() - self._taken_s > QUIET_S else set()
+            if is_late:
+                _log.warning("the group of %d workers did not form in time and is ended", len(self._taken))
+            for worker in self._taken:
+                if worker.metadata.node_id in gone or worker.actor in stopped:
+                    ray.kill(worker.actor)
+            if stopped and not gone:
+                _log.warning(
+                    "%d workers do not answer: stopped, or their hosts; the group forms without them", len(stopped)
+                )
+            if gone or stopped:
+                return
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether a worker has not answered yet how it is; it may be lost."""
+        return bool(self._world_rank_to_ongoing_poll)
+
+    def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
+        """Ask the workers how they are. What the others say does not wait for one that does not answer: its node may be lost,
+        and they say so, because their collective has failed."""
+        short_s = _POLL_S + len(self.get_workers()) / _CALLS_PER_S
+        return super().poll_status(short_s if timeout is None else min(timeout, short_s))
+
+    def shutdown(self) -> None:
+        """Release the workers; their processes stay for the next group."""
+        if self.has_started():
+            workers = self.get_workers()
+            reach("shutdown", "before")
+            self.processes.reclaim(workers, silent_nodes({worker.metadata.node_id for worker in workers}))
+            reach("shutdown", "after")
+            # Ray only calls its callbacks now; it has no workers left to wait for
+            before = self.get_worker_group_state()
+            self._worker_group_state: WorkerGroupState = _ReleasedReservation(
+                before.start_time, before.placement_group_handle, [], before.sync_actor
+            )
+        super().shutdown()
+
+
+def _starter(resources: dict[str, float], environment: Mapping[str, object]) -> Start:
+    """Return a function that starts a worker process on a node, under a name."""
+    others = {kind: amount for kind, amount in resources.items() if kind not in ("CPU", "GPU", "memory")}
+    options = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0), "resources": others}
+    cls = ray.remote(RayTrainWorker)
+
+    def start(node: str, name: str) -> ActorHandle:
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        return cls.options(name=name, runtime_env=environment, scheduling_strategy=there, **options).remote()
+
+    return start
+
+
+class _BeforeRendezvous(WorkerGroupCallback):
+    """Marks the moment in which Ray counts a group as started, and its workers have not formed a process group yet."""
+
+    def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
+        """As Ray calls it, first of all callbacks."""
+        reach("rendezvous", "before")
+
+
+class Controller(TrainController):
+    """Ray Train's controller with our worker groups."""
+
+    _health_check_interval_s: float
+    """Ray's interval between looks at the workers [s]."""
+
+    def __init__(self, pool: WorkerProcessPool, *, callbacks: Sequence[object], **named: object) -> None:
+        replace_synchronization_actor(_NoSynchronization())
+        super().__init__(callbacks=[_BeforeRendezvous(), *callbacks], **named)
+        self._shortest_look_s = self._usual_look_s = self._health_check_interval_s
+
+        class Group(PooledWorkerGroup):
+            processes = pool
+
+        self.worker_group_cls = Group
+
+    async def _poll_workers(self) -> WorkerGroupPollStatus:
+        """Look soon where a look is likely to find that the group has ended."""
+        group, policy = self._worker_group, self._scaling_policy
+        is_soon = (group is not None and group.is_silent) or policy.is_leaving
+        self._health_check_interval_s = min(_SOON_S, self._usual_look_s) if is_soon else self._usual_look_s
+        return await super()._poll_workers()
+
+    def _execute_resize_decision(self, decision: ResizeDecision) -> TrainControllerLoopIterationResult:
+        """Resize the group. To no worker, which Ray does not know: end the group and all free processes, and wait for the next
+        decision."""
+        if decision.num_workers:
+            return super()._execute_resize_decision(decision)
+        if self._worker_group is not None:
+            self._shutdown_worker_group()
+        self.worker_group_cls.processes.end()
+        return TrainControllerLoopIterationResult(
+            run_attempt_id=self._get_run_attempt_id(), previous_state=self._state, next_state=InitializingState()
+        )
+
+    def _make_and_handle_scaling_decision_for_non_running_worker_group(
+        self, controller_state: TrainControllerState
+    ) -> TrainControllerLoopIterationResult:
+        """End a group that has failed before the next one is decided on: only then is it known which of its processes are
+        ready to train on, so that these need not wait for a new process in the place of one that is lost."""
+        if self._worker_group is not None:
+            self._shutdown_worker_group()
+        return super()._make_and_handle_scaling_decision_for_non_running_worker_group(controller_state)
+
+    def _start_worker_group(self, num_workers: int, resources_per_worker: dict[str, float]) -> None:
+        """Ask large groups less often how they are: each time costs a call to every worker, from one thread."""
+        self._usual_look_s = max(self._shortest_look_s, num_workers / _CALLS_PER_S)
+        super()._start_worker_group(num_workers, resources_per_worker)

@@ -1,0 +1,209 @@
+"""Write down what every rank of a hung worker group is doing, into the run's folder, before the group is ended.
+
+<run>/hangs/step-0000000040-1795249320.txt     the newest collectives and the stacks of all threads of each rank that answers;
+                                               which ranks do not, and which are behind
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
+
+import ray
+from ray.exceptions import RayError
+
+from springtide.checkpoint.staging import in_thread
+from springtide.distributed.flight_recorder import Collective, behind, newest_collectives
+from springtide.elastic.stalled import APART_S, BUSY, STARVED, Frames, doing, first_look_s, is_deadlock, stalled
+from springtide.ray._ray_private import Worker
+from springtide.ray.cluster.liveness import QUIET_S, Liveness, silent_processes
+from springtide.ray.train.mailbox import Progress
+from springtide.storage import Folder
+
+LOOK_S = 1.5
+"""How long a rank may take to say what it is doing [s]."""
+MOST_HANGS, MOST_SILENT = 3, 10
+"""Hangs at one step after which training fails: of groups whose ranks all answer, so that the code waits for ever, and of
+groups with a process that does not answer, which is the fault of its node."""
+_ANSWER_S = 5.0
+_DELAY_OVER_S = 0.3
+"""Length of the measurement of a thread's wait for a core [s]."""
+_STARVED_SHARE = 0.1
+"""Share of the measurement that a starved thread waits, at least. A thread that hangs does not wait for a core at all."""
+_WRITE_S = 5.0
+_WORK, _WORKER = "work", "/springtide/ray/train/worker.py"
+"""The function that runs in a training thread, and its file."""
+
+
+def stacks() -> str:
+    """Return the stack of each thread of this process; called in a worker's process while ``work`` runs."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(
+        f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
+        for ident, frame in sys._current_frames().items()
+    )
+
+
+def frames() -> Frames:
+    """Return the stack of this process's training thread, innermost first, or ``STARVED``; called in a worker's process while
+    ``work`` runs."""
+    for ident, frame in sys._current_frames().items():
+        stack = [(one.f_code, line) for one, line in traceback.walk_stack(frame)]
+        if any(code.co_name == _WORK and code.co_filename.endswith(_WORKER) for code, _ in stack):
+            found = tuple(f"{code.co_filename}:{line}" for code, line in stack)
+            return STARVED if doing(found) == "else" and _is_starved(ident) else found
+    return ()
+
+
+def _is_starved(ident: int) -> bool:
+    """Return True if thread ``ident`` of this process waits for a core. False where the system does not say."""
+    native = next((thread.native_id for thread in threading.enumerate() if thread.ident == ident), None)
+    try:
+        before_s = _delay_s(native)
+        time.sleep(_DELAY_OVER_S)  # the time over which it is measured
+        return _delay_s(native) - before_s > _STARVED_SHARE * _DELAY_OVER_S
+    except (OSError, ValueError):
+        return False
+
+
+def _delay_s(native: int | None) -> float:
+    """Return how long a thread of this process has waited for a core [s]. Source: Documentation/scheduler/sched-stats.rst."""
+    with open(f"/proc/self/task/{native}/schedstat") as file:
+        return float(file.read().split()[1]) / 1e9
+
+
+def look(workers: Sequence[Worker]) -> list[Frames]:
+    """Return what each of ``workers`` is doing now: ``BUSY`` if it cannot say, nothing if its process does not answer."""
+    asked = [worker.actor.execute.remote(frames) for worker in workers]
+    done = set(ray.wait(asked, num_returns=len(asked), timeout=LOOK_S)[0])
+    found: list[Frames] = []
+    for answer in asked:
+        try:
+            found.append(ray.get(answer) if answer in done else ())
+        except RayError:
+            found.append(())
+    unheard = {workers[rank].actor: workers[rank].metadata.node_id for rank, one in enumerate(found) if not one}
+    with contextlib.suppress(RayError, OSError):  # else none is taken for busy
+        silent = silent_processes(unheard)
+        found = [one if one or worker.actor in silent else BUSY for one, worker in zip(found, workers, strict=True)]
+    return found
+
+
+class Watch:
+    """Looks at the ranks of a group that is silent, and says whom the others wait for."""
+
+    def __init__(self) -> None:
+        self._before: tuple[int, float, list[Frames]] | None = None
+        """The step after which the group is silent, when it was looked at last [s], and what its ranks did."""
+        self.why = ""
+        """Why the group hangs, as text; empty if that is not plain."""
+        self.silent: set[int] = set()
+        """The ranks that do not answer, if it hangs."""
+        self._liveness = Liveness()
+
+    def lacks(self, workers: Sequence[Worker], progress: Progress) -> bool:
+        """Return True if the group sends no events and the process of one of its ranks is gone, in any phase."""
+        if progress.silent_s < QUIET_S or progress.longest_s == math.inf:
+            return False
+        gone = self._liveness.gone({worker.actor: worker.metadata.node_id for worker in workers})
+        if gone:
+            self.silent = {rank for rank, worker in enumerate(workers) if worker.actor in gone}
+            self.why = f"the process of rank {', '.join(map(str, sorted(self.silent)))} is stopped, or its host"
+        return bool(gone)
+
+    def is_due(self, progress: Progress) -> bool:
+        """Return whether a group that has made a step is silent for so long that its ranks are looked at."""
+        step_s = progress.prospects.step_s
+        return first_look_s(step_s) < progress.silent_s and progress.longest_s < math.inf and step_s > 0
+
+    def stalled(self, workers: Sequence[Worker], progress: Progress) -> bool:
+        """Return whether a silent group waits for some of its ranks, or for itself, once two looks agree. Looks seldom: a look
+        costs a call to every worker."""
+        before = self._before
+        if not self.is_due(progress) or before is None or before[0] != progress.step:
+            self.why, self.silent = "", set()
+            self._before = self._look(workers, progress.step) if self.is_due(progress) else None
+            return False
+        if time.monotonic() - before[1] < APART_S:
+            return False
+        self._before = self._look(workers, progress.step)
+        earlier, now = before[2], self._before[2]
+        if named := stalled(earlier, now):
+            self.why = f"all other ranks wait for {', '.join(map(str, named))}"
+        elif is_deadlock(earlier, now, progress.silent_s, progress.prospects.step_s):
+            self.why = "all ranks wait in a collective"
+        self.silent = {rank for rank in named if not now[rank]}
+        return bool(self.why)
+
+    @staticmethod
+    def _look(workers: Sequence[Worker], step: int) -> tuple[int, float, list[Frames]]:
+        return step, time.monotonic(), look(workers)
+
+
+def diagnose(
+    workers: Sequence[Worker], run: Folder, step: int, known: Collection[int] = ()
+) -> tuple[str, list[Worker]]:
+    """Write down what ``workers``, by rank, are doing. Returns a summary of it and the workers whose process is gone; ``known``
+    ranks are not waited for, because they have not answered before. One that says nothing and is there is busy."""
+    asked = [worker.actor.execute.remote(stacks) for worker in workers]
+    others = [answer for rank, answer in enumerate(asked) if rank not in known]
+    done = set(ray.wait(others, num_returns=len(others), timeout=_ANSWER_S)[0]) if others else set()
+    silent, unheard = dict[str, Worker](), dict[str, Worker]()
+    text, collectives = "", _collectives(workers, done, asked)
+    for rank, (answer, worker) in enumerate(zip(asked, workers, strict=True)):
+        where = f"rank {rank} on node {worker.metadata.node_id[:8]}, pid {worker.metadata.pid}"
+        try:
+            found = ray.get(answer) if answer in done else ""
+        except RayError as error:
+            found = str(error)
+        if not found:
+            unheard[where] = worker
+        newest = "".join(f"{one.describe()}\n" for one in collectives.get(rank, ()))
+        text += f"{where}\n{newest}{found or 'does not answer'}\n\n"
+    with contextlib.suppress(RayError, OSError):  # else none is taken for gone
+        lost = silent_processes({worker.actor: worker.metadata.node_id for worker in unheard.values()})
+        silent = {where: worker for where, worker in unheard.items() if worker.actor in lost}
+    late = behind(collectives)
+    text = f"{late}\n\n{text}" if late else text
+    name = f"step-{step:010d}-{int(time.time())}.txt"
+    written = in_thread("springtide-hang", lambda: (run / "hangs").write(name, text), daemon=True)
+    summary = (
+        f"{' and '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else "every rank answers"
+    )
+    return f"{summary}{f'; {late}' if late else ''}; {_where(written, name)}", list(silent.values())
+
+
+def _collectives(
+    workers: Sequence[Worker], answered: Collection[object], stacks_of: Sequence[object]
+) -> dict[int, list[Collective]]:
+    """Return the newest collectives of the ranks that have answered. Asked for by themselves: where a device is lost, torch may
+    wait for it, and the stacks are there by then."""
+    asked = {
+        rank: worker.actor.execute.remote(newest_collectives)
+        for rank, (worker, stack) in enumerate(zip(workers, stacks_of, strict=True))
+        if stack in answered
+    }
+    done = set(ray.wait(list(asked.values()), num_returns=len(asked), timeout=LOOK_S)[0]) if asked else set()
+    found: dict[int, list[Collective]] = {}
+    for rank, answer in asked.items():
+        with contextlib.suppress(RayError):
+            if answer in done:
+                found[rank] = ray.get(answer)
+    return found
+
+
+def _where(written: Future[None], name: str) -> str:
+    """Return where the stacks are. The store may be what the group waits for: the group is ended whether or not it answers."""
+    try:
+        written.result(_WRITE_S)
+    except TimeoutError:
+        return f"their stacks are still being written to hangs/{name}"
+    except Exception as error:  # of any store's client
+        return f"their stacks could not be written: {type(error).__name__}: {error}"
+    return f"their stacks are in hangs/{name}"

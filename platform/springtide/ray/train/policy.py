@@ -1,0 +1,422 @@
+"""Execute the decisions of ``elastic/policy.py`` inside Ray Train's controller. The only file that uses Ray Train's scaling
+policy; ``failure_policy.py`` decides which failures are retried."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any, NoReturn
+
+import ray
+from ray.exceptions import RayError
+from ray.train import ScalingConfig
+
+from springtide.elastic import Interrupt
+from springtide.elastic.cells import within_nodes
+from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.patience import MOST_STORE_FAILURES, look_pause_s, store_pause_s
+from springtide.elastic.policy import (
+    Bounds,
+    Decision,
+    GiveUp,
+    Leave,
+    Node,
+    PolicyState,
+    Replace,
+    Start,
+    Stay,
+    WorkerGroup,
+    decide,
+    following,
+    used_for_hours,
+)
+from springtide.errors import StoppedWaiting, TrainingFailed, TrainingInterrupted
+from springtide.events import Decided, Failed, Ready, Stopped
+from springtide.ray._ray_private import (
+    ElasticScalingPolicy,
+    NoopDecision,
+    ScalingDecision,
+    Worker,
+    WorkerGroupState,
+)
+from springtide.ray.cluster.nodes import live, observed, unanswering
+from springtide.ray.cluster.notices import PreemptionWatchers
+from springtide.ray.train.hang import MOST_HANGS, MOST_SILENT, Watch, diagnose
+from springtide.ray.train.mailbox import Progress, WorkerLimit
+from springtide.ray.train.on_demand import OnDemandNodes
+from springtide.ray.train.snapshot_saver import SnapshotSaver
+from springtide.ray.train.worker import TrainJob
+from springtide.ray.train.worker_lender import WorkerLender
+
+_ANSWER_S = 2.0
+_LOOK_S = 0.5
+_MOMENT_S = 1e-3
+"""A look comes this much after the nodes have settled, so that it finds them settled [s]."""
+_ORDER = (None, Interrupt.SAVE, Interrupt.LEAVE, Interrupt.EVACUATE)
+"""Requests to a group; each may follow those before it."""
+_SOONER_S = 1.0
+"""A deadline that comes closer by less is not passed on [s]."""
+_log = logging.getLogger(__name__)
+
+
+class SpringtideScalingPolicy(ElasticScalingPolicy):
+    """Ray's elastic policy, which requests capacity, with our decisions."""
+
+    def __init__(
+        self,
+        scaling_config: ScalingConfig,
+        bounds: Bounds,
+        job: TrainJob,
+        watches: PreemptionWatchers | None,
+        workers: WorkerLender,
+        limits: MemoryLimits,
+    ) -> None:
+        """``watches``: the watchers on the nodes, if any; ``limits``: those that the run's ``SpringtideFailurePolicy`` adds
+        to."""
+        super().__init__(scaling_config)
+        self._processes, self._share = workers.processes, workers.share
+        self._on_demand: OnDemandNodes | None = None
+        if job.config.elastic.deadline.is_set and workers.share is None:
+            self._on_demand = OnDemandNodes(job, scaling_config, bounds, workers.processes)
+            self.scaling_config = self._on_demand.labelled(scaling_config)
+        self._asked_for, self._job, self._mailbox = bounds, job, job.mailbox
+        self._cells = bounds.worker_multiple, bounds.min_workers
+        self._limits, self._began_at = limits, 0
+        self._runs = False
+        """Whether the mailbox knows that the newest group's processes have begun."""
+        self._watches = watches
+        self._memory = PolicyState()
+        self._reported = ""
+        """The last reported reason of a decision, without its numbers."""
+        self._asked: Interrupt | None = None
+        """The newest request of this policy to the group that trains."""
+        self._asked_by_s = math.inf
+        """When the state must be safe in memory, as that request says."""
+        self._told_of: set[str] = set()
+        """Nodes that will be taken away, of which the group was told."""
+        self._alive, self._mine = set[str](), dict[str, dict[str, float]]()
+        self._others = ""
+        """What ``WorkerShare.others`` says."""
+        self._looked_s = float("-inf")
+        self._leaving, self._undated = 0, dict[str, float]()
+        self._hangs: Counter[tuple[int, bool]] = Counter()
+        """Step, whether a process did not answer -> hangs."""
+        self._hung: frozenset[int] | None = None
+        """Ranks of the group that hangs which do not answer; None if none hangs."""
+        self._watch = Watch()
+        self._silent: set[str] = set()
+        """Nodes that Ray takes for alive and that did not answer."""
+        self._probed_s = float("-inf")
+        self._failed_looks = 0
+        self._limit, self._holds, self._newest = WorkerLimit(), True, Progress()
+        """What commands say of the workers, and whether the cluster is asked for any."""
+        self._saver = SnapshotSaver(job)
+        self._processes.is_cancelled = self._is_stopped_meanwhile
+
+    @property
+    def _bounds(self) -> Bounds:
+        asked, limit = self._asked_for, self._limit
+        most = min(asked.max_workers, limit.workers or asked.max_workers)
+        fits, by, others = self._limits.least_workers, limit.paused_by, self._others
+        return dataclasses.replace(asked, fits=fits, max_workers=most, paused_by=by, others=others)
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the group that trains was asked to leave."""
+        return self._asked in (Interrupt.LEAVE, Interrupt.EVACUATE)
+
+    def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
+        """Start a group if there is room, else wait a moment. Raises StoppedWaiting when asked to stop,
+        TrainingInterrupted when the wait is over."""
+        begin_s = time.thread_time()
+        try:
+            decision = self._look()
+            self._failed_looks = 0
+        except (RayError, OSError) as error:  # Ray does not retry a controller's error in this state
+            self._unseen(error)
+            if self._failed_looks > MOST_STORE_FAILURES:
+                raise
+            self._processes.wait(store_pause_s(self._failed_looks))
+            return NoopDecision()
+        if isinstance(decision, NoopDecision):
+            self._wait(look_pause_s(time.thread_time() - begin_s))
+        return decision
+
+    def _look(self) -> ScalingDecision:
+        if self._processes.closed:
+            raise StoppedWaiting("its driver has ended")
+        self._asked = None
+        progress = self._progress()
+        self._ask_for_capacity()
+        if progress.stop:
+            self._end_waiting(progress)
+        if time.monotonic() < self._processes.not_before_s:
+            return NoopDecision()
+        return self._start(progress)
+
+    def _end_waiting(self, progress: Progress) -> NoReturn:
+        """End the run, as asked, while no group trains; first bring to the store what is in memory only."""
+        if problem := self._saver.finish(lambda: self._processes.closed):
+            raise TrainingInterrupted(
+                f"asked to stop while no group trained, and step {progress.step}, in memory only, cannot be saved: "
+                f"{problem}; the nodes hold it for a minute: repair the store and --resume"
+            )
+        reason = "asked to, while no group trained; it can be resumed from its newest checkpoint"
+        self._mailbox.post([Stopped(step=progress.step, status="stopped", reason=reason)]).get()
+        raise StoppedWaiting(reason)
+
+    def _unseen(self, error: Exception) -> None:
+        """Count a look at the cluster that failed; say so the first time."""
+        self._failed_looks += 1
+        if self._failed_looks == 1:
+            _log.warning("the cluster could not be looked at, and is looked at again: %s", error)
+
+    def _wait(self, pause_s: float) -> None:
+        """Wait for the next look, which comes at once when a process is ready, the nodes have settled or the run is to stop."""
+        now = time.monotonic()
+        settled_s = self._memory.since_s + self._bounds.settle_s + _MOMENT_S
+        until_s = min(now + pause_s, settled_s if now < settled_s else math.inf)
+        while (left_s := until_s - time.monotonic()) > 0:
+            if self._processes.wait(min(left_s, _LOOK_S)) or (left_s > _LOOK_S and self._progress().stop):
+                return
+
+    def make_decision_for_running_worker_group(
+        self, worker_group_state: WorkerGroupState, worker_group_status: object
+    ) -> ScalingDecision:
+        """Ask the group to leave when it should, and start the next one when it has left."""
+        self._ask_for_capacity()
+        busy = tuple(worker.metadata.node_id for worker in worker_group_state.workers)
+        if not self._runs:
+            self._runs = True
+            self._mailbox.group_runs(len(busy)).wait()  # its silence is looked at next
+        progress = self._progress()
+        if progress.step != self._began_at:
+            self._limits.trained(len(busy))
+        if progress.left:
+            return self._start_or_stop(progress, busy, probe=False)
+        workers = worker_group_state.workers
+        if progress.silent_s > progress.longest_s or self._is_stalled(workers, progress):
+            return self._end_hung(workers, progress)
+        if self._hung is not None:  # it trains on: what was saved meanwhile is no longer its newest state
+            self._saver.cancel()
+        self._hung = None
+        try:
+            nodes = self._nodes(busy, warm=True)
+            self._failed_looks = 0
+        except (RayError, OSError) as error:  # the group trains on meanwhile
+            self._unseen(error)
+            return NoopDecision()
+        self._ask_for_copies(nodes)
+        decision = self._decide(nodes, WorkerGroup(busy), progress)
+        self._report(decision, progress.step)
+        if isinstance(decision, Replace):
+            return self._start(progress, busy)
+        self._ask(decision)
+        return NoopDecision()
+
+    def _ask_for_copies(self, nodes: Sequence[Node]) -> None:
+        """Tell the group at once of nodes that will be taken away, long before it may have to leave: from now on none holds
+        copies of what others have, and what is on it is copied to nodes that stay."""
+        leaving = {node.id for node in nodes if node.leaves_at is not None}
+        if leaving - self._told_of and self._job.keeps_snapshots:
+            self._mailbox.ask(Interrupt.COPY)
+        self._told_of = leaving
+
+    def _ask(self, decision: Decision) -> None:
+        """Pass a decision on to the group, once. The room for a copy in memory may be gone since it was asked to leave."""
+        wanted = None
+        if isinstance(decision, Leave):
+            wanted = Interrupt.EVACUATE if decision.durable else Interrupt.LEAVE
+        elif isinstance(decision, Stay) and decision.save:
+            wanted = Interrupt.SAVE
+        elif self._asked is Interrupt.SAVE:  # the next notice asks again
+            self._asked = None
+        by_s = decision.by_s if isinstance(decision, Leave) else math.inf
+        sooner = wanted is self._asked and by_s < self._asked_by_s - _SOONER_S
+        if wanted is not None and (sooner or _ORDER.index(wanted) > _ORDER.index(self._asked)):
+            self._mailbox.ask(wanted, by_s - time.monotonic())
+            self._asked, self._asked_by_s = wanted, by_s
+
+    def _start_or_stop(self, progress: Progress, busy: tuple[str, ...], probe: bool = True) -> ScalingDecision:
+        """As ``_start``, after a group that ends; raises StoppedWaiting if the run is to stop and no group starts: none will
+        come that could be asked."""
+        decision = self._start(progress, busy, probe)
+        if progress.stop and isinstance(decision, NoopDecision):
+            self._end_waiting(progress)
+        return decision
+
+    def _start(self, progress: Progress, busy: tuple[str, ...] = (), probe: bool = True) -> ScalingDecision:
+        """Start a group if there is room. ``busy``: nodes of the group that ends; ``probe``: only on nodes that answer."""
+        nodes = self._nodes(busy)
+        if probe and time.monotonic() - self._probed_s >= _LOOK_S:
+            self._silent = self._unanswering(self._silent & {node.id for node in nodes})
+        decision = self._decide(nodes, None, progress, self._silent if probe else ())
+        while probe and isinstance(decision, Start) and (silent := self._unanswering(set(decision.nodes))):
+            self._silent |= silent
+            decision = self._decide(nodes, None, progress, self._silent)
+        if self._limit.paused_by:  # told when its workers are given back and the store has its state
+            self._processes.end()
+            self._saver.begin()
+            if busy or not self._saver.is_safe:
+                return self._get_resize_decision(0) if busy else NoopDecision()
+        self._report(decision, progress.step)
+        if isinstance(decision, GiveUp):
+            self._saver.finish(lambda: self._processes.closed)
+            raise TrainingInterrupted(f"{decision.reason}; resume with --resume")
+        if not isinstance(decision, Start):
+            if isinstance(decision, Stay) and decision.save:
+                self._saver.begin()
+            gives_back = busy and progress.left and self._share is not None  # other runs wait for its workers
+            return self._get_resize_decision(0) if gives_back else NoopDecision()
+        self._saver.cancel()
+        self._processes.prepare(decision.nodes, self._job, lambda workers: self._bounds.feasible(workers) > 0)
+        self._mailbox.limit_micro_batch(self._limits.rows_at_once(decision.workers))
+        self._mailbox.reset_for_new_group().wait()  # before anybody asks whether the new one has left
+        self._asked, self._began_at, self._hung, self._runs = None, progress.step, None, False
+        self._told_of, self._watch = set(), Watch()
+        return self._get_resize_decision(decision.workers)
+
+    def _unanswering(self, names: set[str]) -> set[str]:
+        self._probed_s = time.monotonic()
+        return unanswering(names, speaks=True)
+
+    def _is_stalled(self, workers: Sequence[Worker], progress: Progress) -> bool:
+        """Return whether the process of a rank is gone, or a group that has made a step waits for some of its ranks, or for
+        itself, before the time limit."""
+        if self._watch.lacks(workers, progress):
+            return True
+        if progress.step == self._began_at or not self._watch.is_due(progress):
+            return False
+        return self._hung is not None or self._watch.stalled(workers, progress)
+
+    def _end_hung(self, workers: Sequence[Worker], progress: Progress) -> ScalingDecision:
+        """Replace a group that sends no events any more; first write down what its ranks are doing."""
+        if self._hung is None:  # diagnosed once: the group is still here while the next one waits for room
+            found, silent = diagnose(workers, self._job.folder, progress.step, self._watch.silent)
+            for worker in silent:  # it would not react to ``let_go``
+                ray.kill(worker.actor)
+            self._hung = frozenset(rank for rank, worker in enumerate(workers) if worker in silent)
+            why = f"{self._watch.why}; " if self._watch.why else ""
+            reason = f"no event for {progress.silent_s:.0f} s, {why}{found}"
+            self._hangs[progress.step, bool(silent)] += 1
+            times, most = self._hangs[progress.step, bool(silent)], MOST_SILENT if silent else MOST_HANGS
+            self._mailbox.post([Failed(step=progress.step, cause="hung", reason=reason, again=times < most)])
+            if times >= most:
+                raise TrainingFailed(f"training hung {times} times after step {progress.step}: {reason}")
+        busy = tuple(worker.metadata.node_id for rank, worker in enumerate(workers) if rank not in self._hung)
+        return self._start_or_stop(progress, busy)
+
+    def _decide(
+        self, nodes: list[Node], group: WorkerGroup | None, progress: Progress, silent: Collection[str] = ()
+    ) -> Decision:
+        """Decide with the ``nodes`` that are not ``silent``."""
+        seen = [node for node in nodes if node.id not in silent] if silent else nodes
+        decision, self._memory = decide(self._bounds, seen, group, progress.prospects, self._memory, time.monotonic())
+        for node, took_s in self._processes.newly_ready():
+            self._mailbox.post([Ready(step=progress.step, node=node, took_s=round(took_s, 3))])
+        return decision
+
+    def _nodes(self, busy: tuple[str, ...] = (), warm: bool = False) -> list[Node]:
+        """Return the nodes as observed. ``warm``: start processes where the next group would be and none are."""
+        table = live()
+        reserved = self._reserved(table, busy)
+        told = lambda: self._mailbox.notices().get(_ANSWER_S) or {}  # noqa: E731
+        seen = observed(table, reserved, self.scaling_config._resources_per_worker_not_none, told, self._undated)
+        seen = used_for_hours(seen, self._processes.held(busy), time.monotonic())
+        self._processes.observe(seen)
+        problems = self._processes.problems()
+        nodes = [node._replace(problem=problems.get(node.id, "")) for node in seen]
+        if self._on_demand is not None:
+            is_saved = not busy and self._saver.is_safe
+            nodes = self._on_demand.look(nodes, table, busy, self._bounds, self._newest, is_saved)
+        nodes = within_nodes(nodes, *self._cells)
+        if self._share is not None:
+            self._processes.trim({node.id: node.places for node in nodes}, busy)
+        if self._watches is not None:
+            self._watches.cover({node.id for node in nodes if node.places or node.id in busy})
+        self._ask_for_what_leaves(nodes)
+        if warm:
+            self._processes.warm(following(self._bounds, nodes, self._memory), busy)
+        ready = self._processes.ready(busy)
+        return within_nodes([node._replace(ready=ready[node.id]) for node in nodes], *self._cells)
+
+    def _progress(self) -> Progress:
+        with contextlib.suppress(RayError):  # the mailbox is slow, or ends with its driver
+            found = self._mailbox.progress().get(_ANSWER_S) or Progress(limit=self._limit)
+            self._reported = self._reported if found.limit == self._limit else ""
+            self._limit, self._newest = found.limit, found
+            return found
+        # as far as known; whether it has left, and its silence, are looked at again
+        return dataclasses.replace(self._newest, left=False, silent_s=0.0)
+
+    def _is_stopped_meanwhile(self) -> bool:
+        """Keep asking for capacity while processes come up and Ray asks for no decision; return whether the run is to stop."""
+        self._ask_for_capacity()
+        return self._progress().stop
+
+    def _ask_for_capacity(self) -> None:
+        """Keep asking the cluster for workers; for none while the run is paused."""
+        held, self._holds = self._holds, not self._limit.paused_by
+        if self._holds:
+            _ = self._maybe_send_resource_request() if held else self._send_resource_request()
+        elif held:
+            self._cancel_resource_request()
+
+    def _reserved(self, table: Sequence[dict[str, Any]], busy: Sequence[str]) -> dict[str, dict[str, float]]:
+        """Return node -> resources of this run, whose group is on the ``busy`` nodes. Ray looks for new nodes every 20 s; if
+        those of the ``table`` have changed, it looks at once."""
+        now, alive = time.monotonic(), {node["NodeID"] for node in table}
+        if self._share is not None:
+            with contextlib.suppress(RayError):
+                most = 0 if self._limit.paused_by else self._bounds.max_workers
+                self._mine, self._others = self._share.mine(_ANSWER_S, self._processes.held(busy), most)
+        elif now - self._looked_s >= _LOOK_S:
+            asked = self._autoscaling_coordinator.get_reserved_resources.remote(
+                self._requester_id, alive != self._alive
+            )
+            self._looked_s = now
+            with contextlib.suppress(RayError):
+                self._mine = ray.get(asked, timeout=_ANSWER_S)
+                self._alive = alive
+        return self._mine
+
+    def _get_num_workers_for_resource_request(self) -> int:
+        """Add what leaving nodes hold: it is requested again before they are gone."""
+        number = self._bounds.max_workers + self._leaving
+        return number if self._on_demand is None else self._on_demand.requested(number)
+
+    def _ask_for_what_leaves(self, nodes: list[Node]) -> None:
+        leaving = sum(node.places for node in nodes if node.leaves_at is not None)
+        if leaving != self._leaving or (self._on_demand is not None and self._on_demand.has_changed()):
+            self._leaving = leaving
+            if self._holds:
+                self._send_resource_request()
+
+    def _report(self, decision: Decision, step: int) -> None:
+        words = re.sub(r"\d+", "", decision.reason)
+        if words != self._reported:
+            self._reported = words
+            self._mailbox.post([Decided(step=step, decision=type(decision).__name__.lower(), reason=decision.reason)])
+
+
+class PrivateScalingPolicy(SpringtideScalingPolicy):
+    """The policy of the one run on a private cluster: all nodes are its own, and no autoscaler could start others. Ray's actor
+    that adds up what runs request, which takes core-seconds to start, is not used."""
+
+    def _send_resource_request(self) -> None:
+        """Request nothing."""
+
+    def _maybe_send_resource_request(self) -> None:
+        """Request nothing."""
+
+    def _cancel_resource_request(self) -> None:
+        """Nothing was requested."""
+
+    def _reserved(self, table: Sequence[dict[str, Any]], busy: Sequence[str]) -> dict[str, dict[str, float]]:
+        return {node["NodeID"]: node["Resources"] for node in table}

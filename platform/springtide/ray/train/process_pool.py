@@ -1,0 +1,442 @@
+"""The worker processes of a run, which outlive its groups: which are free, and which nodes must not be used, and how long."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+from springtide.elastic.health import Health, HealthTable
+from springtide.elastic.patience import StartTimes, ban_s
+from springtide.elastic.policy import Node
+from springtide.elastic.survivors import LiveShard, newest_holders
+from springtide.ray._ray_private import Worker, WorkerGroupStartupFailedError
+from springtide.ray.cluster.liveness import QUIET_S, Liveness, answers
+from springtide.ray.cluster.nodes import silent_nodes
+from springtide.ray.loading import load_worker
+from springtide.ray.names import name_of
+from springtide.ray.train.worker import TrainJob, let_go, settle, warm_up
+
+_log = logging.getLogger(__name__)
+
+PATIENCE_S = 3.0
+"""How long a process may take to let go of its group [s]."""
+START_S = 600.0
+"""How long a new process may take to come up, at most: eight of a node may read torch over a network, and compile [s]."""
+_MEET_S = 180.0
+"""How long ready processes may take to form a group, at most [s]."""
+_LEAST_START_S = 20.0
+"""How long it may take, at least, however fast others were: its node may have to read Python and torch first [s]."""
+_ALONE_S = 20.0
+"""How long processes that are ready, and enough for a group, wait for others once the last of them has become ready [s]."""
+_SETTLE_S = 30.0
+"""How long a process may take to have its part of a lost group's state held [s]."""
+_LOOK_S = 1.0
+"""Time between looks at processes that come up, of which each may make the others late [s]."""
+_MEASURE_S = 5.0
+"""How long a second measurement of a node's network may take [s]."""
+
+Start = Callable[[str, str], ActorHandle]
+"""Function that starts a worker's actor on a node, under a name."""
+
+
+class UnfitNodesError(WorkerGroupStartupFailedError):
+    """A group cannot start, because the check of a device or of a network found that a node is unfit, or because some workers
+    came up and those of other nodes did not. The next group starts without these nodes."""
+
+
+class StartCancelledError(WorkerGroupStartupFailedError):
+    """The run was asked to stop while the processes of a group came up."""
+
+
+class WorkerProcess(NamedTuple):
+    """The process of a worker."""
+
+    node: str
+    actor: ActorHandle
+    ready: ObjectRef[Health]
+    """A reference to its device check's result, which is available when the process is ready."""
+    begin_s: float
+    """When it was started or became free, of ``time.monotonic`` [s]."""
+    is_new: bool = True
+    """Whether it has never been in a group."""
+
+
+class WorkerProcessPool:
+    """The worker processes of one run, or of several in turn, and which of them are free: in no group."""
+
+    def __init__(self) -> None:
+        self.owner = "springtide"
+        """Whose the processes are, as ``names.owner_of`` says."""
+        self.plan: tuple[str, ...] = ()
+        """The node of each worker of the next group."""
+        self.not_before_s = 0.0
+        """When the next group may start, of ``time.monotonic``; earlier, the store could not be reached again [s]."""
+        self.setup_times = StartTimes(_LEAST_START_S, _MEET_S)
+        """How long ready processes have taken to form a group."""
+        self.is_cancelled: Callable[[], bool] = lambda: False
+        """Returns whether processes that come up are waited for no more; called about once a second meanwhile."""
+        self._start_times = StartTimes(_LEAST_START_S, START_S)
+        """How long new processes have taken to come up."""
+        self._closed = threading.Event()
+        self._job: TrainJob | None = None
+        """The job that they are prepared for."""
+        self._was_taken = False
+        """Whether processes were taken for a group."""
+        self._start: Start | None = None
+        """How the newest group starts actors; None before the first."""
+        self._all: set[ActorHandle] = set()
+        """The actors that were not ended."""
+        self._free: list[WorkerProcess] = []
+        self._health: dict[str, Health] = {}
+        self._measured: dict[str, ActorHandle] = {}
+        """Node -> its process that measures how fast the node is reached, for all there."""
+        self._remarks: set[str] = set()
+        self._leaving: set[str] = set()
+        self._newly_ready: list[tuple[str, float]] = []
+        self._fit: set[ObjectRef] = set()
+        """The ``ready`` references of free processes that were checked and are fit."""
+        self._slow: set[ObjectRef] = set()
+        """The ``ready`` references of processes that nobody waits for until they are ready."""
+        self._can_start: Callable[[int], bool] = lambda workers: False
+        """Whether a group of so many workers can train."""
+        self._left_out: dict[str, tuple[str, float]] = {}
+        self._failures: Counter[str] = Counter()
+
+    @property
+    def closed(self) -> bool:
+        """Whether all processes were ended for good."""
+        return self._closed.is_set()
+
+    def prepare(
+        self, plan: tuple[str, ...], job: TrainJob, can_start: Callable[[int], bool] = lambda workers: False
+    ) -> None:
+        """Prepare the next group: the node of each of its workers, what they train, and whether fewer of them could."""
+        self.plan, self._job, self._can_start = plan, job, can_start
+
+    def newly_ready(self) -> list[tuple[str, float]]:
+        """Return the nodes on which a new process became ready since the last call, and how long it took [s]."""
+        found, self._newly_ready = self._newly_ready, []
+        return found
+
+    def observe(self, nodes: Sequence[Node]) -> None:
+        """Forget nodes that are gone: new nodes are compared only with those that live and stay."""
+        alive = {node.id for node in nodes}
+        self._leaving = {node.id for node in nodes if node.leaves_at is not None}
+        tables: tuple[dict[str, Any], ...] = (self._health, self._measured, self._failures, self._left_out)
+        for known in tables:
+            for node in known.keys() - alive:
+                del known[node]
+        self._keep([process for process in self._free if process.node in alive])
+
+    def problems(self) -> dict[str, str]:
+        """Return the nodes that must not be used now, and why."""
+        now = time.monotonic()
+        slow = [process for process in self._free if process.ready in self._slow]
+        done = _done([process.ready for process in slow], 0.0)
+        self._slow &= {process.ready for process in slow} - done
+        found = {one.node: "its worker takes longer to start than others" for one in slow if one.ready not in done}
+        return found | self._excluded(now)
+
+    def _excluded(self, now: float) -> dict[str, str]:
+        return {node: reason for node, (reason, until_s) in self._left_out.items() if now < until_s}
+
+    def warm(self, nodes: Sequence[str], busy: Sequence[str]) -> None:
+        """Start processes until each node has one per occurrence in ``nodes``; those of ``busy`` count. A node with a process
+        that is unfit or does not come up has a problem from then on."""
+        have = Counter(busy) + Counter(process.node for process in self._free)
+        self._free += [self._begin(node) for node in (Counter(nodes) - have).elements()]
+        done = _done([process.ready for process in self._free], 0.0)
+        self._fit &= done
+        for process in self._free:  # nobody waits for one that is not ready: a cold node may take its time
+            if process.ready not in done and time.monotonic() - process.begin_s > START_S:
+                self.exclude(process.node, _never_came_up(process))
+        came_up = [process for process in self._free if process.ready in done and process.ready not in self._fit]
+        fit = {ready for ready, is_fit in self._check(came_up).items() if is_fit}
+        self._fit |= fit
+        for process in came_up:
+            if process.is_new and process.ready in fit:
+                self._start_times.add(time.monotonic() - process.begin_s)
+        self.give_back([])
+
+    def ready(self, busy: Sequence[str]) -> Counter[str]:
+        """Return the number of ready processes on each node; those of ``busy`` count."""
+        done = _done([process.ready for process in self._free], 0.0)
+        return Counter(busy) + Counter(process.node for process in self._free if process.ready in done)
+
+    def held(self, busy: Sequence[str]) -> Counter[str]:
+        """Return the number of processes on each node, those that start too; those of ``busy`` count."""
+        return Counter(busy) + Counter(process.node for process in self._free)
+
+    def take(self, start: Start) -> list[WorkerProcess]:
+        """Return processes for the plan, one per worker, as soon as they are ready; ``start`` starts those that lack, and later
+        ones. One that is gone, or takes far longer than the others, does not hold them up. Raises
+        WorkerGroupStartupFailedError if one does not come up or is unfit, UnfitNodesError if others did, StartCancelledError
+        if ``is_cancelled`` says so."""
+        self._start = start
+        taken: list[WorkerProcess] = []
+        lacking, left = Counter(self.plan), list[WorkerProcess]()
+        free: dict[str, list[WorkerProcess]] = {node: [] for node in lacking}
+        for process in self._free:
+            is_wanted = lacking[process.node] > 0
+            lacking[process.node] -= is_wanted
+            (free[process.node] if is_wanted else left).append(process)
+        for node, here in free.items():
+            taken += here + [self._begin(node) for _ in range(lacking[node])]
+        self._free = left
+        done, gone = self._await(taken)
+        if len(done) < len(taken) and self.is_cancelled():
+            self.give_back(taken)
+            raise StartCancelledError("the run was asked to stop while its processes came up")
+        for process in taken:
+            if process.ready in done:
+                continue
+            if process.ready in gone:  # it may be back at any time, and is asked before it is used again
+                why = "its worker does not answer: it is stopped, or its host"
+                self._left_out[process.node] = why, time.monotonic() + ban_s(0)
+                _log.warning("node %s is left out for %.0f s: %s", process.node[:8], ban_s(0), why)
+            elif self._can_start(len(done)) and not self._is_late(process):
+                self._slow.add(process.ready)
+            else:
+                self.exclude(process.node, _never_came_up(process))
+        found = self._check([process for process in taken if process.ready in done - self._fit])
+        if len(done) < len(taken) or not all(found.values()):
+            self.give_back(taken)
+            came_up = done - {ready for ready, is_fit in found.items() if is_fit is None}
+            error = UnfitNodesError if came_up else WorkerGroupStartupFailedError
+            raise error("; ".join(f"{n[:8]}: {why}" for n, why in self.problems().items()))
+        self._was_taken = True
+        return taken
+
+    def trim(self, places: Mapping[str, int], busy: Sequence[str]) -> None:
+        """End free processes beyond the ``places`` that this run has on each node now; those of ``busy`` count."""
+        room, kept = Counter(places) - Counter(busy), []
+        for process in self._free:
+            if room[process.node] > 0:
+                room[process.node] -= 1
+                kept.append(process)
+        self._keep(kept)
+
+    def give_back(self, processes: Sequence[WorkerProcess]) -> None:
+        """Make ``processes`` free again; end all free ones on nodes with a problem."""
+        bad = self._excluded(time.monotonic())
+        self._free += processes
+        self._keep([process for process in self._free if process.node not in bad])
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until a free process becomes ready or all are ended for good; returns whether it came to that in time."""
+        refs = [process.ready for process in self._free]
+        done = _done(refs, 0.0)
+        if starting := [ref for ref in refs if ref not in done]:
+            return bool(_done(starting, timeout_s, at_least=1))
+        return self._closed.wait(timeout_s)
+
+    def _begin(self, node: str) -> WorkerProcess:
+        assert self._start is not None, "processes are started from the first group on"
+        if self.closed:
+            raise WorkerGroupStartupFailedError("the run's driver has ended all processes")
+        actor = self._start(node, name_of(self.owner, "worker"))
+        self._all.add(actor)
+        if self.closed:  # meanwhile, in another thread, which may not have seen this one
+            self._end(actor)
+            raise WorkerGroupStartupFailedError("the run's driver has ended all processes")
+        measure_network = self._measured.get(node) not in self._all  # the one before may have ended
+        if measure_network:
+            self._measured[node] = actor
+        actor.execute.remote(load_worker)  # before the job arrives, which would import the same
+        ready = actor.execute.remote(warm_up, self._job, measure_network, not self._was_taken)
+        return WorkerProcess(node, actor, ready, time.monotonic())
+
+    def _await(self, processes: Sequence[WorkerProcess]) -> tuple[set[ObjectRef], set[ObjectRef]]:
+        """Wait until all are ready; or those that are not are gone, or have taken far longer than any start of this run; or
+        enough have been ready for a while. Returns the ``ready`` references that are available, and those of processes that
+        are gone."""
+        done, gone, liveness = _done([process.ready for process in processes], 0.0), set[ObjectRef](), Liveness()
+        begin_s = newest_s = time.monotonic()
+        while waiting := {process.ready: process for process in processes if process.ready not in done}:
+            left_s = self._start_times.limit_s() + max(one.begin_s for one in waiting.values()) - time.monotonic()
+            if self._can_start(len(done)):
+                left_s = min(left_s, newest_s + _ALONE_S - time.monotonic())
+            # many at a time, at first: each look costs as much as there are processes
+            newly = _done(list(waiting), max(0.0, min(left_s, _LOOK_S)), at_least=-(-len(waiting) // 4))
+            if time.monotonic() - begin_s > QUIET_S:
+                found = liveness.gone({one.actor: one.node for ref, one in waiting.items() if ref not in newly})
+                gone = {ref for ref, one in waiting.items() if one.actor in found}
+            is_over = not newly and (left_s <= _LOOK_S or len(gone) == len(waiting))
+            if is_over or self.is_cancelled():
+                break
+            for ref in newly:
+                self._start_times.add(time.monotonic() - waiting[ref].begin_s)
+                newest_s = time.monotonic()
+            done |= newly
+        return done, gone - done
+
+    def _is_late(self, process: WorkerProcess) -> bool:
+        """Return whether a process has taken longer than any start of this run should."""
+        return time.monotonic() - process.begin_s > self._start_times.limit_s()
+
+    def _check(self, processes: Sequence[WorkerProcess]) -> dict[ObjectRef, bool | None]:
+        """Return the ``ready`` reference of each process that is ready or has ended -> as ``_is_fit``."""
+        known = HealthTable({node: one for node, one in self._health.items() if node not in self._leaving})
+        return {process.ready: self._is_fit(process, known) for process in processes}
+
+    def _is_fit(self, process: WorkerProcess, known: HealthTable) -> bool | None:
+        """Return whether a process that is ready or has ended may train; None if it did not come up. If it may not, its node
+        has a problem from now on."""
+        node = process.node
+        try:
+            health = ray.get(process.ready)
+        except RayError as error:
+            self.exclude(node, f"no worker came up on it: {last_line(error)}", is_process_lost=True)
+            return None
+        before = self._health.get(node)
+        if before is not None and not health.network_bytes_per_s:  # another process there has measured it
+            health = health._replace(network_bytes_per_s=before.network_bytes_per_s)
+        reason = known.unfit(node, health)
+        # by its network alone: it may have been measured while others fetched, too
+        if reason and not known.unfit(node, health._replace(network_bytes_per_s=0.0)):
+            health = health._replace(network_bytes_per_s=max(health.network_bytes_per_s, self._network(process)))
+            reason = known.unfit(node, health)
+        self._health[node] = health
+        if node not in self._leaving:
+            known.add(node, health)
+        if health.remark and health.remark not in self._remarks:
+            self._remarks.add(health.remark)
+            _log.warning("node %s: %s", node[:8], health.remark)
+        if reason:
+            self.ban(node, reason)
+        elif process.is_new:
+            self._newly_ready.append((node, time.monotonic() - process.begin_s))
+        return not reason
+
+    def _network(self, process: WorkerProcess) -> float:
+        """Measure again how fast a process's node is reached, when no other is being measured; 0 if it fails [bytes/s]."""
+        assert self._job is not None, "processes are prepared for a job"
+        with contextlib.suppress(RayError):  # also one that takes too long
+            speed: float = ray.get(process.actor.execute.remote(self._job.mailbox.fetch_speed), timeout=_MEASURE_S)
+            return speed
+        return 0.0
+
+    def exclude(self, node: str, reason: str, is_process_lost: bool = False) -> None:
+        """Exclude a node whose process fails, hangs or is lost, longer each time. Says so calmly if the node is lost, too, or
+        may be: Ray notices that later than the end of its processes."""
+        is_silent = bool(silent_nodes([node]))
+        if is_silent or (is_process_lost and not self._failures[node]):
+            self._failures[node] += 1
+            for_s = ban_s(self._failures[node] - 1)
+            self._left_out[node] = "does not answer" if is_silent else reason, time.monotonic() + for_s
+            _log.info("node %s %s, and is looked at again in %.0f s", node[:8], self._left_out[node][0], for_s)
+        else:
+            self.ban(node, reason)
+
+    def discard(self, process: WorkerProcess) -> None:
+        """End a process that is not free."""
+        self._end(process.actor)
+
+    def ban(self, node: str, reason: str) -> None:
+        """Exclude a node for a while, longer each time."""
+        self._failures[node] += 1
+        for_s = ban_s(self._failures[node])
+        self._left_out[node] = reason, time.monotonic() + for_s
+        _log.warning("node %s is excluded for %.0f s: %s", node, for_s, reason)
+
+    def reclaim(self, workers: Sequence[Worker], gone: Collection[str], wait_s: float = 2 * PATIENCE_S) -> None:
+        """Keep the processes of ``workers``, by rank, that let go of their group within ``wait_s``; end the others, those on
+        ``gone`` nodes at once. If those that are kept have a whole copy of the state together, they first have it held."""
+        survivors = [rank for rank, worker in enumerate(workers) if worker.metadata.node_id not in gone]
+        for worker in workers:
+            if worker.metadata.node_id in gone:
+                self._end(worker.actor)
+        stay = [workers[rank] for rank in survivors]
+        asked = [(worker, worker.actor.execute.remote(let_go, PATIENCE_S, survivors)) for worker in stay]
+        for worker, outcome in _settled(_outcomes(asked, wait_s)):
+            node = worker.metadata.node_id
+            if outcome is True:
+                health = ray.put(self._health.get(node, Health(0.0, 0.0)))
+                self._free.append(WorkerProcess(node, worker.actor, health, time.monotonic(), is_new=False))
+            else:
+                _log.warning("the worker on node %s %s", node[:8], outcome)
+                self._end(worker.actor)
+
+    def drop_unready(self) -> None:
+        """End free processes that are not ready: they prepare for a run that is over, which is useless to the next."""
+        done = _done([process.ready for process in self._free], 0.0)
+        self._keep([process for process in self._free if process.ready in done])
+
+    def end(self) -> None:
+        """End the free processes."""
+        self._keep([])
+
+    def close(self) -> None:
+        """End all processes for good, and wait until they are gone."""
+        self._closed.set()
+        actors = list(self._all)
+        for actor in actors:
+            self._end(actor)
+        # one that runs could restart what ends next
+        _done([actor.get_metadata.remote() for actor in actors], PATIENCE_S)
+
+    def _keep(self, processes: list[WorkerProcess]) -> None:
+        """End the free processes that are not among ``processes``."""
+        kept = {process.ready for process in processes}
+        for process in self._free:
+            if process.ready not in kept:
+                self._end(process.actor)
+        self._free = processes
+
+    def _end(self, actor: ActorHandle) -> None:
+        self._all.discard(actor)
+        ray.kill(actor)
+
+
+Outcome = LiveShard | str | Literal[True]
+"""Whether a process has let go of its group, or why not; or what it still has of the group's state."""
+
+
+def _outcomes(asked: Sequence[tuple[Worker, ObjectRef]], wait_s: float) -> list[tuple[Worker, Outcome]]:
+    """Return what each worker has answered; one that is gone is not waited for."""
+    done = answers({answer: (worker.actor, worker.metadata.node_id) for worker, answer in asked}, wait_s)
+    found: list[tuple[Worker, Outcome]] = []
+    for worker, answer in asked:
+        try:
+            outcome = answer in done and ray.get(answer)
+            found.append((worker, outcome or "did not let go of its group and is ended"))
+        except RayError:
+            found.append((worker, "is lost"))
+    return found
+
+
+def _settled(outcomes: Sequence[tuple[Worker, Outcome]]) -> list[tuple[Worker, Outcome]]:
+    """Have those that offer what they have of the newest whole state hold it; return the last outcome of each worker."""
+    offers = [(worker, offer) for worker, offer in outcomes if isinstance(offer, LiveShard)]
+    ranks = newest_holders([offer for _, offer in offers])
+    part = set(ranks)
+    asked = [
+        (worker, worker.actor.execute.remote(settle, ranks if offer.rank in part else ())) for worker, offer in offers
+    ]
+    others = [(worker, outcome) for worker, outcome in outcomes if not isinstance(outcome, LiveShard)]
+    return others + _outcomes(asked, _SETTLE_S)
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of an error's message, or of that of its cause in another process."""
+    lines = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
+    return lines[-1][:200]
+
+
+def _never_came_up(process: WorkerProcess) -> str:
+    return f"no worker came up on it in {time.monotonic() - process.begin_s:.0f} s"
+
+
+def _done(refs: list[ObjectRef], timeout_s: float, at_least: int | None = None) -> set[ObjectRef]:
+    """Return those of ``refs`` with a value or an error in time; wait for all of them, or for ``at_least``."""
+    return set(ray.wait(refs, num_returns=at_least or len(refs), timeout=timeout_s)[0]) if refs else set()

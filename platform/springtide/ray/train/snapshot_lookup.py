@@ -1,0 +1,100 @@
+"""Find the snapshot servers of a run, and what they hold."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import ray
+from ray.actor import ActorHandle
+
+from springtide.checkpoint.snapshot_parts import SnapshotPart, newest_whole
+from springtide.ray.cluster.liveness import Liveness
+from springtide.ray.cluster.nodes import refusing, standing
+from springtide.ray.cluster.session import NAMESPACE
+from springtide.storage import Folder, digest
+
+ANSWER_S = 3.0
+"""A server that has not answered by then is lost, or busy [s]."""
+BUSY_S = 30.0
+"""How long a server that is up is waited for [s]."""
+_PROMPT_S = 0.2
+"""Servers that are up have answered by then [s]."""
+_AT_ONCE_S = 0.05
+"""Whoever has not answered by then may be lost: its node is tried [s]."""
+
+
+def name_prefix(run: Folder) -> str:
+    """Return the prefix of the names of a run's servers."""
+    return f"{run.name}/snapshots/{digest.of_bytes(run.url.encode())[:12]}-"
+
+
+def servers_named(name: str) -> Iterator[ActorHandle]:
+    """Yield handles of the servers that have names with the prefix ``name``."""
+    for one in ray.util.list_named_actors(all_namespaces=True):
+        if one["namespace"] == NAMESPACE and one["name"].startswith(name):
+            with contextlib.suppress(ValueError):  # it has ended meanwhile
+                yield ray.get_actor(one["name"], namespace=NAMESPACE)
+
+
+class ServerContents(NamedTuple):
+    """What a server holds."""
+
+    where: tuple[str, int]
+    """The server's node and process."""
+    held: list[tuple[SnapshotPart, int]]
+    """Each part with its file descriptor there."""
+    server: ActorHandle
+
+
+def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
+    """Return what these servers hold. Servers that are up answer at once; one that is lost, busy or starts is waited for only
+    while the newest snapshot that the others know is not whole without it, and longer only if its node is up, and its process
+    not gone."""
+    waiting = {server.found.remote(): server for server in asked}
+    known: list[ServerContents] = []
+    begin_s, liveness = time.monotonic(), Liveness()
+    _take(waiting, known, len(waiting), _AT_ONCE_S)
+    _drop_lost(waiting)
+    end_s, number, wait_s = begin_s + ANSWER_S, len(waiting), _PROMPT_S - _AT_ONCE_S
+    while waiting and wait_s > 0:
+        _take(waiting, known, number, wait_s)
+        parts = [part for one in known for part, _ in one.held]
+        whole = newest_whole(parts)
+        if whole and _age(whole[0]) == max(map(_age, parts)):
+            break
+        number, wait_s = 1, end_s - time.monotonic()
+        if wait_s <= 0 and end_s == begin_s + ANSWER_S:
+            up = standing(waiting.values())
+            waiting = {answer: server for answer, server in waiting.items() if server in up}
+            end_s = begin_s + BUSY_S
+            wait_s = end_s - time.monotonic()
+        if end_s == begin_s + BUSY_S:
+            gone = liveness.gone(dict.fromkeys(waiting.values(), ""))
+            waiting = {answer: server for answer, server in waiting.items() if server not in gone}
+            wait_s = min(wait_s, ANSWER_S)
+    return known
+
+
+def _take(waiting: dict[ray.ObjectRef, ActorHandle], known: list[ServerContents], number: int, wait_s: float) -> None:
+    """Move what has answered from ``waiting`` to ``known``, as soon as it is ``number``, or the time is over."""
+    for answer in ray.wait(list(waiting), num_returns=number, timeout=wait_s)[0] if waiting else ():
+        server = waiting.pop(answer)
+        with contextlib.suppress(ray.exceptions.RayError):  # it is gone with its node
+            where, held = ray.get(answer)
+            known.append(ServerContents(where, held, server))
+
+
+def _drop_lost(waiting: dict[ray.ObjectRef, ActorHandle]) -> None:
+    """Forget servers on nodes that refuse a connection: nothing comes from there, and Ray notices it seconds later."""
+    if waiting:
+        with contextlib.suppress(ray.exceptions.RayError, OSError):  # it cannot be found out: they are waited for
+            gone = refusing(waiting.values(), _AT_ONCE_S)
+            for answer in [answer for answer, server in waiting.items() if server in gone]:
+                del waiting[answer]
+
+
+def _age(part: SnapshotPart) -> tuple[int, int]:
+    return part.meta.step, part.term

@@ -1,0 +1,236 @@
+"""Have the snapshot servers commit what they hold, while no group trains. The driver's side.
+
+    nobody will train soon --begin--> a thread: ask the servers -> claim a lease -> each holder writes its part -> Saved
+    a group starts ---------cancel-->   nothing is claimed from then on; a newer lease refuses what is under way
+    the run is asked to stop -finish->  wait for it
+
+While no group trains the newest state lies in the memory of nodes, which may leave, or which end with the run. If the driver
+itself is gone, killed perhaps, the servers do that alone before they end, and one of them does the driver's part:
+``OrphanedRun``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray import ObjectRef
+from ray.actor import ActorHandle
+
+from springtide import config as configs
+from springtide.checkpoint import leases
+from springtide.checkpoint.commit import Committed
+from springtide.checkpoint.format import BadFile
+from springtide.checkpoint.retention import Rule
+from springtide.checkpoint.snapshot_commit import PARTS_S, jobs_for, to_commit
+from springtide.checkpoint.snapshot_parts import SnapshotKey, file_of, newest_whole
+from springtide.elastic.patience import store_pause_s
+from springtide.errors import RunExists
+from springtide.events import Saved
+from springtide.ray.cluster.liveness import QUIET_S, Liveness
+from springtide.ray.cluster.nodes import staying
+from springtide.ray.train.snapshot_lookup import contents_of, name_prefix, servers_named
+from springtide.storage import Folder
+
+if TYPE_CHECKING:  # servers import this file, and need no torch
+    from springtide.config import Config
+    from springtide.ray.train.worker import TrainJob
+
+_LOOK_S = 0.2
+_WRITE_S = PARTS_S + 60.0
+"""How long the holders may take to write their parts [s]."""
+_ORPHANED_S = PARTS_S
+"""How long servers without a driver try to have committed what they hold [s]."""
+_EACH_S = 0.05
+"""Orphaned servers, of which each asks all, pause this long for each of them between two looks [s]."""
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class OrphanedRun:
+    """A run whose driver and groups are gone, as its snapshot servers know it. Picklable."""
+
+    config: Config
+    url: str
+    """URL of the run's folder."""
+    owner: str
+    """Owner of the last driver's lease: if another owner has claimed the run since, nothing is written."""
+    keeps_snapshots: bool = True
+
+    @property
+    def folder(self) -> Folder:
+        """The run's folder."""
+        return Folder(self.url)
+
+    def commit(self, here: tuple[str, int], is_over: Callable[[], bool]) -> None:
+        """Have the newest whole snapshot committed that the run's servers hold; called in each of them. The first of them by
+        name claims a lease, which a new driver may take over at once, and the others hold their parts until the
+        checkpoint is there.
+
+        Args:
+            here: node and process of this server, as ``SnapshotServer.found`` returns them.
+            is_over: whether a driver is back.
+        """
+        saver, failures, pause_s, end_s = SnapshotSaver(self), 0, 0.0, time.monotonic() + _ORPHANED_S
+        while not is_over() and time.monotonic() < end_s:
+            try:
+                servers = list(servers_named(name_prefix(self.folder)))
+                pause_s = len(servers) * _EACH_S
+                places = contents_of(servers)
+                held = [part for place in places for part, _ in place.held]
+                last = leases.newest(self.folder)
+                if last is None or last.owner != self.owner:
+                    return
+                lacking = to_commit(self.folder, held, configs.fingerprint(self.config))
+                if not lacking and (newest_whole(held) or len(places) >= len(servers)):
+                    return  # else those that are busy may hold the rest
+                if lacking and here == min(place.where for place in places):
+                    saver.save_newest()
+                    failures = 0
+                    continue
+            except Exception as error:  # the store is away, perhaps, or another server claimed at the same moment
+                failures += 1
+                _log.warning("the newest snapshot of an orphaned run is not committed yet: %s", error)
+            time.sleep(max(store_pause_s(max(1, failures)), pause_s))  # between looks
+
+
+class SnapshotSaver:
+    """Commits the newest snapshot of a run between two groups."""
+
+    def __init__(self, job: TrainJob | OrphanedRun) -> None:
+        self._job = job
+        self._lock = threading.Lock()
+        """Held while a lease is claimed: a group that starts claims the next one."""
+        self._thread: threading.Thread | None = None
+        self._attempt = 0
+        """Number of the newest save. One that a group has overtaken may neither claim nor say how it ended."""
+        self._safe, self._problem = not job.keeps_snapshots, ""
+        self._not_before_s, self._failures = float("-inf"), 0
+        self._excluded: set[tuple[tuple[str, int], SnapshotKey]] = set()
+        """Server and snapshot of copies that are not what their rank copied."""
+
+    def begin(self) -> None:
+        """Save in the background what the store lacks. Does nothing if it is safe, under way, or failed a moment ago."""
+        if self._safe or self._is_busy or time.monotonic() < self._not_before_s:
+            return
+        self._problem, self._attempt = "", self._attempt + 1
+        given = (self._attempt,)
+        self._thread = threading.Thread(target=self._work, args=given, name="springtide-snapshot-saver", daemon=True)
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Let a group start, which restores from memory: from now on no lease is claimed here."""
+        with self._lock:
+            self._thread, self._attempt, self._problem = None, self._attempt + 1, ""
+            self._safe, self._failures, self._not_before_s = not self._job.keeps_snapshots, 0, float("-inf")
+
+    def finish(self, is_over: Callable[[], bool]) -> str:
+        """Save what the store lacks and wait for it, unless ``is_over``. Returns why that failed, empty if it is safe."""
+        if not self._is_busy:
+            self._not_before_s = float("-inf")
+            self.begin()
+        while self._is_busy and not is_over():
+            time.sleep(_LOOK_S)  # between polls, while nothing else is to be done
+        return self._problem
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether the store has the newest state, as far as known."""
+        return self._safe
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _work(self, attempt: int) -> None:
+        try:
+            saved = self.save_newest(attempt)
+            if saved is not None and not isinstance(self._job, OrphanedRun):
+                self._job.mailbox.post([saved])
+            with self._lock:
+                self._safe = self._safe or attempt == self._attempt
+        except Exception as error:  # whatever it is, the state is in memory only
+            with self._lock:
+                if attempt != self._attempt:
+                    return
+                self._failures += 1
+                self._not_before_s = time.monotonic() + store_pause_s(self._failures)
+                self._problem = "" if isinstance(error, RunExists) else str(error)  # else its holder has the state
+            _log.warning("the newest snapshot could not be committed, and is tried again: %s", error)
+
+    def save_newest(self, attempt: int = 0) -> Saved | None:
+        """Have the newest snapshot committed, from other copies as long as the bytes of some are wrong. Returns None if the
+        store has that step, no whole snapshot is left, or a group has overtaken the ``attempt``."""
+        while True:
+            excluded = len(self._excluded)
+            try:
+                return self._save(attempt)
+            except BadFile as error:
+                if len(self._excluded) == excluded:
+                    raise
+                _log.warning("a snapshot in memory is bad, and another copy is looked for: %s", error)
+
+    def _save(self, attempt: int) -> Saved | None:
+        """As ``save_newest``; raises BadFile if a copy is not what its rank copied."""
+        begin_s, job, run, config = time.monotonic(), self._job, self._job.folder, self._job.config
+        places, stay = contents_of(servers_named(name_prefix(run))), set(staying())
+        places.sort(key=lambda place: place.where[0] not in stay)  # copies on nodes that stay first
+        held = [
+            (part, place) for place in places for part, _ in place.held if (place.where, part.key) not in self._excluded
+        ]
+        holders = {part.key: place for part, place in reversed(held)}
+        parts = to_commit(run, [part for part, _ in held], configs.fingerprint(config))
+        if not parts:
+            return None
+        with self._lock:
+            if attempt != self._attempt:
+                return None
+            is_orphaned = isinstance(job, OrphanedRun)
+            term = leases.claim(run, job.owner, trains=False, again=True, yields=is_orphaned).term
+        shown, checkpoint = configs.redact(config).model_dump(mode="json"), config.checkpoint
+        jobs = jobs_for(run, term, parts, shown, Rule.of(checkpoint))
+        try:
+            tasks = zip(parts, jobs, strict=True)
+            asked = {
+                holders[part.key].server.save.remote(one, part.key, checkpoint.tries): holders[part.key].server
+                for part, one in tasks
+            }
+            outcomes = _outcomes(asked)
+        except BadFile as error:
+            for part in parts:
+                if error.file == file_of(part.key):  # the next try takes it from another node
+                    self._excluded.add((holders[part.key].where, part.key))
+            raise
+        finally:
+            leases.end(run, term)
+        size, written = outcomes[0].size_bytes, outcomes[0].written_bytes
+        took_s = time.monotonic() - begin_s
+        return Saved(
+            step=parts[0].meta.step, name=outcomes[0].name, size_bytes=size, written_bytes=written, save_time_s=took_s
+        )
+
+
+def _outcomes(asked: Mapping[ObjectRef[Any], ActorHandle]) -> list[Committed]:
+    """Return what the holders of all parts have written. Raises the first error at once, because the holder of rank 0's part
+    waits for the others; OSError if some do not answer, or are gone.
+
+    Args:
+        asked: the answers, each with the server that gives it.
+    """
+    waiting, end_s, liveness = list(asked), time.monotonic() + _WRITE_S, Liveness()
+    while waiting:
+        done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, min(QUIET_S, end_s - time.monotonic())))
+        if not done and time.monotonic() >= end_s:
+            raise OSError(f"{len(waiting)} snapshot servers did not write their parts within {_WRITE_S:g} s")
+        if not done and liveness.gone({asked[one]: "" for one in waiting}):
+            raise OSError("a snapshot server that was to write its part does not answer: it is stopped, or its host")
+        for outcome in ray.get(done):
+            if not isinstance(outcome, Committed):
+                raise outcome
+    found: list[Committed] = ray.get(list(asked))
+    return found

@@ -1,0 +1,252 @@
+"""The driver's side of a run: start Ray Train, take its events, pass on requests, report how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import pyarrow.fs
+import ray
+from ray.exceptions import RayActorError
+from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+
+from springtide.config import Config, redact
+from springtide.distributed import backend, gpu_environment
+from springtide.elastic import Interrupt
+from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.policy import Bounds
+from springtide.errors import SpringtideError, StoppedWaiting, StoreLost, TrainingFailed, TrainingInterrupted
+from springtide.events import Event
+from springtide.faults import armed
+from springtide.ray._ray_private import CONTROLLER_LOG, DatasetsCallback, PlacementGroupCleanerCallback
+from springtide.ray.cluster.nodes import may_be_taken_away
+from springtide.ray.cluster.notices import PreemptionWatchers
+from springtide.ray.cluster.stop_signals import stop_signals
+from springtide.ray.train.actor_context import run_as_actor
+from springtide.ray.train.async_eval import async_evaluations
+from springtide.ray.train.failure_policy import SpringtideFailurePolicy, fatal, first_failure, only_stores
+from springtide.ray.train.group import Controller
+from springtide.ray.train.mailbox import MailboxClient, NoticeSender, Reply
+from springtide.ray.train.policy import PrivateScalingPolicy, SpringtideScalingPolicy
+from springtide.ray.train.process_pool import StartCancelledError, last_line
+from springtide.ray.train.snapshot_client import snapshot_servers_follow
+from springtide.ray.train.snapshot_saver import OrphanedRun
+from springtide.ray.train.worker import TrainJob, work
+from springtide.ray.train.worker_lender import WorkerLender
+from springtide.storage import Folder
+from springtide.training.compile_cache import key_of
+
+_POLL_S = 0.5
+_END_S = 10.0
+"""How long Ray Train's controller may take to see that all its workers are gone [s]."""
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def train(
+    config: Config,
+    run: Folder,
+    term: int,
+    labels: dict[str, str],
+    owner: str,
+    listen: Callable[[Event], None],
+    workers: WorkerLender | None = None,
+    begun_s: float = 0.0,
+) -> None:
+    """Train ``config`` to its end on the cluster that this process is connected to. ``listen`` receives every event; ``owner``
+    has claimed the run. ``workers`` of an earlier run train this one, and are kept for the next. ``begun_s``: when the run was
+    first started, seconds since 1970, if it has a deadline.
+
+    SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A worker's
+    SpringtideError is raised as itself, any other error as TrainingFailed with its rank and trace.
+    """
+    if place := may_be_taken_away(ray.get_runtime_context().get_node_id()):
+        _log.warning(
+            "the driver is on spot node %s: if the node goes, the run stops and must be resumed; start the driver on a node "
+            "that stays",
+            place,
+        )
+    last, workers = workers is None, workers or WorkerLender()
+    mailbox = workers.open_mailbox(config)
+    job = TrainJob(for_workers(config), mailbox, labels, owner, armed(), begun_s, key_of(run, config))
+    trainer = _trainer(run, term, job, workers)
+    failure: list[BaseException] = []
+
+    def fit() -> None:
+        try:
+            trainer.fit()
+        except BaseException as error:  # raised again below, in the caller's thread
+            failure.append(error)
+        finally:
+            mailbox.post([])  # wakes the caller's thread, which waits for events
+
+    thread = threading.Thread(target=fit, name="springtide-fit", daemon=True)
+    follows = snapshot_servers_follow(run, mailbox, OrphanedRun(for_workers(config), run.url, owner))
+    with follows, async_evaluations(config, run, listen) as on_event, stop_signals() as asked:
+        thread.start()
+        try:
+            while thread.is_alive():
+                _pass_on(mailbox, on_event)
+                if asked.is_set():
+                    asked.clear()
+                    _answer(mailbox.ask(Interrupt.STOP))
+        except BaseException:
+            workers.processes.close()
+            thread.join(_END_S)
+            workers.end()
+            raise
+        workers.processes.drop_unready()
+        _pass_on(mailbox, on_event, wait_s=0.0)
+        if last:
+            workers.end()
+        if failure and not isinstance(fatal(failure[0]), StoppedWaiting):
+            raise _explain(failure[0]) from failure[0]
+
+
+def _pass_on(mailbox: MailboxClient, on_event: Callable[[Event], None], wait_s: float = _POLL_S) -> None:
+    for event in _answer(mailbox.take(wait_s)):
+        on_event(event)
+
+
+def _answer(reply: Reply[T]) -> T:
+    """Wait for the mailbox's reply. Raises TrainingInterrupted if its process has ended: what it held is lost, the run not."""
+    try:
+        return reply.get()
+    except RayActorError as error:
+        raise TrainingInterrupted(
+            "the run's mailbox, a process on the driver's node, has ended, perhaps for want of memory there: "
+            f"{last_line(error)}; events that it held are lost, the trained state is not: resume with --resume"
+        ) from error
+
+
+def for_workers(config: Config) -> Config:
+    """Return the config without the secrets that no worker needs: workers read no corpus and report to no MLflow."""
+    shown = redact(config)
+    return config.model_copy(update={"corpus": shown.corpus, "track": shown.track})
+
+
+def _trainer(run: Folder, term: int, job: TrainJob, workers: WorkerLender) -> SpringtideTrainer:
+    config, elastic = job.config, job.config.elastic
+    # Ray keeps its own state there; with a name it has seen it would resume by itself
+    filesystem = None if run.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(run.fs))
+    resources = {"CPU": elastic.cpus_per_worker}
+    if elastic.gpus_per_worker:
+        resources["GPU"] = elastic.gpus_per_worker
+    bounds = Bounds(
+        elastic.min_workers,
+        elastic.max_workers,
+        worker_multiple=max(1, config.parallel.shards),
+        settle_s=float(elastic.settle),
+        reserve_s=float(elastic.reserve),
+        grow=elastic.grow,
+        wait_s=float(elastic.wait) or math.inf,
+        expected_loss_s=float(config.checkpoint.expected_loss),
+        lanes=config.stream.num_lanes,
+        shares=workers.share is not None,
+    )
+    return SpringtideTrainer(
+        functools.partial(work, job),
+        job=job,
+        bounds=bounds,
+        watches=_watches(config, job.mailbox),
+        workers=workers,
+        # Ray's dashboard shows it; the workers take theirs from ``job``
+        train_loop_config={"config": redact(config).model_dump(mode="json"), "labels": job.labels, "owner": job.owner},
+        torch_config=TorchConfig(backend=backend("cuda" if elastic.gpus_per_worker else "cpu"), timeout_s=600),
+        scaling_config=ScalingConfig(
+            num_workers=(elastic.min_workers, elastic.max_workers),
+            use_gpu=bool(elastic.gpus_per_worker),
+            resources_per_worker=resources,
+        ),
+        run_config=RunConfig(
+            name=f"{config.run.id}-{term}",
+            storage_path=run.where("ray"),
+            storage_filesystem=filesystem,
+            worker_runtime_env=worker_environment(config),
+            failure_config=FailureConfig(max_failures=elastic.max_failures),
+        ),
+    )
+
+
+def worker_environment(config: Config) -> dict[str, dict[str, str]]:
+    """Return the Ray runtime environment of the workers' processes. It is set before torch is imported. Ray Train keeps it:
+    its own value would have NCCL's watchdog end them. Empty without GPUs: a process with its own environment starts
+    slower."""
+    if not config.elastic.gpus_per_worker:
+        return {}
+    return {"env_vars": gpu_environment(config.elastic.env, config.parallel.deterministic)}
+
+
+class SpringtideTrainer(TorchTrainer):
+    """TorchTrainer with our policies and worker groups; its controller runs in the thread that calls ``fit``."""
+
+    def __init__(
+        self,
+        function: Callable[[], None],
+        *,
+        job: TrainJob,
+        bounds: Bounds,
+        watches: PreemptionWatchers | None,
+        workers: WorkerLender,
+        **named: object,
+    ) -> None:
+        super().__init__(function, **named)
+        self._bounds, self._watches, self._job, self._workers = bounds, watches, job, workers
+
+    def _initialize_and_run_controller(self, *, callbacks: list[object], **arguments: object) -> Result:
+        failures = self.run_config.failure_config or FailureConfig()
+        limits = MemoryLimits(self._job.config.train.rows_at_once, self._bounds.worker_multiple)
+        arguments["failure_policy"] = SpringtideFailurePolicy(failures, self._job, self._workers.processes, limits)
+        policy = PrivateScalingPolicy if self._workers.is_alone else SpringtideScalingPolicy
+        arguments["scaling_policy"] = policy(
+            self.scaling_config, self._bounds, self._job, self._watches, self._workers, limits
+        )
+        # unused without placement groups and Ray Train datasets, and each would cost a process
+        unused = PlacementGroupCleanerCallback | DatasetsCallback
+        used = [one for one in callbacks if not isinstance(one, unused)]
+        # not in its own actor, as in Ray: that is a process that takes four core-seconds to start
+        with run_as_actor(self._job.mailbox.actor), contextlib.ExitStack() as stack:
+            if self._watches is not None:
+                stack.callback(self._watches.end)
+            log, quiet = logging.getLogger(CONTROLLER_LOG), _WithoutStops()
+            log.addFilter(quiet)
+            stack.callback(log.removeFilter, quiet)
+            controller = Controller(self._workers.processes, callbacks=used, **arguments)
+            asyncio.run(controller.run())
+        return controller.get_result()
+
+
+class _WithoutStops(logging.Filter):
+    """Leaves out the stack trace that Ray's controller logs when a run is asked to stop: the run says it in a line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], StoppedWaiting | StartCancelledError))
+
+
+def _watches(config: Config, mailbox: MailboxClient) -> PreemptionWatchers | None:
+    elastic = config.elastic
+    if elastic.notices == "off":
+        return None
+    where = elastic.metadata_url, elastic.notice_file, elastic.leave_on_rebalance
+    return PreemptionWatchers(elastic.notices, *where, NoticeSender(mailbox.name, mailbox.key), config.run.id)
+
+
+def _explain(error: BaseException) -> BaseException:
+    """Return our own error as itself, any other as TrainingFailed with the rank that failed by itself and its trace; StoreLost
+    if only a store failed."""
+    ours = fatal(error)
+    if ours is not None:
+        return type(ours)(*ours.args)
+    kind = StoreLost if only_stores(error) is not None else TrainingFailed
+    failures = getattr(error, "worker_failures", None)
+    if failures:
+        rank, cause = first_failure(failures)
+        return kind(f"rank {rank} failed, and restarts did not help: {cause}")
+    return error if isinstance(error, SpringtideError | KeyboardInterrupt) else TrainingFailed(str(error))

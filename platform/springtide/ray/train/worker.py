@@ -1,0 +1,243 @@
+"""What runs in each Ray Train worker: the training loop, with Ray behind its interfaces.
+
+A worker's process outlives its group: ``work`` may be called in it again, as another rank of another world.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import gc
+import logging
+import math
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+
+import ray.train
+import torch
+
+from springtide.config import Config
+from springtide.config.steps import StepsDone
+from springtide.distributed import Connections, abort, end_group, gathered, world
+from springtide.elastic.health import Health
+from springtide.elastic.survivors import LiveShard
+from springtide.events import Left, Started
+from springtide.faults import arm, reach
+from springtide.ray.cluster.nodes import where
+from springtide.ray.data.feed import feed
+from springtide.ray.train.event_sender import EventSender
+from springtide.ray.train.mailbox import MailboxClient
+from springtide.ray.train.other_reader import read_elsewhere
+from springtide.ray.train.snapshot_client import SnapshotClient
+from springtide.storage import Folder
+from springtide.stream import Batch, RankReader, open_data
+from springtide.training import Placement, TrainLoop
+from springtide.training.compile_cache import CompileCache
+from springtide.training.live_state import LiveState
+from springtide.training.preflight import preflight
+
+_log = logging.getLogger(__name__)
+
+_LET_GO = threading.Event()
+"""Set when this process's group is over; as ``World.cut`` it keeps a step from using what an abort left."""
+_TRAINING = threading.Lock()
+_links: Connections | None = None
+"""The connections of this process's group."""
+_clean = True
+"""Whether no collective of that group can be in flight."""
+_live: LiveState | None = None
+"""What this rank has of the state of a group that trains, or that was lost."""
+_free_since_s = 0.0
+"""When this process let go of its newest group, of ``time.perf_counter``; 0 before [s]."""
+_LEFT_BYTES = 64 * 2**20
+"""Device memory that a process may still hold after it let go of a group; with more it has no room for the next [bytes]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainJob:
+    """What a worker's process needs to train a run."""
+
+    config: Config
+    mailbox: MailboxClient
+    labels: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Labels of the run's checkpoints."""
+    owner: str = ""
+    """Who has claimed the run."""
+    fault_points: str = ""
+    """Address of the test to which fault points are reported; empty for none."""
+    begun_s: float = 0.0
+    """When the run was first started, seconds since 1970; only a run with a deadline needs it."""
+    compiled_key: str = dataclasses.field(default="", repr=False)
+    """Key of the seals of the run's compiled code; empty keeps none."""
+
+    @property
+    def folder(self) -> Folder:
+        """The run's folder."""
+        return Folder(self.config.run.root) / self.config.run.id
+
+    @property
+    def compiled(self) -> CompileCache:
+        """The run's compiled code."""
+        return CompileCache(self.folder, self.compiled_key, self.config)
+
+    @property
+    def keeps_snapshots(self) -> bool:
+        """Whether the run keeps snapshots in memory."""
+        return bool(self.config.checkpoint.memory_every and self.config.checkpoint.stage)
+
+
+def work(job: TrainJob) -> None:
+    """Train as one rank."""
+    global _clean, _live
+    arm(job.fault_points)
+    with _TRAINING:
+        _LET_GO.clear()
+        _clean, _live = False, None
+        try:
+            left = _train(job)
+            _clean, _live = True, None
+        except BaseException as error:
+            # model, optimizer, feed: the next group needs the memory; what ``_live`` has goes when it is settled
+            traceback.clear_frames(error.__traceback__)
+            raise
+        if left:  # a return would mean that training is over
+            _LET_GO.wait()
+
+
+def let_go(patience_s: float, survivors: Sequence[int] = ()) -> LiveShard | bool:
+    """Make a worker's process ready for another group; called in it while ``work`` runs. Returns whether it is ready in time;
+    or, if those of its group that may be left, the ranks ``survivors``, have a whole copy of the state together, what this
+    one has of it: then it is ready after ``settle``.
+
+    The order matters: the flag first, because an aborted collective returns as if it had succeeded; then NCCL, then gloo's
+    connections, which releases a rank that waits for a lost peer; then the wait for the training thread.
+    """
+    global _clean, _live
+    _LET_GO.set()
+    if _live is not None:
+        _live.freeze()
+    if not _clean:
+        abort()
+    if _links is not None:  # a collective that waits for a lost peer fails now
+        _links.cut()
+    if not _TRAINING.acquire(timeout=patience_s):
+        return False
+    _TRAINING.release()
+    offer = _live.offer(survivors) if _live is not None else None
+    if offer is None:
+        _live = None
+    gc.collect()
+    end_group(_clean)
+    _clean = True
+    return _is_ready() if offer is None else offer
+
+
+def settle(ranks: Sequence[int]) -> bool:
+    """Settle what becomes of the state that this process offered when it was to let go: if ``ranks`` are not empty, have its
+    part of it held on this node. Returns whether the process is ready for another group."""
+    global _live
+    live, _live = _live, None
+    try:
+        if ranks and live is not None:
+            live.deposit(ranks)
+    except Exception:  # whatever it is, there are snapshots and checkpoints
+        _log.warning("the live state of a lost group could not be kept", exc_info=True)
+    del live
+    gc.collect()
+    return _is_ready()
+
+
+def _is_ready() -> bool:
+    """Give back memory; return whether there is enough for another group."""
+    global _free_since_s
+    _free_since_s = time.perf_counter()
+    with contextlib.suppress(AttributeError):  # glibc only: each group's thread leaves an arena full of freed memory
+        ctypes.CDLL(None).malloc_trim(0)
+    return not torch.cuda.is_initialized() or _gave_memory_back()
+
+
+def _gave_memory_back() -> bool:
+    """Return whether the device's memory is free for another group."""
+    torch.cuda.empty_cache()
+    held = torch.cuda.memory_allocated()
+    if held > _LEFT_BYTES:
+        _log.warning("%d MiB of the device are still held after the group; this process is not used again", held >> 20)
+    return held <= _LEFT_BYTES
+
+
+def warm_up(job: TrainJob, measure_network: bool, is_first: bool) -> Health:
+    """Start ahead what a group needs, in a new worker's process that has none yet; return the preflight's result.
+
+    Args:
+        job: what will be trained.
+        measure_network: whether to measure it: one process a node does that.
+        is_first: whether the run has had no group. Then this node's snapshot server starts beside the first steps: nobody
+            resumes from it.
+    """
+    arm(job.fault_points)
+    ahead = job.keeps_snapshots and not is_first
+    servers = SnapshotClient(job.config, job.folder, job.mailbox, owner=job.owner) if ahead else None
+    found = preflight(job.config, job.compiled)
+    if measure_network:
+        found = found._replace(network_bytes_per_s=job.mailbox.fetch_speed())
+    if servers is not None:
+        servers.wait()
+    gc.collect()
+    gc.freeze()  # as ``load_worker`` did with what was loaded before
+    return found
+
+
+def _train(job: TrainJob) -> bool:
+    """Train; return whether the group left so that another one resumes."""
+    reach("rendezvous", "after")
+    begin = time.perf_counter()
+    config = job.config
+    if (most := job.mailbox.largest_micro_batch().get()) is not None:
+        config = config.override({"train.micro_batch": most})
+    context = ray.train.get_context()
+    device = "cuda" if config.elastic.gpus_per_worker else "cpu"
+    here = world(device, context.get_local_rank(), config.parallel.shards, _LET_GO)
+    if here.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(here.device)  # the peak that is reported is this group's
+    data = open_data(config.data)
+    global _links, _live
+    _links = Connections()
+    phases_s = {"rendezvous": begin - _free_since_s} if _free_since_s else {}
+    phases_s["data"] = time.perf_counter() - begin
+    name = f"{config.run.id}/rank-{here.rank}/feed"
+
+    def batches(reader: RankReader, step: StepsDone) -> Iterator[Batch]:
+        return feed(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)), config.feed, name)
+
+    servers = None
+    reach("first_collective", "before")
+    nodes, markets, domains = zip(*gathered(where()), strict=True)
+    if here.is_first:
+        job.mailbox.group_formed()
+    reach("first_collective", "after")
+    if job.keeps_snapshots:
+        servers = SnapshotClient(config, job.folder, job.mailbox, owner=job.owner)
+        servers.pair(nodes, domains)
+    phases_s["snapshots"] = time.perf_counter() - begin - phases_s["data"]
+    # one rank talks to the driver: what it receives reaches the others in the step's own all-reduce
+    sender = EventSender(job.mailbox) if here.is_first else None
+    beat = sender.heartbeat if sender else lambda: None
+    left_s = sender.leave_left_s if sender else lambda: math.inf
+    compiled, read = dataclasses.replace(job.compiled, config=config), functools.partial(read_elsewhere, job.mailbox)
+    placement = Placement(job.owner, nodes, markets, read, beat, left_s, compiled)
+    run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement)
+    _live = LiveState(run.state, here, run.described, servers, config.checkpoint.stage)
+    left = False
+    for event in run.events(batches, sender.interrupt if sender else lambda: None, [_live]):
+        left |= isinstance(event, Left)
+        if isinstance(event, Started):
+            _live.offer_restored()
+        if sender:
+            sender(event)
+    if sender:
+        sender.flush()
+    return left

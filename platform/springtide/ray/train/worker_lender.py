@@ -1,0 +1,136 @@
+"""What a driver keeps from one run to the next: its share of a pool, worker processes, their mailbox. Each takes a second or
+more to start."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from typing import Protocol
+
+import ray
+from ray.exceptions import RayError
+
+from springtide.config import Config
+from springtide.elastic import Interrupt
+from springtide.elastic.allocation import WorkerShare
+from springtide.errors import RunExists
+from springtide.events import Event
+from springtide.ray.cluster.worker_queue import QueueClient
+from springtide.ray.names import name_of, owner_of
+from springtide.ray.train.mailbox import MailboxClient, WorkerLimit, open_mailbox
+from springtide.ray.train.process_pool import WorkerProcessPool
+
+_NEXT_S = 10.0
+"""How long the workers of an ended trial wait for the next one [s]."""
+
+
+class ClusterShare(Protocol):
+    """A driver's client of what gives several runs their workers: ``WorkerPoolClient``, ``QueueClient``."""
+
+    def claim(self, config: Config) -> None:
+        """Ask for workers for a run."""
+
+    def release(self) -> None:
+        """Withdraw the request."""
+
+    def mine(self, timeout_s: float, holds: Mapping[str, int], most: int) -> WorkerShare:
+        """Return what the run may use. ``holds``: the workers that it has on each node; ``most``: the number that it can use
+        now, 0 while it is paused. Raises RayError if there is no answer in time."""
+
+    def closed(self) -> bool:
+        """Return whether the run may not continue."""
+
+
+class WorkerLender:
+    """The workers and the mailbox that one driver lends to its runs."""
+
+    def __init__(self, share: ClusterShare | None = None, is_trial: bool = False, is_alone: bool = False) -> None:
+        """``share``: the driver's client of a sweep's pool or of the cluster's queue, if it shares workers with other drivers;
+        ``is_alone``: the cluster was started for this driver."""
+        self.share, self._is_trial, self.is_alone = share, is_trial, is_alone
+        self.processes = WorkerProcessPool()
+        self._mailbox: MailboxClient | None = None
+        self._limit = WorkerLimit()
+        self._waits: threading.Timer | None = None
+        self._lock = threading.Lock()
+
+    def open_mailbox(self, config: Config) -> MailboxClient:
+        """Open the mailbox of a new run. Raises RunExists if another driver of this cluster trains it."""
+        owner = owner_of(config, self._is_trial)
+        self.processes.owner = owner
+        name = name_of(owner, "mailbox") if self._is_trial else f"{owner}/mailbox"  # trials are guarded by their sweep
+        try:
+            self._mailbox = open_mailbox(name, config.num_steps, float(config.elastic.hang), self._mailbox)
+        except ValueError:
+            raise RunExists(
+                f"run {config.run.id!r} is being trained on this cluster by another driver; wait for it or stop it"
+            ) from None
+        if self._limit != WorkerLimit():
+            self._mailbox.limit_workers(self._limit).wait()  # before the controller asks for it
+        return self._mailbox
+
+    def ask(self, interrupt: Interrupt) -> None:
+        """Send a request to the current run, if there is one."""
+        mailbox = self._mailbox
+        if mailbox is not None:
+            with contextlib.suppress(RayError):  # it has just ended
+                mailbox.ask(interrupt).get()
+
+    def limit(self, limit: WorkerLimit) -> None:
+        """Limit the workers of the current run and of later ones."""
+        self._limit = limit
+        mailbox = self._mailbox  # after that: a mailbox that opens meanwhile has the limit
+        if mailbox is not None:
+            with contextlib.suppress(RayError):  # it has just ended
+                mailbox.limit_workers(limit).get()
+
+    def post(self, event: Event) -> None:
+        """Post an event of the driver to the listeners of the current run, if there is one."""
+        mailbox = self._mailbox
+        if mailbox is not None:
+            with contextlib.suppress(RayError):
+                mailbox.post([event]).get()
+
+    def claim(self, config: Config) -> None:
+        """Claim workers for a new run."""
+        with self._lock:
+            if self._waits is not None:
+                self._waits.cancel()
+            self._waits = None
+            if self.share is not None:
+                self.share.claim(config)
+
+    def free(self) -> None:
+        """Free the workers of an ended run: they wait a little, so that the next run starts in them within a second."""
+        with self._lock:
+            self._waits = threading.Timer(_NEXT_S, self._end_waiting)
+            self._waits.daemon = True
+            self._waits.start()
+
+    def end(self) -> None:
+        """End the processes and the mailbox, and give all workers back."""
+        with self._lock:
+            self._waits = None
+            self._end_processes()
+            self.processes = WorkerProcessPool()
+            if self._mailbox is not None:
+                ray.kill(self._mailbox.actor)
+            self._mailbox = None
+
+    def _end_waiting(self) -> None:
+        with self._lock:
+            if self._waits is not None:  # no other run has started
+                self._waits = None
+                self._end_processes()
+
+    def _end_processes(self) -> None:
+        self.processes.end()
+        if self.share is not None:
+            self.share.release()
+
+
+def workers_of(config: Config, is_alone: bool) -> WorkerLender:
+    """Return the workers of a driver of ``config``, which share the cluster's if the run is in a queue. ``is_alone``: the
+    cluster was started for it."""
+    return WorkerLender(QueueClient()) if config.run.queue else WorkerLender(is_alone=is_alone)

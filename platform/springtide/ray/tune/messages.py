@@ -1,0 +1,104 @@
+"""What the driver of a sweep and the processes of its trials tell each other through Ray Tune."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NotRequired, Protocol, TypedDict, cast
+
+from springtide.config import Config
+from springtide.events import Event
+from springtide.ray.train.worker_lender import WorkerLender
+from springtide.ray.tune.held_sweep import HeldSweep
+from springtide.ray.tune.worker_pool import WorkerPoolHandle
+from springtide.storage import Folder
+from springtide.tune import Point, Sweep
+
+
+class TrainFunction(Protocol):
+    """``springtide.api.train.train``, as a trial calls it."""
+
+    def __call__(
+        self, config: Config, *, resume: bool, listen: Callable[[Event], None], dashboard: bool, workers: WorkerLender
+    ) -> object: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialJob:
+    """What all trials have in common. It has passwords: nothing that Tune saves in a file may refer to it."""
+
+    base: Config
+    """Their config without the point."""
+    sweep: Sweep
+    held: HeldSweep
+    pool: WorkerPoolHandle
+    train: TrainFunction
+    report: Callable[[Folder], None]
+    """Function that writes the page of the run in a folder."""
+    decided: frozenset[int] = frozenset()
+    """Numbers of trials that an earlier start of the sweep has ended: they must not continue."""
+    population: bool = False
+    """Whether trials take over each other's state."""
+    settled_step: int = 0
+    """The step up to which an earlier start of a population has the results of all its trials."""
+
+
+class TrialSpec(TypedDict):
+    """A trial, from the driver to the trial's process. A scheduler of a population changes the point."""
+
+    number: int
+    point: Point
+    shares: NotRequired[dict[str, float]]
+    """Field -> position of the point's numbers in their ranges, for schedulers of populations."""
+    of: NotRequired[str]
+    """URL of the checkpoint of another trial that this one continues from."""
+
+
+class TrialParameters(TypedDict):
+    """Tune's config of a trial."""
+
+    trial: TrialSpec
+
+
+class TrialResult(TypedDict, total=False):
+    """A trial's result, from its process to the driver. A trial that was never evaluated has its number, its end and the worst
+    objective."""
+
+    number: int
+    heldout_loss: float
+    heldout_bits_per_byte: float
+    heldout_bits_per_byte_mean: float
+    loss: float
+    step_worker_s: float
+    memory_bytes: float
+    step: int
+    rung: int
+    tokens: int
+    worker_s: float
+    dollars: float
+    of: str
+    """URL of the checkpoint of another trial that the trial's current run started from; empty if from scratch."""
+    state: str
+    """URL of the checkpoint of this step."""
+    replayed: bool
+    """Whether an earlier start of the sweep had this result, too, and decided on it."""
+    failed: str
+    """Why the training failed."""
+    held: str
+    """Which other driver holds the sweep or the run: nothing may be recorded for the trial."""
+    done: bool
+    """Whether this is the trial's last result; Tune sets it, too, for a trial that it stops."""
+    over: bool
+    """Whether the run has ended; Tune does not set it."""
+
+
+def value_of(result: TrialResult, metric: str) -> float:
+    """Return the value of ``metric``, which is an objective or a cost; raises KeyError for a cost if the trial was never
+    evaluated."""
+    return cast("dict[str, float]", result)[metric]
+
+
+def at_worst(result: TrialResult, sweep: Sweep) -> TrialResult:
+    """Return ``result`` as the last one of a trial that has failed, is held or was never evaluated: its objective is the
+    worst. Tune ends the whole sweep over a result without the objective."""
+    return cast("TrialResult", {**result, sweep.metric: sweep.worst, "done": True})

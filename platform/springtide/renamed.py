@@ -1,0 +1,56 @@
+"""Old names of modules. Code that imports one goes on, with a warning that says the new name.
+
+The table has the packages and modules that examples, notebooks, jobs or pages have told people to import. All others are ours,
+and move as they must: ``docs/decisions/renames.md`` says where to.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+NEW_NAMES = {
+    "springtide.app": "springtide.api",
+    "springtide.app.estimate": "springtide.planning.estimate",
+    "springtide.app.plan": "springtide.planning.plan",
+    "springtide.app.plan_rows": "springtide.planning.rows",
+    "springtide.app.simulate": "springtide.planning.simulation",
+    "springtide.dist": "springtide.distributed",
+    "springtide.generation": "springtide.eval",
+    "springtide.interop": "springtide.hf",
+    "springtide.report": "springtide.run.report",
+    "springtide.store": "springtide.storage",
+    "springtide.track": "springtide.tracking",
+}
+"""Old name -> new name; a module of a package that moved has the new package's name before its own."""
+
+
+def new_name(old: str) -> str:
+    """Return the name that ``old`` has now; empty if it is none of the table's."""
+    package, _, module = old.rpartition(".")
+    return NEW_NAMES.get(old) or (f"{NEW_NAMES[package]}.{module}" if package in NEW_NAMES else "")
+
+
+class _Renamed(MetaPathFinder, Loader):
+    """Finds the module that an old name means, so that both names are one module."""
+
+    def find_spec(self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> ModuleSpec | None:
+        is_old = name.startswith("springtide.") and new_name(name)
+        return importlib.util.spec_from_loader(name, self) if is_old else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        old = module.__name__
+        sys.modules[old] = importlib.import_module(new_name(old))
+        warnings.warn(f"{old} is now {new_name(old)}", FutureWarning, stacklevel=2)
+
+
+def install() -> None:
+    """Let old names be imported. Before the other finders: they would load a module of a moved package a second time."""
+    if not any(isinstance(one, _Renamed) for one in sys.meta_path):
+        sys.meta_path.insert(0, _Renamed())

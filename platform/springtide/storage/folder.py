@@ -1,0 +1,404 @@
+"""A folder anywhere fsspec reaches: local disk, s3, gs, az, memory.
+
+A write is all or nothing. On a local disk a temporary file next to the target is written, synced and renamed; in an object
+store a put is atomic. Whatever a store's client raises is an OSError here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import posixpath
+import re
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import fsspec
+import fsspec.utils
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
+from pydantic import TypeAdapter, ValidationError
+
+from springtide.errors import ConfigError, damaged, explain
+from springtide.storage.errors import as_os_errors
+from springtide.storage.full_disk import explain_full_disk, is_full
+from springtide.storage.local_files import check_confined, read_range, regular_file, remove_old, unlink
+from springtide.storage.plain_json import most_values, to_json
+
+_T = TypeVar("_T")
+_TEMPORARY = ".tmp-"
+_PROTOCOLS = ("file", "local", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "memory")
+_SOURCES = ("http", "https")
+"""What a corpus may also be read from. Nothing else: fsspec knows protocols that run commands and templates."""
+_ONE_PUT_BYTES = 16 * 2**20
+_STREAM_BYTES = 2**20
+_WHOLE_BYTES = 256 * 2**20
+"""Most bytes of a file that is read whole: manifests, indexes, journals, configs. A hostile one may be larger than memory."""
+
+_MOST_VALUES = 2**24
+"""Most values of JSON in a file. Parsed, ``{},`` takes 26 times the memory of its text."""
+
+
+class Folder:
+    """Names under one URL. Names use ``/`` and are relative to the folder."""
+
+    def __init__(
+        self, url: str | os.PathLike[str], is_source: bool = False, is_confined: bool = False, **options: Any
+    ) -> None:
+        """Open ``url``; nothing is created before the first write. ``is_source``: it is a corpus, and only read;
+        ``is_confined``: as ``confined`` returns it. ConfigError for a protocol that is not supported, and for chained URLs."""
+        self._options = {"is_source": is_source, "is_confined": is_confined, **options}
+        self._is_confined = is_confined
+        _check_protocol(os.fspath(url), _PROTOCOLS + _SOURCES if is_source else _PROTOCOLS)
+        # fsspec caches listings for the life of a process, but other processes write here
+        self.fs, path = fsspec.core.url_to_fs(os.fspath(url), use_listings_cache=False, **options)
+        self.path = path.rstrip("/") or path
+        self.is_local = isinstance(self.fs, LocalFileSystem)
+        self._is_s3 = "s3" in self.fs.protocol
+
+    @property
+    def url(self) -> str:
+        """The folder's URL; without a protocol for a local path."""
+        return self.path if self.is_local else self.fs.unstrip_protocol(self.path)
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return posixpath.basename(self.path)
+
+    def __repr__(self) -> str:
+        return f"Folder({self.url!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Folder) and other.url == self.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
+    def __truediv__(self, name: str) -> Folder:
+        below = Folder(posixpath.join(self.url, name), **self._options)
+        if self._is_confined and self.is_local:  # a link at ``name`` must not become the root
+            check_confined(below.path, self.path)
+        return below
+
+    def confined(self) -> Folder:
+        """Return this folder, which somebody else may have made, with checks: to read or write through a link out of it raises
+        ConfigError, and so does a pipe or a device. The cache of the Hugging Face Hub may link to its blobs."""
+        return Folder(self.url, **{**self._options, "is_confined": True})
+
+    def where(self, name: str) -> str:
+        """Return the path of ``name`` as this file system spells it."""
+        return posixpath.join(self.path, name)
+
+    def can_ask_for(self, name: str) -> bool:
+        """Return whether the client of the store can ask for ``name``: S3 has keys that it cannot."""
+        if self._is_s3:
+            from springtide.storage import s3
+
+            return s3.can_ask_for(self.where(name))
+        return True
+
+    def read(self, name: str) -> bytes:
+        """Return all bytes of ``name``, one of the small files: manifests, indexes, journals, configs. FileNotFoundError if
+        there is no such file, DamagedFile if it is larger than any of them."""
+        data = self._read_whole(name)
+        if data is None:
+            limit = f"is larger than {_WHOLE_BYTES:,} bytes, the limit of files that are read whole"
+            raise damaged(self.where(name), limit)
+        return data
+
+    def _read_whole(self, name: str) -> bytes | None:
+        """Return all bytes of ``name``; None if there are more than a file may have that is read whole."""
+        if self._is_s3:
+            from springtide.storage import s3
+
+            return s3.read(self.fs, self.where(name), _WHOLE_BYTES)
+        size = os.stat(self.local_file(name)).st_size if self.is_local else 0
+        if size > _WHOLE_BYTES:
+            return None
+        with as_os_errors(self.where(name)), self.open(name) as file:
+            data = bytes(file.read(size + 1 if self.is_local else _WHOLE_BYTES + 1))
+        return None if len(data) > _WHOLE_BYTES else data
+
+    def read_json(self, name: str) -> Any:
+        """Return the JSON value in ``name``. DamagedFile, a ValueError, if it is not JSON; else as ``read``."""
+        data = self.read(name)
+        if len(data) > _MOST_VALUES and (found := most_values(data)) > _MOST_VALUES:
+            raise damaged(self.where(name), f"has {found:,} values of JSON, and {_MOST_VALUES:,} is the limit")
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise damaged(self.where(name), f"is not JSON ({error})") from None
+
+    def read_as(self, name: str, kind: TypeAdapter[_T]) -> _T:
+        """Return the JSON value in ``name`` as ``kind``. DamagedFile if it is another; else as ``read``."""
+        value = self.read_json(name)
+        try:
+            return kind.validate_python(value)
+        except ValidationError as error:
+            raise damaged(self.where(name), f"holds something else ({first_problem(error)})") from None
+
+    def open(self, name: str) -> IO[bytes]:
+        """Open ``name`` for ranged reading. FileNotFoundError if it is not a regular file."""
+        if self.is_local:
+            return self.fs.open(self.local_file(name), "rb")
+        if self._is_s3:
+            from springtide.storage import s3
+
+            return s3.open_file(self.fs, self.where(name))
+        with as_os_errors(self.where(name)):
+            return self.fs.open(self.where(name), "rb")
+
+    def local_file(self, name: str) -> str:
+        """Return the path of a local file. FileNotFoundError if there is none, or something else than a regular file."""
+        path = self.where(name)
+        if self._is_confined:
+            check_confined(path, self.path)
+        return regular_file(path)
+
+    def read_range(self, name: str, begin: int, end: int) -> bytes | memoryview:
+        """Return bytes [begin, end) of ``name``; fewer if it is shorter. Thread-safe."""
+        if self.is_local:
+            with open(self.local_file(name), "rb", buffering=0) as file:
+                end = min(
+                    end, os.fstat(file.fileno()).st_size
+                )  # the buffer is made first, and a hostile end may be anything
+                return read_range(file.fileno(), begin, end) if begin < end else b""
+        if self._is_s3:
+            from springtide.storage import s3
+
+            return s3.read_range(self.fs, self.where(name), begin, end)
+        with as_os_errors(self.where(name)):
+            return bytes(self.fs.cat_file(self.where(name), start=begin, end=end))
+
+    def stream(self, name: str, begin: int, end: int) -> Iterator[memoryview]:
+        """Yield bytes [begin, end) of ``name`` in small parts, so that they are still in the CPU's cache when they are used."""
+        if self.is_local:
+            with open(self.local_file(name), "rb", buffering=0) as file:
+                while part := os.pread(file.fileno(), min(end - begin, _STREAM_BYTES), begin):
+                    yield memoryview(part)
+                    begin += len(part)
+        elif self._is_s3:
+            from springtide.storage import s3
+
+            yield from s3.stream(self.fs, self.where(name), begin, end)
+        else:
+            yield memoryview(self.read_range(name, begin, end))
+
+    def write(self, name: str, data: bytes | str, private: bool = False) -> None:
+        """Write ``data`` as ``name``, all or nothing. ``private``: on a local disk only its owner may read it."""
+        data = data.encode() if isinstance(data, str) else data
+        self.put(name, [memoryview(data)], private)
+
+    def put(self, name: str, parts: Sequence[memoryview], private: bool = False) -> None:
+        """Write the bytes of ``parts``, in order, as ``name``, all or nothing. Large data is not joined in memory."""
+        self.put_stream(name, parts, sum(part.nbytes for part in parts), private)
+
+    def put_stream(self, name: str, parts: Iterable[memoryview], size_bytes: int, private: bool = False) -> None:
+        """As ``put``, of ``size_bytes`` in total; parts are taken as they are written, so no more than a few are in memory."""
+        target = self.where(name)
+        if self.is_local:
+            if self._is_confined:
+                check_confined(target, self.path)
+            with self._beside(target, parts, size_bytes, 0o600 if private else 0o666) as beside:
+                os.replace(beside, target)
+        elif self._is_s3:
+            from springtide.storage import s3
+
+            s3.put(self.fs, target, parts, size_bytes)
+        elif size_bytes <= _ONE_PUT_BYTES:
+            with as_os_errors(target):
+                self.fs.pipe_file(target, b"".join(parts))  # one put: atomic in an object store
+        else:
+            with as_os_errors(target), _all_or_nothing(self.fs.open(target, "wb", block_size=_ONE_PUT_BYTES)) as file:
+                for part in parts:
+                    file.write(part)
+
+    @property
+    def has_atomic_create(self) -> bool:
+        """Whether ``create`` surely refuses a file that exists; an object store may not know conditional puts."""
+        return self.is_local or "memory" in self.fs.protocol
+
+    def create(self, name: str, data: bytes, before_retry: Callable[[], None] = lambda: None) -> None:
+        """Write ``data`` as ``name`` if it does not exist; otherwise FileExistsError, and the file is not changed. Of several
+        concurrent callers exactly one succeeds, where the store can ensure it (local disks, S3, gs, az). ``before_retry`` is
+        called before each further try, and may raise."""
+        target = self.where(name)
+        if self.is_local:
+            with self._beside(target, [memoryview(data)], len(data)) as beside:
+                os.link(beside, target)
+        elif self._is_s3:
+            from springtide.storage import s3
+
+            s3.create(self.fs, target, data, before_retry)
+        else:
+            with as_os_errors(target):
+                self.fs.pipe_file(target, data, mode="create")
+
+    @contextlib.contextmanager
+    def _beside(self, target: str, parts: Iterable[memoryview], size_bytes: int, mode: int = 0o666) -> Iterator[str]:
+        """Yield the path of a synced temporary file with ``parts``, ``size_bytes`` in total, next to ``target``; the block
+        renames or links it to the target. ``mode``: before the umask."""
+        folder = os.path.dirname(target)
+        beside = os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex[:12]}")
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with open(beside, "wb", buffering=0, opener=lambda path, flags: os.open(path, flags, mode)) as file:
+                for part in parts:
+                    while part.nbytes:  # one call writes at most 2 GiB
+                        part = part[file.write(part) :]
+                os.fsync(file.fileno())
+            yield beside
+            sync_directory(folder)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            unlink(beside)  # first: it takes room, too
+            raise explain_full_disk(error, target, size_bytes) from error
+        finally:
+            unlink(beside)
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write(name, to_json(value, indent=1, sort_keys=True))
+
+    def exists(self, name: str = "") -> bool:
+        path = self.where(name) if name else self.path
+        with as_os_errors(path):
+            return bool(self.fs.exists(path))
+
+    def size(self, name: str) -> int:
+        """Return the size of ``name`` in bytes."""
+        if self.is_local:
+            return os.stat(self.local_file(name)).st_size
+        with as_os_errors(self.where(name)):
+            return int(self.fs.size(self.where(name)))
+
+    def written_s(self, name: str) -> float:
+        """Return when a file was written, by the store's clock, as seconds since 1970; object stores tell whole seconds. NaN
+        where the store does not tell it."""
+        try:
+            with as_os_errors(self.where(name)):
+                return float(self.fs.modified(self.where(name)).timestamp())
+        except NotImplementedError:
+            return math.nan
+
+    def glob(self, pattern: str) -> dict[str, Any]:
+        """Return the entries below this folder that match ``pattern``, as fsspec's glob does: path -> entry of a listing. The
+        folder's own name may look like a pattern."""
+        if not any(char in self.path for char in "*?["):
+            return dict(self.fs.glob(posixpath.join(self.path, pattern), detail=True))
+        matches, begin = re.compile(fsspec.utils.glob_translate(pattern)).match, len(self.path) + 1
+        return {path: one for path, one in self.fs.find(self.path, detail=True).items() if matches(path[begin:])}
+
+    def names(self) -> list[str]:
+        """Return the names directly in the folder, sorted; none if the folder does not exist. Unfinished writes are not
+        listed."""
+        try:
+            with as_os_errors(self.path):
+                paths = self.fs.ls(self.path, detail=False)
+        except FileNotFoundError:
+            return []
+        found = (posixpath.basename(str(path).rstrip("/")) for path in paths)
+        return sorted(name for name in found if name and not name.startswith(_TEMPORARY))
+
+    def files(self) -> list[str]:
+        """Return the names of all files in the folder and below it, sorted, in one listing where the store can. Unfinished
+        writes are not listed."""
+        if self._is_s3:
+            from springtide.storage import s3
+
+            found = s3.files(self.fs, self.path)
+        else:
+            with as_os_errors(self.path):
+                found = [posixpath.relpath(str(path), self.path) for path in self.fs.find(self.path)]
+        return sorted(name for name in found if not posixpath.basename(name).startswith(_TEMPORARY))
+
+    def remove(self, name: str = "") -> None:
+        """Remove ``name`` and everything below it (without a name, the whole folder); not an error if it does not exist."""
+        path = self.where(name) if name else self.path
+        with contextlib.suppress(FileNotFoundError), as_os_errors(path):
+            self.fs.rm(path, recursive=True)
+
+    def remove_files(self, names: Sequence[str]) -> None:
+        """Remove files, not folders, in as few requests as the store can; not an error if some do not exist."""
+        if self.is_local:
+            for name in names:
+                unlink(self.where(name))
+        elif self._is_s3:
+            from springtide.storage import s3
+
+            s3.remove(self.fs, [self.where(name) for name in names])
+        elif names:
+            paths = [self.where(name) for name in names]
+            try:
+                with as_os_errors(self.path):
+                    self.fs.rm(paths)
+            except FileNotFoundError:  # some may be left
+                for path in paths:
+                    with contextlib.suppress(FileNotFoundError), as_os_errors(path):
+                        self.fs.rm_file(path)
+
+    def remove_if_empty(self) -> None:
+        """Remove a local folder in which nothing lies."""
+        if self.is_local:
+            with contextlib.suppress(OSError):
+                os.rmdir(self.path)
+
+    def sweep(self, unchanged_s: float = 0.0) -> None:
+        """Remove temporary files that killed writes left directly in a local folder; where another process may write to it,
+        only those that nobody has written to for ``unchanged_s`` seconds."""
+        if self.is_local:
+            remove_old(self.path, _TEMPORARY, unchanged_s)
+
+    def check_writable(self) -> None:
+        """Raise OSError if the folder cannot be written, so that a run fails at its start and not an hour later. Removes what
+        it wrote, and the folders that it made for that."""
+        name = f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
+        made = [path for path in [Path(self.path), *Path(self.path).parents] if self.is_local and not path.exists()]
+        self.write(name, b"")
+        self.remove(name)
+        with contextlib.suppress(OSError):  # another process uses it by now
+            for path in made:
+                path.rmdir()
+
+
+def _check_protocol(url: str, known: Sequence[str]) -> None:
+    protocol = fsspec.core.split_protocol(url)[0] or "file"  # as fsspec has it: data: needs no slashes
+    if "::" in url:
+        raise ConfigError(explain("URL", url, "is a chain of URLs (::), which is not opened", "give one plain URL"))
+    if protocol.lower() not in known:
+        known_here = f"has a protocol that is not opened here: {protocol!r}"
+        raise ConfigError(explain("URL", url, known_here, f"use one of {', '.join(known)}, or a path"))
+
+
+@contextlib.contextmanager
+def _all_or_nothing(file: Any) -> Iterator[Any]:
+    """Close ``file`` of an object store if the block ends well. If not, end its upload; to close would publish a part of it."""
+    try:
+        yield file
+    except BaseException:
+        if isinstance(file, AbstractBufferedFile):
+            file.closed = True
+            with contextlib.suppress(Exception):  # no part of an upload can be seen
+                file.discard()
+        raise
+    file.close()
+
+
+def first_problem(error: ValidationError) -> str:
+    """Return the first of pydantic's findings in one line."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    return ": ".join(filter(None, (".".join(map(str, found["loc"]))[:100], found["msg"][:200])))
+
+
+def sync_directory(path: str) -> None:
+    """Sync the folder ``path``, so that a rename in it survives a power failure."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

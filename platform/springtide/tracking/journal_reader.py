@@ -1,0 +1,158 @@
+"""Reads a journal while it is written: each read takes only the bytes that are new, and the whole lines among them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+from springtide.events import Event, StepDone
+from springtide.storage import Folder
+from springtide.tracking.journal import parse_lines, read_segment
+from springtide.tracking.segments import listed, name_of
+from springtide.tracking.timeline import StepColumns, Timeline, columns_of, joined, parse_steps
+
+_GROWING_TERMS = 8
+"""Newest leases whose last segment is read again: an older driver may still hand in what its store had refused."""
+_PART_BYTES = 64 * 2**20
+"""Most new bytes of one segment that one read takes."""
+_THREADS = min(8, os.cpu_count() or 1)
+_STEP = b'"kind": "step"'
+"""What the line of a step has; where text says so, its quotes are escaped."""
+
+
+@dataclasses.dataclass
+class _Part:
+    """What was read of a segment."""
+
+    size_bytes: int = 0
+    """The part of the file that was read: whole lines."""
+    num_lines: int = 0
+    steps: StepColumns = dataclasses.field(default_factory=lambda: columns_of([]))
+    placed: list[tuple[int, Event]] = dataclasses.field(default_factory=list)
+    """(number of the segment's steps before it, event)."""
+    unknown: Counter[str] = dataclasses.field(default_factory=Counter)
+    """Kind that this version does not know -> number of its events."""
+
+
+class _Told(NamedTuple):
+    """How much of a segment was told: its bytes, and how many steps and other events are in them."""
+
+    size_bytes: int
+    steps: int
+    events: int
+
+
+class JournalReader:
+    """A run's journal, read in parts."""
+
+    def __init__(self, run: Folder) -> None:
+        """Read nothing yet. ``run``: the run's folder."""
+        self._folder = run / "journal"
+        self._parts: dict[tuple[int, int], _Part] = {}
+        self._closed: set[tuple[int, int]] = set()
+        self._fresh: list[_Part] = []
+        """What the last read brought of each segment that has grown."""
+        self._told: dict[tuple[int, int], _Told] = {}
+        """What of each segment was in ``new``: only a read that succeeds adds to it."""
+
+    def read(self) -> bool:
+        """Read what is new, and return whether anything is. OSError if the store cannot be reached: the next read brings all
+        that is new since the last one that succeeded."""
+        there = listed(self._folder)
+        last = dict(there)  # of each term: they are sorted
+        growing = set(sorted(last)[-_GROWING_TERMS:])
+        wanted = [one for one in there if one not in self._closed]
+        with ThreadPoolExecutor(_THREADS) as threads:
+            list(threads.map(self._take, wanted))
+        self._closed |= {(term, number) for term, number in wanted if number != last[term] or term not in growing}
+        self._fresh = []
+        for one, part in sorted(self._parts.items()):  # not only ``wanted``: a read that failed may have taken others
+            before = self._told.get(one, _Told(0, 0, 0))
+            self._told[one] = now = _Told(part.size_bytes, len(part.steps), len(part.placed))
+            if now != before:
+                placed = [(at - before.steps, event) for at, event in part.placed[before.events :]]
+                self._fresh.append(_Part(steps=part.steps.take(slice(before.steps, None)), placed=placed))
+        return bool(self._fresh)
+
+    @property
+    def new(self) -> Timeline:
+        """What the last read brought."""
+        return _timeline(self._fresh)
+
+    @functools.cached_property
+    def timeline(self) -> Timeline:
+        """What was read so far."""
+        return _timeline([part for _, part in sorted(self._parts.items())])
+
+    def _take(self, segment: tuple[int, int]) -> None:
+        """Read what is new in one segment; runs in a thread."""
+        name, part = name_of(*segment), self._parts.setdefault(segment, _Part())
+        data = self._new_bytes(name, part)
+        whole = data.rfind(b"\n") + 1  # the rest is a line that is still being written
+        if not whole:
+            return
+        lines = data[:whole].split(b"\n")[:-1]
+        steps, placed, unknown = _parsed(self._folder.where(name), part.num_lines, lines)
+        part.unknown += unknown
+        part.placed += [(len(part.steps) + at, event) for at, event in placed]
+        part.steps = joined([part.steps, steps]) if len(part.steps) else steps
+        part.size_bytes += whole
+        part.num_lines += len(lines)
+        self.__dict__.pop("timeline", None)
+
+    def _new_bytes(self, name: str, part: _Part) -> bytes:
+        if not part.size_bytes:
+            return read_segment(self._folder, name)
+        try:
+            size = self._folder.size(name)
+            if size <= part.size_bytes:
+                return b""
+            end = min(size, part.size_bytes + _PART_BYTES)
+            return bytes(self._folder.read_range(name, part.size_bytes, end))
+        except FileNotFoundError:  # removed meanwhile: what was read of it stays
+            return b""
+
+
+def _timeline(parts: Sequence[_Part]) -> Timeline:
+    placed, before = [], 0
+    for part in parts:
+        placed += [(before + at, event) for at, event in part.placed]
+        before += len(part.steps)
+    unknown = sum((part.unknown for part in parts), Counter[str]())
+    return Timeline(joined([part.steps for part in parts]), placed, unknown)
+
+
+def _parsed(segment: str, before: int, lines: list[bytes]) -> tuple[StepColumns, list[tuple[int, Event]], Counter[str]]:
+    """Return the steps of whole lines, (number of steps before it, event) of every other event, and the number of events of
+    each kind that this version does not know.
+
+    Args:
+        segment: path, for the log.
+        before: lines of the segment that were read before.
+        lines: text of each, without its newline.
+    """
+    steps, others, steps_before = list[bytes](), dict[int, bytes](), dict[int, int]()
+    for at, line in enumerate(lines, before + 1):
+        if _STEP in line:
+            steps.append(line)
+        else:
+            others[at], steps_before[at] = line, len(steps)
+    columns = parse_steps(steps)
+    unknown = Counter[str]()
+    if columns is not None:
+        placed = [(steps_before[at], event) for at, event in parse_lines(segment, others.items(), unknown)]
+        if not any(isinstance(event, StepDone) for _, event in placed):
+            return columns, placed, unknown
+    values, placed = list[StepDone](), list[tuple[int, Event]]()
+    unknown = Counter[str]()
+    for _, event in parse_lines(segment, enumerate(lines, before + 1), unknown):
+        if isinstance(event, StepDone):
+            values.append(event)
+        else:
+            placed.append((len(values), event))
+    return columns_of(values), placed, unknown

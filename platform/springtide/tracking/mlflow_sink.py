@@ -1,0 +1,373 @@
+"""Sends a run's events to MLflow with ``MlflowClient.log_batch``, from a thread of the driver.
+
+Training never waits: events go into a queue of at most ``_MOST_UNSENT``. A full queue drops its oldest event and counts it. A
+server that is down is tried again. When it is back, dropped events are read from the journal, and so are, at the next start,
+those that were unsent when a driver ended. Two tags, written in the same request as the metrics, record the last step and
+evaluation sent; nothing at or before them is sent again, so no point is written twice and steps never go backwards.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import logging
+import math
+import platform
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Self
+
+from springtide.config.inherit import is_named
+from springtide.errors import SpringtideError, printable, redacted
+from springtide.events import Evaluated, Event, Rejected, Saved, Started, StepDone, Stopped
+from springtide.events.metrics import EVAL_METRICS, STEP_METRICS, grouped_name
+from springtide.storage import Folder
+from springtide.storage.full_disk import is_full
+from springtide.tracking.mlflow_client import (
+    NAME_LENGTH,
+    RUN_FILE,
+    RUN_NOTE,
+    Settings,
+    client_of,
+    digest_of_url,
+    experiment_of,
+    log_batch,
+    mark_of,
+    metric_name,
+    metrics_of,
+    read_run_note,
+    tag_text,
+    valid_name,
+    write_run_note,
+)
+
+_STEP_MARK, _EVAL_MARK = "springtide.step_sent", "springtide.eval_sent"
+_RUN, _FOLDER_MARK = "springtide.run", "springtide.folder_digest"
+_NAMES, _PRESENT = "springtide.metric_names", "by group and source"
+"""Tag of a run, and its value if the run's metrics have the names of ``events.metrics``."""
+_NAMING: dict[str, Callable[[str], str]] = {
+    _PRESENT: metric_name,
+    "grouped": lambda name: valid_name(grouped_name(name)),
+}
+"""Value of that tag -> how a metric of a run with it is named. In a run without the tag it has the event's own name."""
+_CHECKPOINT, _NODE = "springtide.newest_checkpoint", "springtide.system_metrics_node"
+_NOTE = "mlflow.note.content"
+"""The tag that the page of an MLflow run shows as its description, in Markdown."""
+_STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+_MOST_UNSENT = 20_000
+"""Most events in the queue, about 20 MB."""
+_AT_ONCE = 1000
+"""Most events that are taken from the queue at once."""
+_METRICS, _TAGS = 750, 80
+"""Most of each per request, apart from one event's metrics and our marks; MLflow accepts 1000 and 100."""
+_PARAM_LENGTH, _DIGEST_LENGTH = 500, 36
+_FULL = "database or disk is full"
+"""What sqlite says of a full disk, which does not empty itself."""
+_MARKDOWN = re.compile(r"[\\`|<>\r\n]")
+
+_log = logging.getLogger(__name__)
+
+
+class TrackedDataset(NamedTuple):
+    """A dataset that a run trains or is evaluated on, as MLflow lists it."""
+
+    name: str
+    digest: str
+    url: str
+    context: str
+    """``training`` or ``evaluation``."""
+    profile: Mapping[str, int]
+    """Its sizes by name, such as ``tokens`` and ``rows``."""
+
+
+class MlflowSink:
+    """A listener that sends. Use it as a context manager: on exit it waits up to ``grace_s`` for unsent events."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        run: Folder,
+        uri: str,
+        earlier: Callable[[], Iterable[Event]],
+        tags: dict[str, str],
+        grace_s: float = 15.0,
+        datasets: Sequence[TrackedDataset] = (),
+    ) -> None:
+        """``earlier`` reads the run's journal: MLflow may lack events of earlier starts. ``tags`` link data, code and
+        checkpoints; ``datasets`` are listed as the run's inputs."""
+        self._settings, self._folder, self._uri, self._tags, self._grace_s = settings, run, uri, tags, grace_s
+        self._earlier, self._datasets = earlier, datasets
+        self._queue: collections.deque[Event] = collections.deque(maxlen=_MOST_UNSENT)
+        self._changed, self._leaving, self._give_up_s = threading.Condition(), threading.Event(), math.inf
+        self._trains = False
+        """Whether a step is done: only then is MLflow imported, which takes core-seconds that the first step would wait for."""
+        self.num_dropped = 0
+        """Events that the full queue dropped; they are in the journal."""
+        self._num_recovered = -1
+        """``num_dropped`` when the journal was last sent; -1 before the first time."""
+        self._client: Any = None
+        self._run_id = ""
+        self._marks = {_STEP_MARK: 0, _EVAL_MARK: -1}
+        self._known: dict[str, str] = {}
+        """Tags that the server has."""
+        self._names: Callable[[str], str] = valid_name
+        """From the name of a figure to that in MLflow."""
+        self._monitor: Any = None
+        """MLflow's own, of the load of the driver's node."""
+        self._last: Event | None = None
+        """The last event that was sent."""
+        self._warned = self._delivered = False
+        self._thread = threading.Thread(target=self._work, name="springtide-mlflow", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with self._changed:
+            self._give_up_s = time.monotonic() + self._grace_s
+            self._leaving.set()
+            self._changed.notify()
+        self._thread.join(self._grace_s)
+        if not self._delivered:  # the thread may still be retrying, or have given up
+            _log.warning(
+                "MLflow at %s did not receive everything; the next --resume sends the rest", redacted(self._uri)
+            )
+
+    def __call__(self, event: Event) -> None:
+        """Queue one event; returns at once."""
+        with self._changed:
+            self._trains = self._trains or isinstance(event, StepDone)
+            self.num_dropped += len(self._queue) == self._queue.maxlen
+            self._queue.append(event)
+            self._changed.notify()
+
+    def _work(self) -> None:
+        unsent, is_last = list[Event](), False
+        with self._changed:
+            self._changed.wait_for(lambda: self._trains or self._leaving.is_set())
+        while True:
+            try:
+                self._connect()
+                if (dropped := self.num_dropped) != self._num_recovered:
+                    self._send(self._earlier())
+                    self._num_recovered = dropped
+                self._send(unsent)
+                unsent = []
+                if is_last:
+                    self._end_monitor()
+                    if isinstance(self._last, Stopped):
+                        self._client.set_terminated(self._run_id, _STATUS[self._last.status])
+                    self._delivered = True
+                    return
+                self._monitor = self._monitor or _monitor(self._run_id, self._uri)
+            except Exception as error:  # no error of a server or its client may stop training
+                self._warn("cannot be reached", error, "training continues, metrics are kept")
+                self._end_monitor()  # which ends at its first failed request, and is started anew
+                retry_s = float(self._settings["track.retry"])
+                if self._leaving.wait(retry_s):
+                    time.sleep(max(0.0, min(retry_s, 1.0, self._give_up_s - time.monotonic())))
+                is_hopeless = self._leaving.is_set() and (is_full(error) or _FULL in str(error))
+                if is_hopeless or time.monotonic() > self._give_up_s:
+                    return
+                continue
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._leaving.is_set())
+                unsent = [self._queue.popleft() for _ in range(min(len(self._queue), _AT_ONCE))]
+                is_last = self._leaving.is_set() and not self._queue
+
+    def _end_monitor(self) -> None:
+        if self._monitor:
+            self._monitor.finish()
+            self._monitor = None
+
+    def _warn(self, what: str, error: Exception, then: str) -> None:
+        """Log the first problem with the server; the same one comes back every few seconds."""
+        if self._warned:
+            return
+        self._warned = True
+        said = " ".join(str(error).split())
+        if any(code in said for code in ("error code 401", "error code 403")):
+            then = f"set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN; {then}"
+        _log.warning("%s; %s", redacted(f"MLflow at {self._uri} {what} ({said})"[:500]), then)
+
+    def _connect(self) -> None:
+        if self._client is not None:
+            return
+        client = client_of(self._uri)  # the import takes seconds; training does not wait for it
+        self._run_id = self._noted(client) or self._create(client)
+        found = client.get_run(self._run_id).data
+        self._marks = {mark: int(found.tags.get(mark, start)) for mark, start in self._marks.items()}
+        self._known = dict(found.tags)
+        self._names = _NAMING.get(found.tags.get(_NAMES), valid_name)
+        self._log_settings(client, found.params)
+        _log_datasets(client, self._run_id, self._datasets)
+        client.update_run(self._run_id, status="RUNNING")
+        self._client = client
+
+    def _log_settings(self, client: Any, known: dict[str, str]) -> None:
+        """Send the settings that the run lacks, as a run does that was just created, and the tags that differ."""
+        params = [one for one in _params(self._settings).items() if one[0] not in known]
+        now = self._now(known)
+        tags = [(name, value) for name, value in now.items() if self._known.get(name) != value]
+        log_batch(client, self._run_id, params=params, tags=tags)
+        self._known |= now
+
+    def _noted(self, client: Any) -> str:
+        """Return the id of the run that the folder reports to; empty if it has none, or is a copy of a folder that reports to
+        it."""
+        if not self._folder.exists(RUN_FILE):
+            return ""
+        note = self._folder.read_as(RUN_FILE, RUN_NOTE)
+        if note.folder not in ("", mark_of(self._folder)):
+            first = client.get_run(note.run_id).data.tags.get(_RUN, "")
+            # who may write to the server may have changed the tag, and must not choose a host that is called
+            is_known = digest_of_url(first) == note.folder or is_named(first, self._folder.url)
+            with contextlib.suppress(SpringtideError, OSError):  # it was moved, or is out of reach
+                if is_known and read_run_note(Folder(first)) == note.run_id:
+                    _log.warning("%s is a copy of %s: it gets an MLflow run of its own", self._folder.url, first)
+                    return ""
+            write_run_note(self._folder, note.run_id, note.experiment_id)
+        return note.run_id
+
+    def _create(self, client: Any) -> str:
+        experiment_id = experiment_of(client, self._settings, self._uri)
+        # a start that died after creating the run, before writing down its id, left a run with our tag
+        mark = mark_of(self._folder)
+        same = client.search_runs([experiment_id], f"tags.`{_FOLDER_MARK}` = '{mark}'", max_results=1)
+        if same:
+            run_id = same[0].info.run_id
+        else:
+            tags = {**self._now({}), _FOLDER_MARK: mark, _NAMES: _PRESENT}
+            if parent := self._settings["track.parent"]:
+                tags["mlflow.parentRunId"] = parent
+            run_id = client.create_run(experiment_id, tags=tags, run_name=self._settings["run.id"]).info.run_id
+        write_run_note(self._folder, run_id, experiment_id)
+        return str(run_id)
+
+    def _now(self, params: dict[str, str]) -> dict[str, str]:
+        """Return the tags as they should be: the links, and the settings that changed since MLflow got its params."""
+        settings = {key: (f"springtide.now.{key}", value) for key, value in _params(self._settings).items()}
+        unmarked = {key: str(value)[:_PARAM_LENGTH] for key, value in self._settings.items()}  # as earlier versions cut
+        changed = [
+            one
+            for key, one in settings.items()
+            if params.get(key, one[1]) not in (one[1], unmarked[key]) or one[0] in self._known
+        ]
+        now = {**self._tags, _RUN: self._folder.url, _NODE: platform.node(), **dict(changed)}
+        return {valid_name(name): tag_text(value) for name, value in now.items()}
+
+    def _send(self, events: Iterable[Event]) -> None:
+        """Send what the server does not have yet."""
+        metrics, tags, marks = list[Any](), dict[str, str](), dict(self._marks)
+        for event in events:
+            self._last = event
+            mark = _STEP_MARK if isinstance(event, StepDone) else _EVAL_MARK
+            if not isinstance(event, StepDone | Evaluated):
+                self._note(event, tags)
+            elif event.step > marks[mark]:
+                marks[mark] = event.step
+                figures = _figures(event)
+                if (
+                    self._names is _NAMING[_PRESENT] and figures.get("loss_scale") == 1.0
+                ):  # nothing is scaled but in fp16
+                    del figures["loss_scale"]
+                named = {self._names(name): figure for name, figure in figures.items()}
+                metrics += metrics_of(named, event.time_s, event.step)
+                if len(metrics) > _METRICS:
+                    self._log(metrics, marks, tags)
+                    metrics, tags = [], {}
+        if metrics or tags:
+            self._log(metrics, marks, tags)
+
+    def _note(self, event: Event, tags: dict[str, str]) -> None:
+        """Put what an event says of the whole run into ``tags``: what trains, where its newest checkpoint is."""
+        if isinstance(event, Rejected):
+            tags[valid_name(f"springtide.rejected.{event.name}")] = tag_text(event.reason)
+            if tags.get(_CHECKPOINT, self._known.get(_CHECKPOINT, "")).endswith(f"/{event.name}"):
+                tags[_CHECKPOINT] = "none: the newest was rejected"
+        elif isinstance(event, Saved):
+            tags[_CHECKPOINT] = tag_text((self._folder / "checkpoints" / event.name).url)
+        elif isinstance(event, Started) and _NOTE not in self._known:  # a text of the user's own stays
+            tags.setdefault(_NOTE, _description(self._settings, self._folder, event))
+
+    def _log(self, metrics: list[Any], marks: dict[str, int], tags: dict[str, str]) -> None:
+        """Send one request. A batch that the server refuses for what it holds is skipped: waiting does not mend it."""
+        from mlflow import MlflowException
+
+        new = [(name, value) for name, value in tags.items() if self._known.get(name) != value][-_TAGS:]
+        new += [(name, str(mark)) for name, mark in marks.items()]
+        try:
+            log_batch(self._client, self._run_id, metrics, tags=new)
+        except MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE":
+                raise
+            log_batch(self._client, self._run_id, tags=new[-len(marks) :])
+            steps = f"from step {self._marks[_STEP_MARK] + 1} to {marks[_STEP_MARK]}"
+            self._warn(f"refuses metrics {steps}", error, "they are in the journal; later ones are sent")
+        self._marks = dict(marks)
+        self._known |= dict(new)
+
+
+def _log_datasets(client: Any, run_id: str, datasets: Iterable[TrackedDataset]) -> None:
+    """List the datasets of a run. One that the run has already is not listed twice."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    inputs = []
+    for one in datasets:
+        where = redacted(one.url)
+        kind = where.partition("://")[0] if "://" in where else "local"
+        source, profile = (json.dumps(facts, allow_nan=False) for facts in ({"uri": where}, dict(one.profile)))
+        dataset = Dataset(one.name[:NAME_LENGTH], one.digest[:_DIGEST_LENGTH], kind, source, profile=profile)
+        inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", one.context)]))
+    if inputs:
+        client.log_inputs(run_id, inputs)
+
+
+def _description(settings: Settings, folder: Folder, started: Started) -> str:
+    """Return what a run trains and how to look at it, in Markdown."""
+    size = f"**{started.num_parameters:,} parameters**" if started.num_parameters else "A model"
+    total, least, most = (settings[name] for name in ("train.total", "elastic.min_workers", "elastic.max_workers"))
+    here = _MARKDOWN.sub("_", printable(redacted(folder.url)))[:NAME_LENGTH]
+    return (
+        f"{size} on {int(total):,} tokens, with {least} to {most} workers; {started.world_size} at the first start.\n\n"
+        f"Its checkpoints are in `{here}/checkpoints`; MLflow has no copy of them. `springtide report {here}` shows where time "
+        f"and money went, `springtide verify {here}` what it was trained on."
+    )
+
+
+def _figures(event: StepDone | Evaluated) -> dict[str, float]:
+    """Return the figures of an event by their names, those included that only some runs have, such as those of each source."""
+    names = STEP_METRICS if isinstance(event, StepDone) else EVAL_METRICS
+    found = {name: getattr(event, name) for name in names if getattr(event, name) is not None}
+    if isinstance(event, StepDone):
+        return found | event.extra
+    found |= {f"forgetting/{name}": worse for name, worse in event.forgetting.items()}
+    if len(event.corpora) > 1:
+        found |= {f"heldout_bits_per_byte/{name}": bits for name, bits in event.corpora.items()}
+        found |= {f"heldout_loss/{name}": loss for name, loss in event.losses.items()}
+    return found
+
+
+def _monitor(run_id: str, uri: str) -> Any:
+    """Start MLflow's monitor of this node: CPU, memory, disk, network and GPUs, once a minute. None if it cannot start."""
+    with contextlib.suppress(Exception):  # as without psutil; metrics of the training do not wait for it
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        found = SystemMetricsMonitor(run_id, sampling_interval=60, resume_logging=True, tracking_uri=uri)
+        found.start()
+        return found
+    return None
+
+
+def _params(settings: Settings) -> dict[str, str]:
+    return {name: _cut(str(value)) for name, value in settings.items()}
+
+
+def _cut(text: str) -> str:
+    """Return a value in the length that MLflow takes, with a mark where it is cut."""
+    mark = f" ... ({len(text):,} characters; whole in config.yaml)"
+    return text if len(text) <= _PARAM_LENGTH else text[: _PARAM_LENGTH - len(mark)] + mark

@@ -1,0 +1,93 @@
+"""The state of a run in words, derived from its events. Handles, lists, pages and ``springtide run status`` all use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from springtide.events import Commanded, Decided, Event, Started, StepDone, Stopped
+
+UNKNOWN = "running or killed"
+"""A run that has not said that it ended: its journal alone does not tell whether its driver lives."""
+
+
+class RunState:
+    """Takes the events of a run one by one, oldest first.
+
+    Examples:
+        >>> from springtide.tracking.run_state import RunState
+        >>> state = RunState()
+        >>> for event in st.open_run("runs/mine").events:
+        ...     state.add(event)
+        >>> state.word, state.is_over, state.describe()
+        ('finished', True, 'finished at step 8')
+    """
+
+    def __init__(self) -> None:
+        self.word = "not started"
+        """``not started``, ``starting``, ``training``, ``paused``, ``waiting``, ``finished``, ``stopped`` or ``failed``."""
+        self.trains = False
+        """Whether a worker group has started and has not left since."""
+        self._stopped: Stopped | None = None
+        self._stopped_by = ""
+        """Who gave the last command to stop."""
+
+    def add(self, event: Event) -> None:
+        """Take an event."""
+        if self._stopped is not None and self._is_later(event, self._stopped):
+            self._stopped, self._stopped_by, self.word = None, "", "starting"  # another driver takes the run up
+        match event:
+            case Stopped():
+                self._stopped, self.word, self.trains = event, event.status, False
+            case Commanded(verb="stop", refused=False):
+                self._stopped_by = event.caller
+            case _ if self._stopped is not None:
+                pass
+            case StepDone():
+                self.word, self.trains = "training", True
+            case Started():
+                self.word, self.trains = "starting", True
+            case Decided(decision="stay") if event.is_about_pause:
+                self.word, self.trains = "paused", False
+            case Decided(decision="stay") if "waiting" in event.reason:
+                self.word, self.trains = "waiting", False
+            case Decided(decision="start") if not self.trains:
+                self.word = "starting"
+
+    @staticmethod
+    def _is_later(event: Event, stopped: Stopped) -> bool:
+        return event.term > stopped.term or (isinstance(event, Started) and event.time_s > stopped.time_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a driver has said that training ended, and none has begun since."""
+        return self._stopped is not None
+
+    @property
+    def known(self) -> str:
+        """``word`` if it holds without a look at the clock, else ``running or killed``."""
+        return UNKNOWN if self.word in ("starting", "training") else self.word
+
+    def describe(self) -> str:
+        """Return ``known``, and of a run that has ended at which step, by whom, and why."""
+        if self._stopped is None:
+            return self.known
+        by = f", by {self._stopped_by}" if self._stopped_by and self._stopped.status == "stopped" else ""
+        why = f": {self._stopped.reason}" if self._stopped.reason else ""
+        return f"{self.word} at step {self._stopped.step:,}{by}{why}"
+
+
+def run_state(events: Iterable[Event]) -> RunState:
+    """Return the state after ``events``; the steps among them may be missing.
+
+    Args:
+        events: of a run, oldest first.
+
+    Examples:
+        >>> from springtide.tracking.run_state import run_state
+        >>> run_state(st.open_run("runs/mine").events).known
+        'finished'
+    """
+    state = RunState()
+    for event in events:
+        state.add(event)
+    return state

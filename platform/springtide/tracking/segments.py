@@ -1,0 +1,208 @@
+"""The files of a journal: how they are named, written, and kept until the store has them.
+
+    <run>/journal/0002-0000.jsonl     the first segment of lease 2
+
+A segment belongs to the journal that created its file exclusively; no journal overwrites the segment of another. Segments
+that the store does not accept stay in memory, and beyond a limit in files of the driver's temporary folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from springtide.storage import Folder
+from springtide.storage.full_disk import explain_full_disk, is_full
+
+_SEGMENT = re.compile(r"(\d{4,})-(\d{4,})\.jsonl")
+_MEMORY_BYTES = 8 * 2**20
+"""Limit of closed segments that wait in memory; the rest waits in files."""
+
+
+def name_of(term: int, number: int) -> str:
+    """Return the file name of a segment."""
+    return f"{term:04d}-{number:04d}.jsonl"
+
+
+def listed(folder: Folder) -> list[tuple[int, int]]:
+    """Return (term, number) of every segment in a journal's folder, in the order of writing."""
+    matches = map(_SEGMENT.fullmatch, folder.names())
+    return sorted((int(match[1]), int(match[2])) for match in matches if match)
+
+
+@dataclasses.dataclass(eq=False)
+class Segment:
+    """Lines of a journal, and how many of their bytes the store has."""
+
+    name: str = ""
+    """Set when the file is created."""
+    is_created: bool = False
+    is_closed: bool = False
+    data: bytearray = dataclasses.field(default_factory=bytearray)
+    num_lines: int = 0
+    stored_bytes: int = 0
+    size_bytes: int = 0
+    spooled: Path | None = None
+    """The file that ``data`` was moved to."""
+
+    def add(self, line: bytes) -> None:
+        """Add a line, which ends with a newline."""
+        self.data += line
+        self.num_lines += 1
+        self.size_bytes += len(line)
+
+    @property
+    def is_stored(self) -> bool:
+        return self.stored_bytes == self.size_bytes
+
+    def content(self, begin: int = 0) -> bytes:
+        """Return the bytes from ``begin`` to the end."""
+        return self.spooled.read_bytes()[begin:] if self.spooled else bytes(memoryview(self.data)[begin:])
+
+
+class Segments:
+    """Writes the segments of one lease into the journal's folder. Methods raise the store's errors."""
+
+    def __init__(self, folder: Folder, term: int) -> None:
+        """Create the first file. ``term`` 0 takes the next free term."""
+        self._folder = folder
+        there = listed(folder)
+        self.term = term or 1 + max((one for one, _ in there), default=0)
+        self._number = 1 + max((number for one, number in there if one == self.term), default=-1)
+        self.first = Segment()
+        while not self._create(self.first, b""):
+            if not term:  # another start took this term meanwhile
+                self.term, self._number = self.term + 1, 0
+        self._open: tuple[Segment, IO[bytes]] | None = None
+
+    def wanted(self, segment: Segment) -> bytes:
+        """Return the bytes to pass to ``store``: the new ones for a local file, all of them for an object store."""
+        return segment.content(segment.stored_bytes if self._folder.is_local else 0)
+
+    def store(self, segment: Segment, wanted: bytes) -> None:
+        """Write ``wanted`` to the store. Bytes written before an error count in ``segment.stored_bytes``."""
+        if self._folder.is_local:
+            self._append(segment, wanted)
+            return
+        if segment.is_created:
+            self._folder.write(segment.name, wanted)
+        else:
+            while not self._create(segment, wanted):
+                pass
+        segment.stored_bytes = len(wanted)
+
+    def named(self, segments: Iterable[Segment]) -> Iterator[tuple[str, Segment]]:
+        """Yield each segment with the name that its file has or will have."""
+        number = self._number
+        for segment in segments:
+            yield segment.name if segment.is_created else name_of(self.term, number), segment
+            number += not segment.is_created
+
+    def close(self) -> None:
+        """Close the open file, if any."""
+        if self._open is not None:
+            with contextlib.suppress(OSError):
+                self._open[1].close()
+            self._open = None
+
+    def _append(self, segment: Segment, rest: bytes) -> None:
+        try:
+            file, left = self._opened(segment), memoryview(rest)
+            while left:  # a full disk may accept part of a line; the rest follows when there is space
+                written = file.write(left)
+                segment.stored_bytes += written
+                left = left[written:]
+        except OSError as error:
+            self.close()
+            if not is_full(error):
+                raise
+            raise explain_full_disk(
+                error, self._folder.where(segment.name), segment.size_bytes - segment.stored_bytes
+            ) from error
+
+    def _opened(self, segment: Segment) -> IO[bytes]:
+        if self._open is not None and self._open[0] is segment:
+            return self._open[1]
+        self.close()
+        while not segment.is_created:
+            self._create(segment, b"")
+        try:
+            descriptor = os.open(self._folder.where(segment.name), os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if self._folder.exists():  # only the file was removed: write all of it again
+                segment.is_created, segment.stored_bytes = False, 0
+                self._number -= 1
+            raise
+        self._open = segment, os.fdopen(descriptor, "ab", buffering=0)
+        return self._open[1]
+
+    def _create(self, segment: Segment, data: bytes) -> bool:
+        """Name the segment and create its file with ``data``. False if the name is taken: the next call tries another."""
+        segment.name = name_of(self.term, self._number)
+        try:
+            self._folder.create(segment.name, data)
+        except FileExistsError:
+            if self._folder.is_local and not self._folder.exists(segment.name):
+                raise  # the folder itself is a file
+            # a put whose response was lost finds its own data; lines may have been added since
+            if not data or not data.startswith(found := self._folder.read(segment.name)) or not found:
+                self._number += 1
+                return False
+            self._folder.write(segment.name, data)
+        segment.is_created = True
+        self._number += 1
+        return True
+
+
+class Spool:
+    """Files in a temporary folder of the driver's machine, for waiting segments that exceed the memory limit."""
+
+    def __init__(self) -> None:
+        self.folder: Path | None = None
+
+    def relieve(self, waiting: Iterable[Segment]) -> None:
+        """Move closed segments to files until the rest fits the memory limit. If that fails, they stay in memory."""
+        closed = [segment for segment in waiting if segment.is_closed and segment.spooled is None]
+        size = sum(segment.size_bytes for segment in closed)
+        with contextlib.suppress(OSError):
+            for number, segment in enumerate(closed):
+                if size <= _MEMORY_BYTES:
+                    return
+                self._move(segment, f"{number}-{id(segment):x}.waiting")
+                size -= segment.size_bytes
+
+    def release(self, segment: Segment) -> None:
+        """Remove the segment's file: the store has the segment."""
+        if segment.spooled is not None:
+            segment.spooled.unlink(missing_ok=True)
+
+    def leave(self, segments: Iterable[tuple[str, Segment]]) -> Path:
+        """Write segments under the given names for a person to find; returns their folder. Raises OSError if that fails."""
+        for name, segment in segments:
+            with contextlib.suppress(FileNotFoundError):  # the temporary folder was cleaned
+                content = segment.content()
+                (self._made() / name).write_bytes(content)
+                self.release(segment)
+        return self._made()
+
+    def remove(self) -> None:
+        """Remove the folder if it is empty."""
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+
+    def _move(self, segment: Segment, name: str) -> None:
+        path = self._made() / name
+        path.write_bytes(segment.data)
+        segment.spooled, segment.data = path, bytearray()
+
+    def _made(self) -> Path:
+        if self.folder is None:
+            self.folder = Path(tempfile.mkdtemp(prefix="springtide-journal-"))
+        return self.folder

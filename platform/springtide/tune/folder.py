@@ -1,0 +1,208 @@
+"""A sweep's folder: the paths of its files, and every read and write of them. A driver writes only while it holds the sweep's
+lease, which the caller checks.
+
+<root>/<sweep id>/sweep.json      the space, and how points are chosen from it
+                  leases/         which driver holds the sweep, as for a run
+                  points/         one file per point, written before it is tried
+                  trials/         one run per trial
+                  lineage/        the runs of a population's trials, each with the checkpoint it continued from
+                  ended/          trials that ended before they finished and must not continue, and why
+                  finalists.json  numbers of the trials whose points are trained again with other seeds, and of these
+                  result.json     every trial's rungs and costs, and which is best
+                  sweep.html      the same as a page
+                  best.yaml       config of the best trial, for `springtide train --config`
+                  mlflow.json     the sweep's MLflow run
+                  ray/            Ray Tune's own state
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import Field, TypeAdapter
+
+from springtide import config as configs
+from springtide.config import Config
+from springtide.config.renames import newest_name
+from springtide.errors import ConfigError, damaged, explain
+from springtide.storage import Folder
+from springtide.tune.population import Generation
+from springtide.tune.rank import SweepResult
+from springtide.tune.space import Budget, Point
+from springtide.tune.trial import name_of, number_of
+
+PLAN = "sweep.json"
+"""The file that makes a folder a sweep."""
+_FINALISTS = "finalists.json"
+_RESULT = "result.json"
+PAGE = "sweep.html"
+_BEST = "best.yaml"
+FORMAT = 1
+"""Format of all files of the folder; ``sweep.json`` has its number. Increase it when a reader of the previous format would
+misread or refuse the new one. Without a number it is 1."""
+_TRIAL_FILE = re.compile(r"trial-\d{4,9}\.json")
+
+
+class TrialEnd(NamedTuple):
+    """Why a trial must not continue."""
+
+    status: str
+    """stopped or failed."""
+    reason: str
+
+
+class Chosen(NamedTuple):
+    """Finalists, and what gives the numbers of the trials that repeat them with other seeds."""
+
+    numbers: list[Annotated[int, Field(ge=0, lt=10**9)]]
+    """Best first."""
+    trials: Annotated[int, Field(gt=0, lt=10**9)]
+    """BUDGET.trials: the number of the first repeat."""
+    seeds: Annotated[int, Field(gt=1, lt=10**9)]
+    """BUDGET.seeds: one more than there are repeats of each."""
+
+    def repeated_by(self, number: int) -> int:
+        """Return the finalist that trial ``number`` repeats; -1 if it repeats none.
+
+        >>> [Chosen([3, 1], trials=4, seeds=3).repeated_by(number) for number in range(9)]
+        [-1, -1, -1, -1, 3, 3, 1, 1, -1]
+        """
+        at = (number - self.trials) // (self.seeds - 1)
+        return self.numbers[at] if 0 <= at < len(self.numbers) else -1
+
+
+_PLAN_OF: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
+_POINT: TypeAdapter[Point] = TypeAdapter(Point)
+_LINEAGE = TypeAdapter(Annotated[list[Generation], Field(min_length=1)])
+_END = TypeAdapter(TrialEnd)
+_CHOSEN: TypeAdapter[Chosen | list[int]] = TypeAdapter(Chosen | list[Annotated[int, Field(ge=0, lt=10**9)]])
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepFolder:
+    """A handle on a sweep's folder; everything is read from the folder on each call. A file that holds something else than was
+    written there is a DamagedFile."""
+
+    root: Folder
+
+    @property
+    def name(self) -> str:
+        return self.root.name
+
+    @property
+    def url(self) -> str:
+        return self.root.url
+
+    @property
+    def trials(self) -> Folder:
+        """The folder of the trials' runs."""
+        return self.root / "trials"
+
+    @property
+    def page(self) -> str:
+        """Path or URL of the HTML page."""
+        return self.root.where(PAGE)
+
+    @property
+    def tune_path(self) -> str:
+        """Path of Ray Tune's own state, as the file system of ``root`` spells it."""
+        return self.root.where("ray")
+
+    def plan(self) -> dict[str, Any] | None:
+        """Return the space and how points are chosen from it; None if no sweep was started here. Raises ConfigError if the
+        folder is in another format."""
+        if not self.root.exists(PLAN):
+            return None
+        plan = self.root.read_as(PLAN, _PLAN_OF)
+        if (written := plan.pop("format", FORMAT)) != FORMAT:
+            limit = f"is in format {written!r:.40}, this version of springtide reads {FORMAT}"
+            raise ConfigError(
+                explain("--name", self.root.where(PLAN), limit, "use the version that wrote it, or another name")
+            )
+        return plan
+
+    def write_plan(self, plan: dict[str, Any]) -> None:
+        self.root.write_json(PLAN, {"format": FORMAT, **plan})
+
+    def points(self) -> dict[int, Point]:
+        """Return number -> point of the trials that were started, by number; under the names that settings have now."""
+        files = sorted(filter(_TRIAL_FILE.fullmatch, self._points.names()), key=number_of)
+        return {number_of(file): self._point(file) for file in files}
+
+    def _point(self, file: str) -> Point:
+        return _under_new_names(self._points.read_as(file, _POINT))
+
+    def write_point(self, number: int, point: Point) -> None:
+        """Record the point that a trial starts with; the one of an earlier start stays."""
+        if not self._points.exists(_file(number)):
+            self._points.write_json(_file(number), point)
+
+    def lineage(self, number: int, point: Point) -> list[Generation]:
+        """Return the generations of trial ``number``, oldest first. A trial without takeovers has one: at the recorded point,
+        else at ``point``."""
+        if self._lineages.exists(_file(number)):
+            found = self._lineages.read_as(_file(number), _LINEAGE)
+            for one in found:
+                if not re.fullmatch(rf"{name_of(number)}(-\d+)?", one.run):  # it becomes a path
+                    raise damaged(self._lineages.where(_file(number)), f"names {one.run!r:.100} as a run of this trial")
+            return [one._replace(point=_under_new_names(one.point)) for one in found]
+        recorded = self._points.exists(_file(number))
+        return [Generation(name_of(number), self._point(_file(number)) if recorded else point)]
+
+    def write_lineage(self, number: int, lineage: Sequence[Generation]) -> None:
+        self._lineages.write_json(_file(number), [one._asdict() for one in lineage])
+
+    def ended(self) -> frozenset[int]:
+        """Return the numbers of trials that must not continue."""
+        return frozenset(map(number_of, filter(_TRIAL_FILE.fullmatch, self._ended.names())))
+
+    def end_of(self, number: int) -> TrialEnd | None:
+        """Return why trial ``number`` must not continue; None if it may."""
+        return self._ended.read_as(_file(number), _END) if self._ended.exists(_file(number)) else None
+
+    def write_end(self, number: int, end: TrialEnd) -> None:
+        self._ended.write_json(_file(number), end._asdict())
+
+    def finalists(self, budget: Budget) -> Chosen | None:
+        """Return the finalists; None before they are chosen. In a file from before there are their numbers only: ``budget`` has
+        the rest."""
+        if not self.root.exists(_FINALISTS):
+            return None
+        found = self.root.read_as(_FINALISTS, _CHOSEN)
+        return found if isinstance(found, Chosen) else Chosen(found, budget.trials, budget.seeds)
+
+    def write_finalists(self, chosen: Chosen) -> None:
+        self.root.write_json(_FINALISTS, chosen._asdict())
+
+    def write_result(self, result: SweepResult) -> None:
+        self.root.write_json(_RESULT, result.as_dict())
+
+    def write_page(self, page: str) -> None:
+        self.root.write(PAGE, page)
+
+    def write_best(self, config: Config) -> None:
+        """Write the best trial's config; if it has a password, a local file is readable only by its owner."""
+        self.root.write(_BEST, configs.dump(config), private=bool(configs.secret_fields(config)))
+
+    @property
+    def _points(self) -> Folder:
+        return self.root / "points"
+
+    @property
+    def _lineages(self) -> Folder:
+        return self.root / "lineage"
+
+    @property
+    def _ended(self) -> Folder:
+        return self.root / "ended"
+
+
+def _under_new_names(point: Point) -> Point:
+    return {newest_name(field): value for field, value in point.items()}
+
+
+def _file(number: int) -> str:
+    return f"{name_of(number)}.json"

@@ -1,0 +1,164 @@
+"""A sweep as a study of Optuna: where ``tpe`` looks next, which fields mattered, how much better a point can still be.
+
+The only file that imports ``optuna``, when it is first needed. Each answer comes from a new study of the trials so far. It
+depends on them, the seed and the trial's number alone, so that a resumed sweep continues as the first start would have.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from springtide.config import Config
+from springtide.errors import ConfigError, explain
+from springtide.tune.rank import comparable, fences
+from springtide.tune.search import DRAWS, draw_point, is_good
+from springtide.tune.space import Point, Range, Sweep
+from springtide.tune.trial import TrialOutcome
+
+_LEAST_POINTS = 4
+_REACH = 1.5
+_SEED = 0
+
+
+class Tpe:
+    """Optuna's tree-structured Parzen estimator (Bergstra et al., 2011), a ``Search`` near good points."""
+
+    first = 0
+
+    def __init__(self, sweep: Sweep, base: Config, seed: int, known: Sequence[Point]) -> None:
+        """Raise ConfigError if optuna is not installed. The arguments are those of ``search_of``."""
+        try:
+            import optuna
+        except ImportError:
+            raise ConfigError(
+                explain("--search", "tpe", "needs optuna", "pip install 'springtide[ray]', or use random")
+            ) from None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._sweep, self._base, self._seed = sweep, base, seed
+        fields = {one.field: one for one in sweep.space}
+        self._known = [{field: fields[field].known(value) for field, value in point.items()} for point in known]
+        self._trials: dict[int, tuple[Point, Sequence[float] | None]] = {}
+        """Number -> point and objectives of each trial; None for one that runs. Failed trials are not among them."""
+
+    def ask(self, number: int) -> Point | None:
+        """Return a known point, else the sampler's, or a random one where its draws are all refused. Raises as ``Search``."""
+        if number >= self._sweep.budget.trials:
+            return None
+        point = self._known[number] if number < len(self._known) else self._suggest(number)
+        self._trials[number] = point, None
+        return dict(point)
+
+    def tell(self, number: int, values: Sequence[float] | None) -> None:
+        point, _ = self._trials.pop(number, ({}, None))
+        if point and values is not None and all(map(math.isfinite, values)):
+            self._trials[number] = point, values
+
+    def _suggest(self, number: int) -> Point:
+        from optuna.samplers import TPESampler
+        from optuna.trial import TrialState
+
+        seed = random.Random(f"{self._seed} {number}").getrandbits(32)
+        sampler = TPESampler(seed=seed, multivariate=True, constant_liar=True)
+        secondary = [self._sweep.secondary.mode] if self._sweep.secondary else []
+        trials = (self._trials[each] for each in sorted(self._trials))
+        study = _study(self._sweep, [self._sweep.mode, *secondary], trials, sampler)
+        for _ in range(DRAWS):
+            trial = study.ask(_distributions(self._sweep))
+            point = {one.field: _value(one, trial.params[one.field]) for one in self._sweep.space}
+            if is_good(self._sweep, self._base, point):
+                return point
+            study.tell(trial, state=TrialState.FAIL)
+        return draw_point(self._sweep, self._base, f"{self._seed} {number}")
+
+
+def importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, float]:
+    """Return the share of the objective's variance that each field explains alone, from 0 to 1, in the order of the space.
+
+    It is Optuna's fANOVA (Hutter et al., 2014): a forest learns the objective from the points. Noise has a share, too. Trials
+    are compared at the rung of ``comparable``, and a value beyond Tukey's inner fence counts as the fence, so that one
+    diverged trial does not outweigh all others. Empty when fewer than four points differ, or all values are equal.
+    """
+    from optuna.importance import FanovaImportanceEvaluator
+
+    values = comparable(sweep.budget, outcomes)
+    compared = [one for one in sorted(outcomes, key=lambda one: one.number) if one.number in values]
+    found = np.array([values[one.number] for one in compared])
+    if len({repr(one.point) for one in compared}) < _LEAST_POINTS or not found.any():
+        return {}
+    found = np.clip(found, *fences(found.tolist(), _REACH))
+    found = found / np.abs(found).max()  # the square of a huge value overflows
+    if np.ptp(found) < 1e-12:
+        return {}
+    study = _study(sweep, [sweep.mode], zip((one.point for one in compared), found[:, None].tolist(), strict=True))
+    shares = FanovaImportanceEvaluator(seed=_SEED).evaluate(study)
+    return {each.field: float(shares.get(each.field, 0.0)) for each in sweep.space}
+
+
+def possible_improvement(sweep: Sweep, trials: Sequence[tuple[Point, float]]) -> float:
+    """Return how much better than the best trial a point of the space can still be, in the objective's unit.
+
+    It is Optuna's upper bound on the regret (Makarova et al., 2022), for a confidence of 90%. Infinity while fewer than four
+    points with a finite value differ.
+
+    Args:
+        sweep: the space and the objective.
+        trials: point and objective of the trials that came furthest.
+    """
+    from optuna.exceptions import ExperimentalWarning
+    from optuna.terminator import RegretBoundEvaluator
+
+    known = [(point, value) for point, value in trials if math.isfinite(value)]
+    least, _ = fences([sweep.promise(value) for _, value in known]) if known else (0.0, 0.0)
+    known = [(point, value) for point, value in known if sweep.promise(value) >= least]  # others have diverged
+    if len({repr(point) for point, _ in known}) < _LEAST_POINTS:
+        return math.inf
+    study = _study(sweep, [sweep.mode], [(point, [value]) for point, value in known])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        bound = RegretBoundEvaluator(seed=_SEED)
+    return float(bound.evaluate(study.trials, study.direction))
+
+
+def _study(
+    sweep: Sweep, modes: Sequence[str], trials: Iterable[tuple[Point, Sequence[float] | None]], sampler: Any = None
+) -> Any:
+    """Return a study in memory of ``trials``, each a point and its objectives, or None while it runs."""
+    import optuna
+
+    ways: dict[str, Any] = {"min": "minimize", "max": "maximize"}
+    study = optuna.create_study(directions=[ways[mode] for mode in modes], sampler=sampler)
+    for point, values in trials:
+        state = optuna.trial.TrialState.RUNNING if values is None else optuna.trial.TrialState.COMPLETE
+        params = {one.field: _param(one, point[one.field]) for one in sweep.space}
+        study.add_trial(
+            optuna.trial.create_trial(state=state, params=params, distributions=_distributions(sweep), values=values)
+        )
+    return study
+
+
+def _distributions(sweep: Sweep) -> dict[str, Any]:
+    return {one.field: _distribution(one) for one in sweep.space}
+
+
+def _distribution(one: Range) -> Any:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if one.kind == "choice":
+        return CategoricalDistribution(range(len(one.values)))  # Optuna warns of choices such as tuples
+    (low, high), is_log = one.values, one.kind == "log_uniform"
+    return IntDistribution(low, high, is_log) if one.is_whole else FloatDistribution(low, high, is_log)
+
+
+def _param(one: Range, value: Any) -> Any:
+    """Return a value, which may be from a file, as Optuna has it: a rounded number may be outside of the range."""
+    return one.values.index(one.known(value)) if one.kind == "choice" else one.clamped(value)
+
+
+def _value(one: Range, param: Any) -> Any:
+    return one.values[param] if one.kind == "choice" else param
