@@ -1,6 +1,6 @@
 """The fault points of a run, and how a process reports that it has reached one.
 
-    this process: reach("restore", "before") --> point, when, pid --> the test: injects a fault, or not
+    this process: fault_point("restore", "before") --> point, when, pid --> the test: injects a fault, or not
                   goes on                    <-------- "go" --------
 
 Armed are the test's own process (the controller runs in it), each worker's process (by ``TrainJob``), the writer process of
@@ -48,7 +48,7 @@ def armed() -> str:
     return _address
 
 
-def reach(point: Point, when: When) -> None:
+def fault_point(point: Point, when: When) -> None:
     """Report a point to the test, and wait until it lets this process go on. Does nothing unless armed."""
     if _address:
         _report(_address, point, when)

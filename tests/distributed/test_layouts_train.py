@@ -16,7 +16,7 @@ from prepared import short_run
 from springtide import config as configs
 from springtide.checkpoint.format import committed, read_manifest
 from springtide.config import Config
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.events import Evaluated, Event, Profiled, RolledBack, Spiked, Started, StepDone
 from springtide.run.verify import verify
 from springtide.storage import Folder
@@ -113,7 +113,7 @@ def test_a_run_goes_on_in_another_layout(config: Config, expected: list[float], 
 @pytest.mark.full
 def test_a_run_in_fp16_that_is_stopped_goes_on_with_its_loss_scale(config: Config, ranks: Ranks) -> None:
     def run(name: str, stop_at: int, scale: float = 0.0) -> list[StepDone]:
-        events = ranks(2, train, laid_out(config, name, precision="fp16"), stop_at, Interrupt.STOP, scale)[0]
+        events = ranks(2, train, laid_out(config, name, precision="fp16"), stop_at, GroupRequest.STOP, scale)[0]
         return [event for event in events if isinstance(event, StepDone)]
 
     too_large = 2.0**24
@@ -127,7 +127,7 @@ def test_a_run_in_fp16_that_is_stopped_goes_on_with_its_loss_scale(config: Confi
 
 def test_a_gradient_that_overflows_leaves_the_step_out_and_halves_the_scale(config: Config, ranks: Ranks) -> None:
     half = laid_out(config, "overflow", precision="fp16")
-    events = ranks(2, train, half, 0, Interrupt.STOP, 2.0**30)[0]
+    events = ranks(2, train, half, 0, GroupRequest.STOP, 2.0**30)[0]
     done = [event for event in events if isinstance(event, StepDone)]
     left_out = [one for one in done if not one.updated]
     assert 2 < len(left_out) < STEPS

@@ -31,7 +31,7 @@ from springtide.checkpoint.other_orders import check_order
 from springtide.cli.main import main
 from springtide.config import Config
 from springtide.config.steps import OrderStep
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.errors import CheckpointError
 from springtide.events import (
     Evaluated,
@@ -206,7 +206,7 @@ def test_fitted_documents_train_alike_at_any_world_size(tiny: Config, ranks: Ran
 
 def test_asking_for_a_save_saves_once_and_trains_on(tiny: Config, ranks: Ranks) -> None:
     config = named(tiny, "asked", train__total=12 * 64 * 8, optim__warmup=0, train__eval_tokens=0)
-    events = ranks(2, train, config, 3, Interrupt.SAVE)[0]
+    events = ranks(2, train, config, 3, GroupRequest.SAVE)[0]
     assert [event.step for event in events if isinstance(event, Saved)] == [3, 8]
     assert len(steps(events)) == 8
 

@@ -15,7 +15,7 @@ from springtide import config as configs
 from springtide.checkpoint import leases
 from springtide.checkpoint.format import committed, read_manifest
 from springtide.config import Config
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.events import (
     Evaluated,
     Event,
@@ -54,7 +54,7 @@ def test_a_save_that_is_due_while_one_is_written_is_left_out_or_waited_for(tiny:
     assert not set(saved) & {event.step for event in of(events, SaveSkipped)}
     # what somebody asked for is not left out
     asked = named(skipping, "asked", 9)
-    events = ranks(2, train_with_writer, asked, SLOW_WRITER, 3, Interrupt.SAVE)[0]
+    events = ranks(2, train_with_writer, asked, SLOW_WRITER, 3, GroupRequest.SAVE)[0]
     assert [event.step for event in of(events, Saved)][:2] == [2, 3]
     queueing = named(tiny, "queue", 9, **every, checkpoint__when_busy="queue")
     events = ranks(2, train_with_writer, queueing, SLOW_WRITER)[0]
@@ -66,9 +66,9 @@ def test_a_save_that_is_due_while_one_is_written_is_left_out_or_waited_for(tiny:
         assert order.index((Saved, step)) < order.index((StepDone, step + 3))
 
 
-@pytest.mark.parametrize("ask", [Interrupt.LEAVE, pytest.param(Interrupt.STOP, marks=pytest.mark.full)])
+@pytest.mark.parametrize("ask", [GroupRequest.LEAVE, pytest.param(GroupRequest.STOP, marks=pytest.mark.full)])
 def test_a_group_that_is_to_end_saves_first_and_the_next_one_evaluates(
-    tiny: Config, ranks: Ranks, ask: Interrupt
+    tiny: Config, ranks: Ranks, ask: GroupRequest
 ) -> None:
     config = named(
         tiny,

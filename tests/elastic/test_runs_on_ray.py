@@ -24,7 +24,7 @@ import springtide as st
 from springtide import config as configs
 from springtide.cli.main import main
 from springtide.config import Config
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.errors import CheckpointError, ConfigError, CorruptShard, RunExists, TrainingFailed
 from springtide.events import Decided, Evaluated, Event, Started, StepDone, Stopped
 from springtide.ray.cluster.local import kill_worker
@@ -413,23 +413,23 @@ def test_the_line_between_workers_and_driver_loses_nothing(ray_cluster: str) -> 
     mailbox = open_mailbox(None)
     line = EventSender(mailbox)
 
-    def heard() -> Interrupt | None:
+    def heard() -> GroupRequest | None:
         assert line._request.has_come(30.0)
         return line.interrupt()
 
     assert line.interrupt() is None
     sent = [Evaluated(step=step, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1) for step in range(5)]
     line(sent[0])
-    mailbox.ask(Interrupt.SAVE).get()
+    mailbox.ask(GroupRequest.SAVE).get()
     for event in sent[1:]:
         line(event)
-    assert heard() is Interrupt.SAVE
+    assert heard() is GroupRequest.SAVE
     assert line.interrupt() is None  # asked once
-    mailbox.ask(Interrupt.STOP).get()
+    mailbox.ask(GroupRequest.STOP).get()
     line.flush()
     line(sent[0])
-    assert heard() is Interrupt.STOP
-    assert line.interrupt() is Interrupt.STOP
+    assert heard() is GroupRequest.STOP
+    assert line.interrupt() is GroupRequest.STOP
     assert mailbox.take(1.0).get() == [*sent, sent[0]]
     assert mailbox.take(0.01).get() == []
     ray.kill(mailbox.actor)
@@ -442,12 +442,12 @@ def test_one_driver_trains_a_run_and_what_comes_late_for_it_does_not_reach_the_n
     first = workers.open_mailbox(config)
     with pytest.raises(RunExists, match="another driver"):
         WorkerLender().open_mailbox(config)
-    first.ask(Interrupt.STOP).get()
-    assert first.request(None).get() is Interrupt.STOP
+    first.ask(GroupRequest.STOP).get()
+    assert first.request(None).get() is GroupRequest.STOP
     second = workers.open_mailbox(config)
     assert second.actor == first.actor
     late = Evaluated(step=1, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1)
-    assert [one.get() for one in (first.post([late]), first.ask(Interrupt.STOP), first.progress())] == [None] * 3
+    assert [one.get() for one in (first.post([late]), first.ask(GroupRequest.STOP), first.progress())] == [None] * 3
     first.limit_micro_batch(1)
     progress = second.progress().get()
     assert progress is not None

@@ -30,7 +30,7 @@ def _mangled(message: torch.Tensor, how: str, world: World) -> None:
     elif how == "one value":
         message[0] = mine[0]
     elif how == "cut off":  # the sums are right: the flag alone tells
-        world.cut.set()
+        world.aborted.set()
 
 
 dist_all_reduce = dist.all_reduce
@@ -93,7 +93,7 @@ def aborted(world: World, folder: str) -> tuple[bool, str, bool, float]:
 
         def cut() -> None:
             nonlocal ran
-            world.cut.set()
+            world.aborted.set()
             ran = abort()
             links.cut()
 

@@ -21,12 +21,12 @@ from springtide.checkpoint.staging import StagingBuffer
 from springtide.config import Config
 from springtide.distributed import Connections, World, end_group
 from springtide.distributed import world as world_of
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.elastic.survivors import LiveShard, newest_holders
 from springtide.events import Event
 from springtide.storage import Folder
 from springtide.stream import open_data
-from springtide.training import Placement, TrainLoop
+from springtide.training import GroupContext, TrainLoop
 from springtide.training.live_state import LiveState
 
 _WAIT_S = 60.0
@@ -97,8 +97,8 @@ class Nodes:
 def _loop(world: World, config: Config, nodes: Nodes) -> tuple[TrainLoop, LiveState]:
     store: Any = nodes
     folder = Folder(config.run.root) / config.run.id
-    placement = Placement(owner="a driver")
-    run = TrainLoop(config, world, open_data(config.data), folder, snapshot_store=store, placement=placement)
+    context = GroupContext(owner="a driver")
+    run = TrainLoop(config, world, open_data(config.data), folder, snapshot_store=store, context=context)
     return run, LiveState(run.state, world, run.described, store, config.checkpoint.stage)
 
 
@@ -123,7 +123,7 @@ def train_through_a_loss(
     world = world_of("cpu", 0, config.parallel.shards)
     run, live = _loop(world, config, Nodes(place, range(world.size), rank))
 
-    def interrupt() -> Interrupt | None:
+    def interrupt() -> GroupRequest | None:
         if rank in lost and run.state.step == lost_at:
             raise Lost
         return None

@@ -28,7 +28,7 @@ from springtide.config.steps import OrderStep
 from springtide.distributed import World
 from springtide.distributed import world as world_of
 from springtide.distributed.fsdp import parallelize
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.errors import RunExists
 from springtide.events import Evaluated, Event, Started, StepDone
 from springtide.model import build, skeleton
@@ -39,7 +39,7 @@ from springtide.run.folder import Run
 from springtide.storage import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.tracking.journal import Journal
-from springtide.training import Placement, StepSetup, TrainLoop, Work, energy, rollback, train_step
+from springtide.training import GroupContext, StepSetup, TrainLoop, Work, energy, rollback, train_step
 from springtide.training.__main__ import train as run_alone
 from springtide.training.evaluate import Evaluations
 from springtide.training.micro_batches import micro_batches
@@ -57,13 +57,13 @@ def feed(reader: RankReader, step: int) -> Iterator[Batch]:
 
 
 def train(
-    world: World, config: Config, stop_at: int = 0, ask: Interrupt = Interrupt.STOP, loss_scale: float = 0.0
+    world: World, config: Config, stop_at: int = 0, ask: GroupRequest = GroupRequest.STOP, loss_scale: float = 0.0
 ) -> list[Event]:
     """Train; at ``stop_at`` the last rank alone asks for ``ask``. ``loss_scale`` is what to begin with."""
     loss_scale_module._FIRST = loss_scale or loss_scale_module._FIRST
     run = open_run(world, config)
 
-    def interrupt() -> Interrupt | None:
+    def interrupt() -> GroupRequest | None:
         return ask if stop_at and run.state.step + 1 == stop_at and world.rank == world.size - 1 else None
 
     return list(run.events(feed, interrupt))
@@ -75,8 +75,8 @@ def train_and_write(world: World, config: Config, stop_at: int = 0) -> list[Even
     if world.is_first:
         Run(run.folder).write_config(config)
 
-    def interrupt() -> Interrupt | None:
-        return Interrupt.STOP if stop_at and run.state.step + 1 == stop_at else None
+    def interrupt() -> GroupRequest | None:
+        return GroupRequest.STOP if stop_at and run.state.step + 1 == stop_at else None
 
     with Journal(run.folder, enabled=world.is_first) as journal:
         for event in run.events(feed, interrupt):
@@ -174,7 +174,11 @@ while not select.select([sys.stdin], [], [], 0.005)[0]:
 def train_with_a_slow_device(world: World, config: Config, slow: int, nodes: list[str]) -> list[Event]:
     """Train where the process of rank ``slow`` stands still four fifths of the time."""
     run = TrainLoop(
-        config, world, open_data(config.data), Folder(config.run.root) / config.run.id, placement=Placement(nodes=nodes)
+        config,
+        world,
+        open_data(config.data),
+        Folder(config.run.root) / config.run.id,
+        context=GroupContext(nodes=nodes),
     )
     if world.rank != slow:
         return list(run.events(feed, lambda: None))
@@ -285,7 +289,7 @@ SLOW_WRITER = (
 
 
 def train_with_writer(
-    world: World, config: Config, program: str, stop_at: int = 0, ask: Interrupt = Interrupt.STOP
+    world: World, config: Config, program: str, stop_at: int = 0, ask: GroupRequest = GroupRequest.STOP
 ) -> list[Event]:
     """Train with another program as the writing process."""
     writer_process.PROGRAM = ("-c", program)

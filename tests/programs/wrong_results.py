@@ -16,7 +16,7 @@ from springtide.events import Event
 from springtide.storage import Folder
 from springtide.stream import open_data
 from springtide.tracking.journal import Journal
-from springtide.training import Placement, TrainLoop, recheck
+from springtide.training import GroupContext, TrainLoop, recheck
 
 EXPONENT = 1 << 26
 LOW_BIT = 1 << 14
@@ -56,7 +56,7 @@ def train_with_flips(
     nodes = [f"node-{rank}" for rank in range(world.size)]
     here = world_of("cpu", 0, config.parallel.shards)
     folder = Folder(config.run.root) / config.run.id
-    run = TrainLoop(config, here, open_data(config.data), folder, placement=Placement(nodes=nodes))
+    run = TrainLoop(config, here, open_data(config.data), folder, context=GroupContext(nodes=nodes))
     if checked is not None:
         of_clock: Callable[..., bool] = recheck.is_due
         recheck.is_due = lambda *_: run.state.step + 2 in checked

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from springtide.config import Config
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.errors import DamagedFile, SpringtideError
 from springtide.events import Commanded, Decided, Event, Saved, SaveFailed, SaveSkipped, Started, StepDone, Stopped
 from springtide.ray.train.mailbox import WorkerLimit
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 class Workers(Protocol):
     """What commands act on; ``WorkerLender`` is one."""
 
-    def ask(self, interrupt: Interrupt) -> None:
+    def ask(self, interrupt: GroupRequest) -> None:
         """Ask the worker group for something."""
 
     def limit(self, limit: WorkerLimit) -> None:
@@ -268,9 +268,9 @@ class Controls:
         limit = before = self._limit
         match one.verb:
             case "save":
-                self._workers.ask(Interrupt.SAVE)
+                self._workers.ask(GroupRequest.SAVE)
             case "stop":
-                self._workers.ask(Interrupt.STOP)
+                self._workers.ask(GroupRequest.STOP)
             case "pause" if not limit.paused_by:
                 limit = limit._replace(paused_by=one.caller)
             case "continue":
@@ -298,9 +298,9 @@ class Controls:
         with self._changed:
             verbs, unheard, self._unheard = {one.verb for one, _ in self._pending}, self._unheard, False
         if "stop" in verbs:
-            self._workers.ask(Interrupt.STOP)
+            self._workers.ask(GroupRequest.STOP)
         elif unheard and "save" in verbs:
-            self._workers.ask(Interrupt.SAVE)
+            self._workers.ask(GroupRequest.SAVE)
 
 
 def _train(workers: int) -> str:

@@ -44,7 +44,7 @@ from springtide.checkpoint.format import (
     step_of,
 )
 from springtide.errors import CheckpointError, RunExists
-from springtide.faults import reach
+from springtide.faults import fault_point
 from springtide.storage import Folder, digest, to_json
 
 _PUT_BYTES = 8 * 2**20
@@ -204,7 +204,7 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
     marker = to_json({"manifest": manifest.name, "digest": digest.of_bytes(data), "term": job.term}).encode()
     for mark in (COMMITTED, *marks) if marks else ():  # COMMITTED first: without marks it would count
         folder.remove(mark)
-    reach("commit", "before")
+    fault_point("commit", "before")
     try:
         folder.create(COMMITTED, marker, lambda: leases.check(run, job.term, job.owner))
     except FileExistsError:
@@ -213,7 +213,7 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
             if not is_same_state(found.meta, job.meta):
                 raise OSError(f"{job.name} was committed at the same moment by lease {found.term}") from None
             return found
-    reach("commit", "after")
+    fault_point("commit", "after")
     return manifest
 
 

@@ -35,13 +35,13 @@ def sum_over_ranks(values_N: Tensor, world: World) -> list[float]:
     """Return the sums of ``values_N`` (N,), floating point, over all ranks of the group, in one all-reduce.
 
     Next to each value a canary of 1.0 is summed: an aborted all-reduce may have finished for some elements only.
-    Raises: CutOff if ``world.cut`` is set by the time the sums are on the host; CollectiveError if a canary does not sum to
+    Raises: CutOff if ``world.aborted`` is set by the time the sums are on the host; CollectiveError if a canary does not sum to
     the world size, or if NCCL reports a broken communicator: gradients use other communicators than this message.
     """
     message = torch.stack([values_N, torch.ones_like(values_N)], dim=1)
     dist.all_reduce(message)
     sums = message.tolist()
-    if world.cut.is_set():  # set before anything is aborted, so whatever an abort released is seen here
+    if world.aborted.is_set():  # set before anything is aborted, so whatever an abort released is seen here
         raise CutOff(
             f"rank {world.rank} of {world.size} was cut off from its group in a collective; its result is not used"
         )
@@ -83,7 +83,7 @@ def shifted(rows_NL: Tensor, shift: int, lengths: Sequence[int], world: World) -
 def abort() -> bool:
     """Abort this process's NCCL communicators, from any thread: a collective that waits returns, with garbage.
 
-    Set ``World.cut`` first. Returns True if it aborted them; False if there are none (for gloo see ``Connections``) or this
+    Set ``World.aborted`` first. Returns True if it aborted them; False if there are none (for gloo see ``Connections``) or this
     torch cannot do it.
     """
     if not dist.is_initialized() or not _uses_nccl():

@@ -56,7 +56,7 @@ class World:
     mesh: DeviceMesh | None = None
     """One axis, ``shard``, over all ranks; or ``replicate`` and ``shard`` if there are several copies of the model. None
     without a process group."""
-    cut: threading.Event = dataclasses.field(default_factory=threading.Event, compare=False)
+    aborted: threading.Event = dataclasses.field(default_factory=threading.Event, compare=False)
     """Set when this process is cut off from the group; from then on no result of a collective may be used."""
 
     @property
@@ -115,9 +115,9 @@ def device_index(local_rank: int) -> int:
     return local_rank
 
 
-def world(device_type: str, local_rank: int = 0, shards: int = 0, cut: threading.Event | None = None) -> World:
+def world(device_type: str, local_rank: int = 0, shards: int = 0, aborted: threading.Event | None = None) -> World:
     """Return this process's world in the initialised process group. ``shards`` ranks share a copy of the model, 0 means all;
-    ``cut`` is as in ``World``. ConfigError if ``shards`` does not divide the world size."""
+    ``aborted`` is as in ``World``. ConfigError if ``shards`` does not divide the world size."""
     device = torch.device("cuda", device_index(local_rank)) if device_type == "cuda" else torch.device("cpu")
     if device_type == "cuda":
         torch.cuda.set_device(device)
@@ -130,7 +130,7 @@ def world(device_type: str, local_rank: int = 0, shards: int = 0, cut: threading
         mesh = init_device_mesh(device_type, (size // shards, shards), mesh_dim_names=("replicate", "shard"))
     else:
         mesh = init_device_mesh(device_type, (size,), mesh_dim_names=("shard",))
-    return World(dist.get_rank(), size, device, mesh, cut or threading.Event())
+    return World(dist.get_rank(), size, device, mesh, aborted or threading.Event())
 
 
 @contextlib.contextmanager

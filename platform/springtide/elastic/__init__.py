@@ -1,10 +1,10 @@
 """Decisions as values. Rule: no I/O, no clock of its own, no torch; the callers carry decisions out."""
 
-from springtide.elastic.interrupt import Interrupt
+from springtide.elastic.group_request import GroupRequest
 from springtide.elastic.save_interval import SaveInterval, mean_time_to_loss, snapshot_every, young_daly_interval
 
 __all__ = [
-    "Interrupt",
+    "GroupRequest",
     "SaveInterval",
     "mean_time_to_loss",
     "snapshot_every",

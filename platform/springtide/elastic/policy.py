@@ -49,11 +49,11 @@ class Bounds:
     """Mean time between node losses, assumed before one is seen [s]."""
     lanes: int = 0
     """Parts of a step that are never divided: a step takes as long as the worker with the most of them. 0: there are none."""
-    shares: bool = False
+    cluster_is_shared: bool = False
     """Whether other runs may be given places on a node of this run."""
     others: str = ""
     """What a run that shares the cluster waits for, or which runs get its workers, in words."""
-    fits: int = 1
+    min_workers_for_memory: int = 1
     """Fewest workers that have enough memory for a step, as far as is known."""
     paused_by: str = ""
     """Who paused the run; empty if it is not paused."""
@@ -65,7 +65,7 @@ class Bounds:
     def feasible(self, places: int) -> int:
         """Return the most workers for ``places``; 0 if there are too few."""
         size = min(places, self.max_workers) // self.worker_multiple * self.worker_multiple
-        return size if size >= max(self.min_workers, self.fits) else 0
+        return size if size >= max(self.min_workers, self.min_workers_for_memory) else 0
 
 
 class WorkerGroup(NamedTuple):
@@ -243,7 +243,9 @@ def _without_group(
             return GiveUp(f"waited for {bounds.wait_s:g} s, as elastic.wait says; {lack}"), memory
         return Stay(lack, save=bool(table.leaving) or now - lacking_s >= bounds.settle_s), memory
     memory = memory._replace(lacking_s=None)
-    begins = not memory.held and not bounds.shares  # if runs share, the allocation is settled: nothing to wait for
+    begins = (
+        not memory.held and not bounds.cluster_is_shared
+    )  # if runs share, the allocation is settled: nothing to wait for
     if size < bounds.feasible(bounds.max_workers) and begins and not _quiet(bounds, memory, now):
         return Stay(f"room for {size} of {bounds.max_workers} workers; more nodes may be joining"), memory
     usable = table.usable
@@ -283,7 +285,7 @@ def _with_group(
         if not room.size:
             return Stay(f"{bounds.max_workers} workers are too few for a step; {workers} train")
         return Leave(f"resize from {workers} to {bounds.max_workers} workers")
-    if bounds.shares and (owed := _owed(group, table.by_id)):
+    if bounds.cluster_is_shared and (owed := _owed(group, table.by_id)):
         whom = f": {bounds.others}" if bounds.others else ""
         return Leave(f"{_count(owed, 'worker')} for other runs{whom}", durable=not room.size)
     return _growth(bounds, workers, room, prospects, memory, now)
@@ -377,8 +379,8 @@ def _choose(size: int, usable: Sequence[Node], held: Collection[str]) -> tuple[s
 def _lack(bounds: Bounds, table: NodeTable) -> str:
     left_out = [f"{node.id[:8]} {node.problem}" for node in table.unfit.values()]
     least = f"elastic.min_workers is {bounds.min_workers}"
-    if bounds.fits > bounds.min_workers:
-        least = f"a step needs the memory of {bounds.fits}"
+    if bounds.min_workers_for_memory > bounds.min_workers:
+        least = f"a step needs the memory of {bounds.min_workers_for_memory}"
     reasons = [f"room for {table.places} workers, {least}"]
     if table.leaving:
         final = "" if table.places else " (Ray uses such a node again only after `ray stop` and `ray start` on it)"

@@ -138,7 +138,7 @@ class Order:
         """Return G of ``step``, excluded samples counted too."""
         return self._ramp.rows(step)
 
-    def lane_share(self, step: OrderStep) -> int:
+    def rows_per_lane_at(self, step: OrderStep) -> int:
         """Return k of ``step``."""
         return self.rows(step) // self.lanes
 
@@ -163,9 +163,9 @@ class Order:
         """Return the rows of ``step`` in each lane of ``rank``: k, less the excluded ones."""
         lanes = self.lanes_of(rank, world_size)
         if not any(start <= step for start, _ in self.skip_samples):
-            return [self.lane_share(step)] * len(lanes)
+            return [self.rows_per_lane_at(step)] * len(lanes)
         kept = self._kept(step, self._draws.samples(step, lanes))
-        return kept.reshape(-1, self.lane_share(step)).sum(axis=1).tolist()
+        return kept.reshape(-1, self.rows_per_lane_at(step)).sum(axis=1).tolist()
 
     def _kept(self, step: OrderStep, drawn: np.ndarray) -> np.ndarray:
         """Return which of the samples drawn in ``step`` are not excluded, bool (n,)."""

@@ -29,7 +29,7 @@ from springtide.storage import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.tracking.console import Console
 from springtide.tracking.journal import Journal
-from springtide.training import Placement, TrainLoop
+from springtide.training import GroupContext, TrainLoop
 from springtide.training.compile_cache import CompileCache, key_of
 from springtide.training.forgetting import with_old_sets
 from springtide.training.leave_request import LEFT, LeaveRequest
@@ -107,9 +107,9 @@ def train(
     data.check_epochs(config.num_steps)
     check_objective(config, data)
     compiled = CompileCache(folder, key_of(folder, config), config)
-    placement = Placement(owner, heartbeat=watch.heartbeat, compiled=compiled)
+    context = GroupContext(owner, heartbeat=watch.heartbeat, compiled=compiled)
     compiled.load(here.device)
-    run = TrainLoop(config, here, data, folder, placement=placement)
+    run = TrainLoop(config, here, data, folder, context=context)
     if config.train.start_from:
         on_first(lambda: check_begin(run))
     if config.objective.teacher:

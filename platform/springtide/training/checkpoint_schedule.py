@@ -17,7 +17,7 @@ from springtide.checkpoint.retention import Rule
 from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.distributed import World, gathered
-from springtide.elastic import Interrupt, SaveInterval, mean_time_to_loss, young_daly_interval
+from springtide.elastic import GroupRequest, SaveInterval, mean_time_to_loss, young_daly_interval
 from springtide.errors import CheckpointError, DiskFull, SpringtideError, StoreUnavailable
 from springtide.events import Event, Saved, SaveFailed, SaveIntervalChanged, SaveSkipped
 from springtide.storage import Folder
@@ -111,7 +111,7 @@ class CheckpointSchedule(Part):
         if self._waited_since == math.inf:  # the first step: evaluations before it do not count
             self._waited_since = time.monotonic()
         if self._asks():
-            self._requests.ask(Interrupt.SAVE)
+            self._requests.ask(GroupRequest.SAVE)
 
     def contribute(self, message: StepMessage, share: Share) -> None:
         """Add how the saves here go."""
@@ -145,7 +145,7 @@ class CheckpointSchedule(Part):
             yield from self._give_up(trains_on=True)
         every = self._checkpoint.every_steps
         due = every != "auto" and every > 0 and step % every == 0
-        asked = Interrupt.SAVE in result.requests
+        asked = GroupRequest.SAVE in result.requests
         if not (due or asked) or step == self.last_step:
             return
         if result.agreed[_SAVING]:

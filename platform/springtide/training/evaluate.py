@@ -21,7 +21,7 @@ from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.distributed import World, alone, on_first, sum_over_ranks
 from springtide.distributed.fsdp import in_precision
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.errors import CorpusError, explain
 from springtide.events import Evaluated, Event
 from springtide.model import whole
@@ -71,7 +71,7 @@ class Evaluations(Part):
             yield from self.now()
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
-        self._has_time = not done.result.requests & {Interrupt.STOP, Interrupt.LEAVE, Interrupt.EVACUATE}
+        self._has_time = not done.result.requests & {GroupRequest.STOP, GroupRequest.LEAVE, GroupRequest.EVACUATE}
         return iter(())
 
     def between_steps(self, done: DoneStep) -> Iterator[Event]:

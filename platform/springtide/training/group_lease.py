@@ -15,7 +15,7 @@ from springtide.checkpoint.other_orders import check_order
 from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.errors import UnfitNode
-from springtide.faults import reach
+from springtide.faults import fault_point
 from springtide.storage import Folder
 
 
@@ -37,12 +37,12 @@ class GroupLease:
         """Claim the run and return the group's term; ``ends``: the one that it has held until now. Raises RunExists if another
         owner holds the run, UnfitNode if this node does not see the driver's claim."""
         again, self.owner = bool(self.owner), self.owner or secrets.token_hex(8)
-        reach("claim", "before")
+        fault_point("claim", "before")
         try:
             term = leases.claim(self.run, self.owner, again=again, ends=ends, sources=self.sources).term
         except FileNotFoundError as error:
             raise UnfitNode(str(error), self.node) from None
-        reach("claim", "after")
+        fault_point("claim", "after")
         return term
 
     def go_back_to(self, ended: int, step: StepsDone, reason: str) -> int:

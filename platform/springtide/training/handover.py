@@ -9,7 +9,7 @@ from springtide.checkpoint import leases
 from springtide.checkpoint.format import committed, name_of
 from springtide.config.steps import StepsDone
 from springtide.distributed import World, on_first
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.events import Event, Left
 from springtide.training.checkpoint_schedule import CheckpointSchedule
 from springtide.training.group_lease import GroupLease
@@ -28,20 +28,20 @@ class Handover(Part):
         state: TrainState,
         saves: CheckpointSchedule,
         snapshots: SnapshotSchedule,
-        leave_left_s: Callable[[], float] = lambda: math.inf,
+        time_to_leave_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        """``leave_left_s``: as in ``Placement``."""
+        """``time_to_leave_s``: as in ``GroupContext``."""
         self._world, self._lease, self._state = world, lease, state
-        self._saves, self._snapshots, self._leave_left_s = saves, snapshots, leave_left_s
+        self._saves, self._snapshots, self._time_to_leave_s = saves, snapshots, time_to_leave_s
         self._evacuates = False
 
     def receive(self, result: StepResult) -> None:
-        self._evacuates = Interrupt.EVACUATE in result.requests
+        self._evacuates = GroupRequest.EVACUATE in result.requests
 
     def at_end(self, verdict: Verdict) -> Iterator[Event]:
         step = self._state.step
         if verdict is Verdict.LEAVE:
-            kept = not self._evacuates and self._snapshots.leave(step, on_first(self._leave_left_s))
+            kept = not self._evacuates and self._snapshots.leave(step, on_first(self._time_to_leave_s))
             if not kept:
                 yield from self._saves.finish(step)
             self._end_lease()  # the next group does not count it as lost

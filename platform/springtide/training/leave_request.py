@@ -22,7 +22,7 @@ import time
 
 from springtide.config.elastic import ElasticConfig
 from springtide.distributed import Connections
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.elastic.notices import Notice
 from springtide.preemption import open_sources, poll
 
@@ -43,8 +43,8 @@ class LeaveRequest:
         self._reason = ""
         self._listens = self._ended = False
 
-    def __call__(self) -> Interrupt | None:
-        return Interrupt.EVACUATE if self._reason else None
+    def __call__(self) -> GroupRequest | None:
+        return GroupRequest.EVACUATE if self._reason else None
 
     def listen(self, elastic: ElasticConfig, node: str, peers: Connections, poll_notices: bool) -> None:
         """Listen to the end of this process, from its main thread; a second SIGINT raises KeyboardInterrupt. Called again, it

@@ -71,11 +71,11 @@ class LiveState(Part):
             updated = torch.cuda.Event()
             updated.record()
         with self._lock:
-            if not self._world.cut.is_set():
+            if not self._world.aborted.is_set():
                 self._whole, self._updated = found, updated
 
     def freeze(self) -> None:
-        """Accept no later step; called, in any thread, when ``World.cut`` is set and before anything is aborted. What the
+        """Accept no later step; called, in any thread, when ``World.aborted`` is set and before anything is aborted. What the
         device is still updating is not whole: an optimizer may wait in a collective, which an abort releases with garbage."""
         with self._lock:
             if self._updated is not None and not self._updated.query():

@@ -24,9 +24,9 @@ from springtide.config import Config, fingerprint
 from springtide.config.steps import OrderStep, StepsDone, one_more
 from springtide.distributed import World, on_first
 from springtide.distributed.fsdp import parallelize
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.events import Event, Rejected, Started, StepDone, Stopped
-from springtide.faults import reach
+from springtide.faults import fault_point
 from springtide.model import as_held, make
 from springtide.model.objective import Columns
 from springtide.optim.build import may_fuse, optimizer_of
@@ -36,12 +36,12 @@ from springtide.optim.schedule import learning_rate, set_learning_rate
 from springtide.storage import Folder
 from springtide.stream import Batch, Data, RankReader, check
 from springtide.training.device import choose_kernels, peak_memory, to_device
+from springtide.training.group_context import GroupContext
 from springtide.training.group_lease import GroupLease
 from springtide.training.losses import LossOptions
 from springtide.training.micro_batches import largest_micro_batch, micro_batches
 from springtide.training.part import DoneStep, Part, StepResult, Verdict, Work
 from springtide.training.parts import parts_of
-from springtide.training.placement import Placement
 from springtide.training.requests import Requests
 from springtide.training.rollback import go_back, without_suspects
 from springtide.training.seeds import lane_seeds, seed_of
@@ -69,7 +69,7 @@ class TrainLoop:
     """The store of this rank's snapshots in memory; None takes none."""
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Duration of each phase of the start [s]."""
-    placement: Placement = dataclasses.field(default_factory=Placement)
+    context: GroupContext = dataclasses.field(default_factory=GroupContext)
 
     def __post_init__(self) -> None:
         begin, config = time.perf_counter(), self.config
@@ -87,9 +87,9 @@ class TrainLoop:
         objective, self.teacher = objective_of(config, self.data, self.world.device)
         self.state = TrainState(model, optimizer, fingerprint(config))
         self.loss_scale, self.requests = LossScale(config.parallel.precision == "fp16"), Requests()
-        nodes = self.placement.nodes
+        nodes = self.context.nodes
         node = nodes[self.world.rank] if nodes else ""
-        self.lease = GroupLease(self.folder, self.placement.owner, node, config.needs_trust)
+        self.lease = GroupLease(self.folder, self.context.owner, node, config.needs_trust)
         loss = LossOptions(config.optim.z_loss, objective)
         self.setup = StepSetup(
             model, optimizer, self.world, loss, config.optim.clip_norm, lambda: self.loss_scale.value, parts_of(self)
@@ -106,7 +106,7 @@ class TrainLoop:
         return self.setup.parts
 
     def events(
-        self, feed: Feed, interrupt: Callable[[], Interrupt | None], others: Sequence[Part] = ()
+        self, feed: Feed, interrupt: Callable[[], GroupRequest | None], others: Sequence[Part] = ()
     ) -> Iterator[Event]:
         """Train to the end of the run, or until asked to stop; yield the events. ``others``: parts of the caller, the last."""
         begin = time.perf_counter()
@@ -166,7 +166,7 @@ class TrainLoop:
         rate = learning_rate(config.optim, tokens, config.tokens_after(config.num_steps))
         set_learning_rate(state.optimizer, rate)
         shape = (
-            order.lane_share(order_step),
+            order.rows_per_lane_at(order_step),
             -(-order.lanes // world.size),
             config.train.rows_at_once,
             config.parallel.exact,
@@ -228,12 +228,12 @@ class TrainLoop:
         return self.lease.term, meta
 
     def _restore(self, from_memory: bool = True) -> Iterator[Event]:
-        reach("restore", "before")
+        fault_point("restore", "before")
         begin, identity, state, found = time.perf_counter(), self.data.order.identity_at, self.state, None
         if self.snapshot_store and from_memory and on_first(lambda: leases.has_trained(self.folder, self.lease.term)):
             found = restore_from_snapshots(self.folder, self.snapshot_store, state.model, state.optimizer, identity)
         if found is None:
-            here = (self.lease.node, self.lease.term, self.placement.read_elsewhere)
+            here = (self.lease.node, self.lease.term, self.context.read_elsewhere)
             found = restore(self.folder, state.model, state.optimizer, identity, *here)
         if found is None:
             adapted = self.config.model.adapter != "none"
@@ -250,7 +250,7 @@ class TrainLoop:
         for part in self.parts:
             part.begin(found)
             self._begun.callback(part.close)
-        reach("restore", "after")
+        fault_point("restore", "after")
         self.phases_s["state"] = time.perf_counter() - begin
         yield Started(
             step=state.step,
@@ -261,8 +261,8 @@ class TrainLoop:
             skipped_updates=list(state.skipped_updates),
             **dataclasses.asdict(self.figures),
             remark=found.remark if found else "",
-            nodes=list(self.placement.nodes),
-            markets=list(self.placement.markets),
+            nodes=list(self.context.nodes),
+            markets=list(self.context.markets),
             phases_s={phase: round(seconds, 3) for phase, seconds in self.phases_s.items()},
             **{name: value for part in self.parts for name, value in part.started.items()},
         )

@@ -32,7 +32,7 @@ from torch import Tensor
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.restore import Restored
 from springtide.config.steps import StepsDone
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.events import Event
 from springtide.training.losses import NO_COLUMNS, Compute
 from springtide.training.message import Agreed, StepMessage
@@ -112,7 +112,7 @@ class StepResult:
     """All fields of the step's message."""
     correction: float = 1.0
     """The gradients of ``Share`` times this are those of the loss per token."""
-    requests: frozenset[Interrupt] = frozenset()
+    requests: frozenset[GroupRequest] = frozenset()
     """Made to any rank until this step."""
     updated: bool = True
     """The weights have changed."""

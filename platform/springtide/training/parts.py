@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 def parts_of(loop: TrainLoop) -> list[Part]:
     """Return the parts of a worker group. All ranks call it together, when ``loop`` has its model and optimizer, and before its
     first step."""
-    config, world, state, placement = loop.config, loop.world, loop.state, loop.placement
+    config, world, state, context = loop.config, loop.world, loop.state, loop.context
 
     def data() -> Data:
         return loop.data
@@ -47,14 +47,14 @@ def parts_of(loop: TrainLoop) -> list[Part]:
         checkpoint = config.checkpoint
         if loop.snapshot_store is None or not checkpoint.memory_every or not checkpoint.stage:
             return None
-        is_aborted = world.cut.is_set
+        is_aborted = world.aborted.is_set
         return Snapshotter(loop.snapshot_store, loop.lease.term, world.rank, world.size, checkpoint.stage, is_aborted)
 
     saves = CheckpointSchedule(
-        config, world, loop.folder, loop.lease, loop.requests, loop.checkpoint, placement.heartbeat
+        config, world, loop.folder, loop.lease, loop.requests, loop.checkpoint, context.heartbeat
     )
     snapshots = SnapshotSchedule(config.checkpoint, snapshotter, loop.checkpoint, world.is_first)
-    evaluations = Evaluations(config, data, world, state, placement.heartbeat)
+    evaluations = Evaluations(config, data, world, state, context.heartbeat)
     names, only_when = config.train.metrics, config.train.only_when
     if only_when:
         on_first(lambda: check_can_tell(only_when, sensors()))
@@ -66,17 +66,17 @@ def parts_of(loop: TrainLoop) -> list[Part]:
         *([StepMetrics(names, state.model, world)] if names else ()),
         *([Anchor(state.model, config, world.is_first_copy)] if config.objective.anchor else ()),
         SourceFigures(data, world.device),
-        Recheck(config, world, state, placement.nodes, saves, loop.lease, loop.seed),
+        Recheck(config, world, state, context.nodes, saves, loop.lease, loop.seed),
         Recompiles(config.parallel.compile),
-        CompiledCode(placement.compiled, world, loop.lease),
+        CompiledCode(context.compiled, world, loop.lease),
         StepGuard(config, loop.loss_scale),
         Profile(config.train.profile, world, loop.folder, tools_of(world.device)),
         evaluations,
         saves,
         snapshots,
-        Handover(world, loop.lease, state, saves, snapshots, placement.leave_left_s),
-        StragglerDetector(world, placement.nodes, float(config.elastic.compare)),
-        *([Pauses(only_when, world, loop.requests, placement.heartbeat)] if only_when else ()),
+        Handover(world, loop.lease, state, saves, snapshots, context.time_to_leave_s),
+        StragglerDetector(world, context.nodes, float(config.elastic.compare)),
+        *([Pauses(only_when, world, loop.requests, context.heartbeat)] if only_when else ()),
         DataWaits(world, saves),
         Closing(config, data, world, state, evaluations),
         *own_parts(loop),

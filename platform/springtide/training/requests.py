@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.training.message import StepMessage
 from springtide.training.part import Part, Share, StepResult, Verdict
 
@@ -13,26 +13,26 @@ class Requests(Part):
     """The requests of one rank: from outside, and from other parts."""
 
     def __init__(self) -> None:
-        self.from_outside: Callable[[], Interrupt | None] = lambda: None
+        self.from_outside: Callable[[], GroupRequest | None] = lambda: None
         """Returns the request to this rank. Called just before the ranks agree, so that all know it after that very step; does
         not wait."""
-        self._asked: set[Interrupt] = set()
+        self._asked: set[GroupRequest] = set()
 
-    def ask(self, request: Interrupt) -> None:
+    def ask(self, request: GroupRequest) -> None:
         """Make a request in the next message."""
         self._asked.add(request)
 
     def contribute(self, message: StepMessage, share: Share) -> None:
         asked, self._asked = {*self._asked, self.from_outside()}, set()
-        for kind in Interrupt:
+        for kind in GroupRequest:
             message.any(f"request: {kind.name.lower()}", kind in asked)
 
     def receive(self, result: StepResult) -> None:
-        found = [kind for kind in Interrupt if result.agreed[f"request: {kind.name.lower()}"]]
+        found = [kind for kind in GroupRequest if result.agreed[f"request: {kind.name.lower()}"]]
         result.requests = frozenset(found)
 
     def verdict(self, result: StepResult) -> Verdict:
-        if Interrupt.STOP in result.requests:
+        if GroupRequest.STOP in result.requests:
             return Verdict.STOP
-        leaves = result.requests & {Interrupt.LEAVE, Interrupt.EVACUATE}
+        leaves = result.requests & {GroupRequest.LEAVE, GroupRequest.EVACUATE}
         return Verdict.LEAVE if leaves else Verdict.CONTINUE

@@ -13,7 +13,7 @@ from springtide.checkpoint.snapshots import Snapshotter
 from springtide.config.schema import CheckpointConfig
 from springtide.config.steps import StepsDone, one_more
 from springtide.distributed import gathered, on_first
-from springtide.elastic import Interrupt, snapshot_every
+from springtide.elastic import GroupRequest, snapshot_every
 from springtide.elastic.patience import ban_s
 from springtide.events import Event, SnapshotIntervalChanged
 from springtide.training.checkpoint_schedule import State
@@ -55,9 +55,9 @@ class SnapshotSchedule(Part):
         self._comes_back = False
         """Whether the snapshot under way is the first one since then."""
 
-    @property
-    def keeping(self) -> bool:
-        """Whether the last snapshot is not safe yet, or none can be kept here: then no rank begins another."""
+    def must_not_begin(self) -> bool:
+        """Return whether the last snapshot is not safe yet, or none can be kept here: then no rank begins another. May turn
+        snapshots off."""
         if self._memory is None or self._problem:
             return True
         try:
@@ -68,11 +68,11 @@ class SnapshotSchedule(Part):
 
     def contribute(self, message: StepMessage, share: Share) -> None:
         """Add whether the last snapshot is safe, and on rank 0 whether one is due after this step."""
-        keeping, step = self.keeping, one_more(share.work.step)  # first: it may turn snapshots off
+        must_not_begin, step = self.must_not_begin(), one_more(share.work.step)  # first: the problem is read below
         every = 1 if self._is_urgent else self._every
         due = bool(self._is_first and self._memory and self._every and step - self._last >= every)
         due &= not self._is_off or time.monotonic() >= self._again_at_s
-        message.any(_KEEPING, keeping)
+        message.any(_KEEPING, must_not_begin)
         message.any(_TURNED_OFF, bool(self._problem))
         message.any(_DUE, due)
 
@@ -95,8 +95,8 @@ class SnapshotSchedule(Part):
         if self._comes_back and not agreed[_KEEPING]:
             self._comes_back, self._stops = False, 0
             yield SnapshotIntervalChanged(step=step, every_steps=self._every, reason="they can be kept again")
-        if Interrupt.COPY in done.result.requests:
-            self._can_evacuate()
+        if GroupRequest.COPY in done.result.requests:
+            self._move_copies()
             self._is_urgent = True
         if self._memory is None or not agreed[_DUE] or agreed[_KEEPING]:
             return
@@ -121,7 +121,7 @@ class SnapshotSchedule(Part):
         """Take a snapshot of ``step`` and wait until it is safe; all ranks call it together. False if some rank fails, or is
         not ready within ``left_s``: then there is just time for the store [s]."""
         until_s = time.monotonic() + left_s
-        if not all(gathered(self._can_evacuate())):  # first: copies go to nodes that stay from now on
+        if not all(gathered(self._move_copies())):  # first: copies go to nodes that stay from now on
             return False
         self._settle(until_s)
         if not all(gathered(not self._is_late)):  # the last snapshot is safe on every rank, and only then may it go
@@ -139,10 +139,11 @@ class SnapshotSchedule(Part):
     @property
     def _is_late(self) -> bool:
         """Whether the last snapshot is not safe here."""
-        return bool(self._problem) or self.keeping
+        return bool(self._problem) or self.must_not_begin()
 
-    def _can_evacuate(self) -> bool:
-        """Return whether a snapshot that this rank takes now outlives the nodes that leave; all ranks call it together."""
+    def _move_copies(self) -> bool:
+        """Move copies off nodes that leave; all ranks call it together. Returns whether a snapshot that this rank takes now
+        outlives them."""
         if self._memory is None or self._is_off:
             return False
         try:
@@ -169,7 +170,7 @@ class SnapshotSchedule(Part):
 
     def _settle(self, until_s: float) -> None:
         """Wait until the last snapshot is safe here, cannot be, or it is ``until_s``."""
-        while self._memory is not None and not self._problem and self.keeping and time.monotonic() < until_s:
+        while self._memory is not None and not self._problem and self.must_not_begin() and time.monotonic() < until_s:
             time.sleep(_LOOK_S)  # between polls, while training waits anyway
 
     def close(self) -> None:

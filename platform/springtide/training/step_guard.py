@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.restore import Restored
 from springtide.config import Config
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.errors import TrainingFailed
 from springtide.events import Event, Spiked
 from springtide.optim.loss_scale import LossScale
@@ -53,7 +53,7 @@ class StepGuard(Part):
     def verdict(self, result: StepResult) -> Verdict:
         """Return ROLL_BACK for a spike, unless a save was requested: then the step is only skipped."""
         rolls_back = self._spike is not None and self._optim.on_spike == "rollback"
-        return Verdict.ROLL_BACK if rolls_back and not result.requests - {Interrupt.COPY} else Verdict.CONTINUE
+        return Verdict.ROLL_BACK if rolls_back and not result.requests - {GroupRequest.COPY} else Verdict.CONTINUE
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
         """Yield the events of a step. Raises TrainingFailed if too many steps were skipped, or the first step of a run."""

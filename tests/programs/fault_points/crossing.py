@@ -35,7 +35,7 @@ from fault_points.cases import (
 from fault_points.cluster import FaultCluster
 from fault_points.watch import Reached, name_of, watch
 from springtide.config import Config
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.events import Event, Started, StepDone
 from springtide.faults import Point
 from springtide.planning.scenarios import Scenario, config_of
@@ -170,7 +170,7 @@ class _Training:
         if by_force:
             self.lender.processes.close()
         else:
-            self.lender.ask(Interrupt.STOP)
+            self.lender.ask(GroupRequest.STOP)
         self._thread.join(_END_S if by_force else _PATIENCE_S)
         self.lender.end()
 
@@ -261,7 +261,7 @@ class _Director:
             elif len(self._cluster.nodes) < 2:
                 self._fill()
             else:
-                training.lender.ask(Interrupt.LEAVE)
+                training.lender.ask(GroupRequest.LEAVE)
             self._until(training, lambda: self._reached is not None, "the point was not reached")
             assert self._reached is not None
             node = self._cluster.node_of(self._reached.pid)

@@ -26,7 +26,7 @@ from springtide.checkpoint import restore as restoring
 from springtide.checkpoint import snapshots as from_snapshots
 from springtide.checkpoint.snapshot_commit import to_commit
 from springtide.config import Config, files, fingerprint
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.elastic.health import Health
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds
@@ -331,7 +331,7 @@ class Simulated:
                 listen(event)
             if self.asked[me.host]:
                 self.asked[me.host] = False
-                mailbox.ask(Interrupt.STOP)
+                mailbox.ask(GroupRequest.STOP)
         for event in mailbox.taken():
             listen(event)
         failure = process.error
@@ -461,7 +461,7 @@ class Controller:
             reserve_s=float(elastic.reserve),
             grow=elastic.grow,
             wait_s=float("inf"),
-            shares=share is not None,
+            cluster_is_shared=share is not None,
         )
         self.job: Any = types.SimpleNamespace(
             config=config, mailbox=mailbox, folder=simulated.setting.run, owner=owner, keeps_snapshots=True

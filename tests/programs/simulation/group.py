@@ -31,7 +31,7 @@ from springtide.checkpoint.tensors import named_tensors
 from springtide.checkpoint.writer_process import try_to_write
 from springtide.config import Config, fingerprint
 from springtide.config.steps import StepsDone
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.errors import CheckpointError, SpringtideError
 from springtide.events import Left, Saved, SaveFailed, Started, StepDone, Stopped
 from springtide.ray.train.event_sender import EventSender
@@ -215,17 +215,17 @@ class Rank:
             if any(failed for _, _, failed, _ in said):
                 self._give_up(send, trains_on=True)
             self._poll(send)
-            if Interrupt.COPY in interrupts:
+            if GroupRequest.COPY in interrupts:
                 snapshots.evacuate(self.on_first(snapshots.staying))
-            if Interrupt.STOP in interrupts or step == last:
+            if GroupRequest.STOP in interrupts or step == last:
                 self._finish(step, state, term, send)
                 break
-            if interrupts & {Interrupt.LEAVE, Interrupt.EVACUATE}:
-                self._leave(step, Interrupt.EVACUATE in interrupts, snapshots, snapshot, state, term, send)
+            if interrupts & {GroupRequest.LEAVE, GroupRequest.EVACUATE}:
+                self._leave(step, GroupRequest.EVACUATE in interrupts, snapshots, snapshot, state, term, send)
                 clock.park()  # until the process is let go
             busy = any(busy for _, busy, _, _ in said)
             due = step % setting.config.checkpoint.every_steps == 0
-            if (due or Interrupt.SAVE in interrupts) and not busy and not self._busy:
+            if (due or GroupRequest.SAVE in interrupts) and not busy and not self._busy:
                 self._begin(step, state, term)
             if not any(keeping for *_, keeping in said):
                 snapshot(step)

@@ -6,7 +6,7 @@ The policies, the mailbox, the pool of worker processes and the snapshot saver a
         run.train()
         run.cluster.notice("node02", 60.0)
         run.wait(30.0)
-        assert run.asked == [Interrupt.COPY, Interrupt.LEAVE]
+        assert run.asked == [GroupRequest.COPY, GroupRequest.LEAVE]
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from simulation.driver import Controller, MailboxClient, Reference, Simulated
 from simulation.group import Setting
 from simulation.play import prepared
 from springtide.checkpoint import leases
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.elastic.allocation import WorkerShare
 from springtide.events import Decided
 from springtide.ray.cluster import nodes as cluster_nodes
@@ -76,7 +76,7 @@ class Scenario:
         self._process = self.clock.start("controller", "hub", self._serve)
 
     @property
-    def asked(self) -> list[Interrupt]:
+    def asked(self) -> list[GroupRequest]:
         """All requests to the groups."""
         return self.mailbox.asked
 
@@ -110,7 +110,7 @@ class Scenario:
 
     def stop(self) -> None:
         """Ask the run to stop, as a user does."""
-        self.mailbox.mailbox._run.asked = Interrupt.STOP
+        self.mailbox.mailbox._run.asked = GroupRequest.STOP
 
     def _turn(self) -> None:
         try:
@@ -150,13 +150,13 @@ class RecordingMailbox(MailboxClient):
 
     def __init__(self, clock: Clock, mailbox: Mailbox, key: str, events: list[Any]) -> None:
         super().__init__(clock, mailbox, key)
-        self.asked: list[Interrupt] = []
+        self.asked: list[GroupRequest] = []
         self.left_s: list[float] = []
         """How long a copy in memory may take, by request [s]."""
         self.is_slow = False
         mailbox._run.events = events
 
-    def ask(self, interrupt: Interrupt, left_s: float = math.inf) -> Reference:
+    def ask(self, interrupt: GroupRequest, left_s: float = math.inf) -> Reference:
         self.asked.append(interrupt)
         self.left_s.append(left_s)
         return self._call("ask", interrupt, left_s)

@@ -14,7 +14,7 @@ from springtide import config as configs
 from springtide.api import control
 from springtide.api.control import Controls
 from springtide.checkpoint import leases
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.events import Commanded, Decided, Event, Saved, SaveFailed, Started, Stopped
 from springtide.ray.train.mailbox import WorkerLimit
 from springtide.run.control import CommandResult, Verb, give, read_result, standing, write_result
@@ -29,11 +29,11 @@ class Workers:
     """What a worker group would be asked."""
 
     def __init__(self) -> None:
-        self.asked: list[Interrupt] = []
+        self.asked: list[GroupRequest] = []
         self.limits: list[WorkerLimit] = []
         self.posted: list[Event] = []
 
-    def ask(self, interrupt: Interrupt) -> None:
+    def ask(self, interrupt: GroupRequest) -> None:
         self.asked.append(interrupt)
 
     def limit(self, limit: WorkerLimit) -> None:
@@ -95,7 +95,7 @@ def test_a_save_is_acknowledged_by_a_state_after_the_command(driver: Driver) -> 
     number = driver.give("save")
     driver.tell(Saved(step=4, name="step-4", size_bytes=1, save_time_s=1.0))  # it was on its way
     driver.tell(SaveFailed(step=4, reason="full", in_a_row=1))
-    until(lambda: driver.workers.asked.count(Interrupt.SAVE) == 2)  # asked again, once
+    until(lambda: driver.workers.asked.count(GroupRequest.SAVE) == 2)  # asked again, once
     assert driver.unanswered(number)
     driver.tell(Saved(step=6, name="step-6", size_bytes=1, save_time_s=1.0))
     assert (driver.result(number).done, driver.result(number).text) == (True, "step-6 is committed")
@@ -148,7 +148,7 @@ def test_a_save_of_a_paused_run_is_answered_at_once(driver: Driver) -> None:
     found = driver.result(driver.give("save"))
     assert not found.done
     assert found.text.startswith("the run is paused, and what it has trained is saved; `springtide run continue run`")
-    assert Interrupt.SAVE not in driver.workers.asked
+    assert GroupRequest.SAVE not in driver.workers.asked
 
 
 def test_a_resize_says_how_many_workers_train(driver: Driver) -> None:
@@ -190,7 +190,7 @@ def test_a_smaller_limit_waits_for_a_smaller_group(driver: Driver) -> None:
 @pytest.mark.parametrize(("status", "done"), [("stopped", True), ("finished", True), ("failed", False)])
 def test_a_stop_has_failed_if_the_run_has(driver: Driver, status: str, done: bool) -> None:
     number = driver.give("stop")
-    until(lambda: Interrupt.STOP in driver.workers.asked)
+    until(lambda: GroupRequest.STOP in driver.workers.asked)
     driver.tell(Stopped(step=5, status=status))
     assert driver.result(number).done == done
 

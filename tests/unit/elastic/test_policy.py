@@ -85,7 +85,7 @@ def test_a_group_above_the_limit_leaves() -> None:
     assert isinstance(starts, Start)
     assert starts.workers == 2
     assert isinstance(after_quiet(THREE, WorkerGroup(("a", "b")), bounds=fewer), Stay)
-    too_few = after_quiet(THREE, group, bounds=dataclasses.replace(fewer, fits=3))
+    too_few = after_quiet(THREE, group, bounds=dataclasses.replace(fewer, min_workers_for_memory=3))
     assert too_few == Stay("2 workers are too few for a step; 3 train")
 
 

@@ -17,7 +17,7 @@ from fault_points.watch import Reached, watch
 
 import springtide
 from springtide import faults
-from springtide.faults import POINTS, When, reach
+from springtide.faults import POINTS, When, fault_point
 
 PACKAGE = Path(springtide.__file__).parent
 
@@ -31,7 +31,7 @@ def disarmed() -> Iterator[None]:
 def test_a_point_is_nothing_unless_armed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.socket", lambda *_: pytest.fail("it opened a connection"))
     assert faults.armed() == ""
-    reach("restore", "before")
+    fault_point("restore", "before")
 
 
 @pytest.mark.processes
@@ -46,7 +46,8 @@ def test_a_process_waits_at_a_point_until_the_drill_lets_it_go_on() -> None:
 
     with watch(on_reached):
         program = (
-            "import sys; from springtide.faults import arm, reach; arm(sys.argv[1]); reach('claim', 'after'); print(1)"
+            "import sys; from springtide.faults import arm, fault_point\n"
+            "arm(sys.argv[1]); fault_point('claim', 'after'); print(1)"
         )
         command = [sys.executable, "-c", program, faults.armed()]
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -61,7 +62,7 @@ def test_a_process_waits_at_a_point_until_the_drill_lets_it_go_on() -> None:
 
 def test_a_process_goes_on_when_the_drill_is_over(tmp_path: Path) -> None:
     faults.arm(str(tmp_path / "nobody-listens"))
-    reach("commit", "before")
+    fault_point("commit", "before")
 
 
 def test_the_armed_address_is_what_this_process_hands_on() -> None:
@@ -74,7 +75,7 @@ def test_every_point_of_the_table_is_in_the_code_once_and_no_other() -> None:
     found = Counter[tuple[str, str]]()
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "reach":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "fault_point":
                 point, when = (ast.literal_eval(argument) for argument in node.args)
                 found[point, when] += 1
     assert found == Counter((point, when) for point in POINTS for when in get_args(When))

@@ -78,7 +78,7 @@ def test_a_shrink_below_what_fits_waits_without_retries(monkeypatch: pytest.Monk
     assert run.posted[0].reason.endswith("3 or more")
     assert all(one.cause == "out of memory" and one.again for one in run.posted)
     # and the rule of who trains does wait
-    bounds = Bounds(1, 8, settle_s=0.0, fits=run.limits.least_workers)
+    bounds = Bounds(1, 8, settle_s=0.0, min_workers_for_memory=run.limits.least_workers)
     waits, memory = decide(bounds, [Node("a", 5)], None, RestartForecast(), Remembered(), 0.0)
     assert isinstance(waits, Stay)
     assert waits.reason == "waiting for capacity: room for 5 workers, a step needs the memory of 6"
@@ -200,7 +200,7 @@ def test_a_leaving_node_is_no_failure_but_a_bug_is(
 
 def test_a_group_that_is_too_small_leaves_for_one_that_fits() -> None:
     """A group that is too small by what was learnt leaves only for one that fits."""
-    bounds, going = Bounds(1, 8, settle_s=0.0, fits=4), Node("b", 4, leaves_at=1.0)
+    bounds, going = Bounds(1, 8, settle_s=0.0, min_workers_for_memory=4), Node("b", 4, leaves_at=1.0)
     decision, _ = decide(
         bounds, [Node("a", 3), going], WorkerGroup(("a", "b", "b", "b")), RestartForecast(), Remembered(), 0.5
     )

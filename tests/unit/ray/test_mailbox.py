@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from springtide.config import recipes
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.elastic.notices import TimeLeft
 from springtide.elastic.restart_forecast import RestartForecast
 from springtide.events import Decided, Evaluated, Left
@@ -25,23 +25,23 @@ LEFT = Left(step=3, kept_in="memory")
 NOTHING_YET = Progress(prospects=RestartForecast(step_s=math.inf))
 
 
-def requested(mailbox: Mailbox) -> Interrupt | None:
+def requested(mailbox: Mailbox) -> GroupRequest | None:
     """What the workers are asked for now."""
     return mailbox._run.request
 
 
-@pytest.mark.parametrize("later", [Interrupt.LEAVE, Interrupt.STOP])
-def test_a_save_that_was_done_takes_no_other_request_back(later: Interrupt) -> None:
+@pytest.mark.parametrize("later", [GroupRequest.LEAVE, GroupRequest.STOP])
+def test_a_save_that_was_done_takes_no_other_request_back(later: GroupRequest) -> None:
     async def run() -> None:
         mailbox = Mailbox("a", 10, 0.0)
-        await mailbox.ask("a", Interrupt.SAVE)
-        await mailbox.cancel("a", Interrupt.SAVE)  # the workers have it
+        await mailbox.ask("a", GroupRequest.SAVE)
+        await mailbox.cancel("a", GroupRequest.SAVE)  # the workers have it
         assert requested(mailbox) is None
-        await mailbox.ask("a", Interrupt.SAVE)
+        await mailbox.ask("a", GroupRequest.SAVE)
         await mailbox.ask("a", later)
-        await mailbox.cancel("a", Interrupt.SAVE)
+        await mailbox.cancel("a", GroupRequest.SAVE)
         assert requested(mailbox) is later
-        await mailbox.ask("a", Interrupt.SAVE)
+        await mailbox.ask("a", GroupRequest.SAVE)
         assert requested(mailbox) is later  # who leaves or stops brings its state to safety
 
     asyncio.run(run())
@@ -72,26 +72,28 @@ def test_a_worker_that_waits_gets_each_request_at_once_and_none_of_another_group
     async def run() -> None:
         mailbox = Mailbox("a", 10, 0.0)
 
-        async def waiting(heard: Interrupt | None, followed: Interrupt | None = None) -> asyncio.Task[Interrupt | None]:
+        async def waiting(
+            heard: GroupRequest | None, followed: GroupRequest | None = None
+        ) -> asyncio.Task[GroupRequest | None]:
             task = asyncio.create_task(mailbox.request("a", heard, followed))
             await asyncio.sleep(0)
             return task
 
         first = await waiting(None)
-        await mailbox.ask("a", Interrupt.SAVE)
-        assert await asyncio.wait_for(first, 5.0) is Interrupt.SAVE
-        second = await waiting(None, Interrupt.SAVE)
+        await mailbox.ask("a", GroupRequest.SAVE)
+        assert await asyncio.wait_for(first, 5.0) is GroupRequest.SAVE
+        second = await waiting(None, GroupRequest.SAVE)
         assert not second.done()  # it is told once
-        await mailbox.ask("a", Interrupt.COPY)
-        assert await asyncio.wait_for(second, 5.0) is Interrupt.COPY
-        await mailbox.cancel("a", Interrupt.COPY)
-        await mailbox.ask("a", Interrupt.LEAVE)
-        third = await waiting(Interrupt.LEAVE)
-        await mailbox.ask("a", Interrupt.LEAVE)  # it has heard that
+        await mailbox.ask("a", GroupRequest.COPY)
+        assert await asyncio.wait_for(second, 5.0) is GroupRequest.COPY
+        await mailbox.cancel("a", GroupRequest.COPY)
+        await mailbox.ask("a", GroupRequest.LEAVE)
+        third = await waiting(GroupRequest.LEAVE)
+        await mailbox.ask("a", GroupRequest.LEAVE)  # it has heard that
         assert not third.done()
-        await mailbox.ask("a", Interrupt.EVACUATE)
-        assert await asyncio.wait_for(third, 5.0) is Interrupt.EVACUATE
-        late = await waiting(Interrupt.EVACUATE)
+        await mailbox.ask("a", GroupRequest.EVACUATE)
+        assert await asyncio.wait_for(third, 5.0) is GroupRequest.EVACUATE
+        late = await waiting(GroupRequest.EVACUATE)
         await mailbox.reset_for_new_group("a")
         assert await asyncio.wait_for(late, 5.0) is None  # calls of ended groups do not pile up
         last = await waiting(None)
@@ -102,8 +104,8 @@ def test_a_worker_that_waits_gets_each_request_at_once_and_none_of_another_group
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("leaving", [Interrupt.LEAVE, Interrupt.EVACUATE])
-def test_a_request_to_leave_ends_with_its_group_and_replaces_none_to_stop(leaving: Interrupt) -> None:
+@pytest.mark.parametrize("leaving", [GroupRequest.LEAVE, GroupRequest.EVACUATE])
+def test_a_request_to_leave_ends_with_its_group_and_replaces_none_to_stop(leaving: GroupRequest) -> None:
     async def run() -> None:
         mailbox = Mailbox("a", 10, 0.0)
         await mailbox.ask("a", leaving)
@@ -111,10 +113,10 @@ def test_a_request_to_leave_ends_with_its_group_and_replaces_none_to_stop(leavin
         assert requested(mailbox) is leaving
         await mailbox.reset_for_new_group("a")
         assert requested(mailbox) is None
-        await mailbox.ask("a", Interrupt.STOP)
+        await mailbox.ask("a", GroupRequest.STOP)
         await mailbox.ask("a", leaving)
         await mailbox.reset_for_new_group("a")
-        assert requested(mailbox) is Interrupt.STOP
+        assert requested(mailbox) is GroupRequest.STOP
 
     asyncio.run(run())
 
@@ -122,16 +124,16 @@ def test_a_request_to_leave_ends_with_its_group_and_replaces_none_to_stop(leavin
 def test_a_request_to_copy_comes_after_any_other_and_ends_with_its_group() -> None:
     async def run() -> None:
         mailbox = Mailbox("a", 10, 0.0)
-        await mailbox.ask("a", Interrupt.COPY)
-        await mailbox.ask("a", Interrupt.SAVE)
-        assert requested(mailbox) is Interrupt.SAVE
-        await mailbox.cancel("a", Interrupt.SAVE)
-        assert requested(mailbox) is Interrupt.COPY
-        await mailbox.cancel("a", Interrupt.COPY)
+        await mailbox.ask("a", GroupRequest.COPY)
+        await mailbox.ask("a", GroupRequest.SAVE)
+        assert requested(mailbox) is GroupRequest.SAVE
+        await mailbox.cancel("a", GroupRequest.SAVE)
+        assert requested(mailbox) is GroupRequest.COPY
+        await mailbox.cancel("a", GroupRequest.COPY)
         assert requested(mailbox) is None
-        await mailbox.ask("a", Interrupt.LEAVE)
-        await mailbox.ask("a", Interrupt.COPY)
-        assert requested(mailbox) is Interrupt.LEAVE
+        await mailbox.ask("a", GroupRequest.LEAVE)
+        await mailbox.ask("a", GroupRequest.COPY)
+        assert requested(mailbox) is GroupRequest.LEAVE
         await mailbox.reset_for_new_group("a")
         assert requested(mailbox) is None
 
@@ -144,15 +146,15 @@ def test_a_group_that_leaves_asks_how_long_a_copy_may_take(monkeypatch: pytest.M
     async def run() -> None:
         nonlocal now_s
         mailbox = Mailbox("a", 10, 0.0)
-        assert await mailbox.leave_left_s("a") == math.inf
-        await mailbox.ask("a", Interrupt.LEAVE, 30.0)
+        assert await mailbox.time_to_leave_s("a") == math.inf
+        await mailbox.ask("a", GroupRequest.LEAVE, 30.0)
         now_s += 12.0
-        assert await mailbox.leave_left_s("a") == 18.0
-        await mailbox.ask("a", Interrupt.LEAVE, 3.0)
-        assert await mailbox.leave_left_s("a") == 3.0
+        assert await mailbox.time_to_leave_s("a") == 18.0
+        await mailbox.ask("a", GroupRequest.LEAVE, 3.0)
+        assert await mailbox.time_to_leave_s("a") == 3.0
         await mailbox.reset_for_new_group("a")
-        assert await mailbox.leave_left_s("a") == math.inf
-        assert await mailbox.leave_left_s("another run") is None
+        assert await mailbox.time_to_leave_s("a") == math.inf
+        assert await mailbox.time_to_leave_s("another run") is None
 
     now_s = 1000.0
     asyncio.run(run())
@@ -245,29 +247,29 @@ def test_a_save_that_is_heard_does_not_take_back_a_request_to_stop() -> None:
 
     async def run() -> None:
         mailbox = Mailbox("a", 10, 0.0)
-        await mailbox.ask("a", Interrupt.SAVE)
-        await mailbox.ask("a", Interrupt.STOP)
-        await mailbox.cancel("a", Interrupt.SAVE)
-        assert requested(mailbox) is Interrupt.STOP
-        await mailbox.ask("a", Interrupt.SAVE)
-        assert requested(mailbox) is Interrupt.STOP  # which saves, too
+        await mailbox.ask("a", GroupRequest.SAVE)
+        await mailbox.ask("a", GroupRequest.STOP)
+        await mailbox.cancel("a", GroupRequest.SAVE)
+        assert requested(mailbox) is GroupRequest.STOP
+        await mailbox.ask("a", GroupRequest.SAVE)
+        assert requested(mailbox) is GroupRequest.STOP  # which saves, too
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("asked", [Interrupt.SAVE, Interrupt.COPY])
+@pytest.mark.parametrize("asked", [GroupRequest.SAVE, GroupRequest.COPY])
 def test_rank_0_ends_the_request_that_it_has_heard_and_beats_once_a_second(
-    monkeypatch: pytest.MonkeyPatch, asked: Interrupt
+    monkeypatch: pytest.MonkeyPatch, asked: GroupRequest
 ) -> None:
     calls: list[tuple[str, object]] = []
     replies = [asked, None]
     reply = SimpleNamespace(has_come=lambda timeout_s: bool(replies), get=lambda: replies.pop(0))
 
-    def request(heard: Interrupt | None, followed: Interrupt | None = None) -> SimpleNamespace:
+    def request(heard: GroupRequest | None, followed: GroupRequest | None = None) -> SimpleNamespace:
         requested.append((heard, followed))
         return reply
 
-    requested: list[tuple[Interrupt | None, Interrupt | None]] = []
+    requested: list[tuple[GroupRequest | None, GroupRequest | None]] = []
     mailbox = SimpleNamespace(
         request=request,
         post=lambda events: SimpleNamespace(has_come=lambda timeout_s: True, get=lambda: None),
@@ -293,7 +295,7 @@ def test_what_comes_late_for_an_ended_run_changes_nothing_in_the_next() -> None:
         assert await mailbox.largest_micro_batch("a") == 4
         await mailbox.open("b", 10, 0.0)
         await mailbox.post("a", [EVALUATED, LEFT])
-        await mailbox.ask("a", Interrupt.STOP)
+        await mailbox.ask("a", GroupRequest.STOP)
         await mailbox.limit_micro_batch("a", 2)
         await mailbox.reset_for_new_group("a")
         await mailbox.group_runs("a", 1)

@@ -10,7 +10,7 @@ from ray.exceptions import RaySystemError
 from simulation.clock import BEGIN_S
 from simulation.scenario import Scenario, scenario
 
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.elastic.policy import Leave, Stay
 from springtide.errors import StoppedWaiting, TrainingFailed, TrainingInterrupted
 from springtide.events import Decided, Failed, Saved, Stopped
@@ -141,13 +141,13 @@ def test_a_request_to_leave_grows_stronger_and_never_weaker() -> None:
         no_room, room_again = Stay("too few would stay", save=True), Stay("2 workers train")
         for decision in (room_again, no_room, no_room, room_again, no_room, Leave("notice"), Leave("notice"), no_room):
             run.policy._ask(decision)
-        assert run.asked == [Interrupt.SAVE, Interrupt.SAVE, Interrupt.LEAVE]
+        assert run.asked == [GroupRequest.SAVE, GroupRequest.SAVE, GroupRequest.LEAVE]
         for decision in (Leave("notice", durable=True), Leave("notice"), Leave("notice", durable=True)):
             run.policy._ask(decision)
-        assert run.asked[3:] == [Interrupt.EVACUATE]
+        assert run.asked[3:] == [GroupRequest.EVACUATE]
         run.until(lambda: bool(run.group))
         run.policy._ask(Leave("notice"))
-        assert run.asked[4:] == [Interrupt.LEAVE]  # the next group
+        assert run.asked[4:] == [GroupRequest.LEAVE]  # the next group
 
 
 def test_a_group_learns_of_each_nearer_deadline() -> None:
@@ -159,7 +159,7 @@ def test_a_group_learns_of_each_nearer_deadline() -> None:
         run.policy._ask(Leave("notice", by_s=now_s + 60.1))
         run.policy._ask(Leave("notice", by_s=now_s + 30.0))  # another node goes earlier
         run.policy._ask(Leave("notice", durable=True, by_s=now_s + 25.0))
-        assert run.asked == [Interrupt.LEAVE] * 3 + [Interrupt.EVACUATE]
+        assert run.asked == [GroupRequest.LEAVE] * 3 + [GroupRequest.EVACUATE]
         assert run.mailbox.left_s == [math.inf, 60.0, 30.0, 25.0]
 
 
@@ -169,15 +169,15 @@ def test_each_notice_asks_a_group_for_copies_at_once() -> None:
         assert run.asked == []
         run.cluster.notice(B, math.inf)
         run.wait(3.0)
-        assert run.asked == [Interrupt.COPY]
+        assert run.asked == [GroupRequest.COPY]
         run.cluster.notice(C, math.inf)
         run.wait(3.0)
-        assert run.asked == [Interrupt.COPY] * 2
+        assert run.asked == [GroupRequest.COPY] * 2
         run.cluster.machines[B].leaves_at_s = None
         run.wait(3.0)
         run.cluster.notice(B, math.inf)
         run.turn()
-        assert run.asked == [Interrupt.COPY] * 3
+        assert run.asked == [GroupRequest.COPY] * 3
 
 
 def test_a_node_that_leaves_in_hours_is_used_until_then() -> None:
@@ -195,7 +195,7 @@ def test_a_node_that_leaves_in_hours_is_used_until_then() -> None:
         assert run.reasons[-1] == "2 workers train"
         run.cluster.machines[B].leaves_at_s = run.clock.now + 1800.0
         run.turn()
-        assert Interrupt.COPY in run.asked
+        assert GroupRequest.COPY in run.asked
         assert run.policy._get_num_workers_for_resource_request() == 5
 
 
@@ -205,7 +205,7 @@ def test_a_drain_without_a_deadline_counts_as_two_minutes() -> None:
         run.setting.step_s = 5.0
         run.cluster.notice(B, math.inf)
         begin_s = run.clock.now
-        run.until(lambda: Interrupt.LEAVE in run.asked)
+        run.until(lambda: GroupRequest.LEAVE in run.asked)
         assert 90.0 < run.clock.now - begin_s <= 120.0
 
 
@@ -305,7 +305,7 @@ def test_a_run_gives_its_workers_to_others_and_names_them() -> None:
         assert run.queue.held == {A: 1, B: 1}
         run.queue.taken, run.queue.others = {A, B}, "'big' (priority 7) gets 2 workers"
         run.turn()
-        assert run.asked == [Interrupt.EVACUATE]  # no group follows yet: the state goes to the store
+        assert run.asked == [GroupRequest.EVACUATE]  # no group follows yet: the state goes to the store
         run.until(lambda: not run.group)
         run.wait(2.0)
         assert run.queue.held == {}

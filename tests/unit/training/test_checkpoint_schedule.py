@@ -18,7 +18,7 @@ from springtide import config as configs
 from springtide.checkpoint.async_saver import Copying
 from springtide.checkpoint.commit import Committed
 from springtide.distributed import alone
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.errors import CheckpointError, DiskFull, StoreUnavailable
 from springtide.storage import Folder
 from springtide.training import checkpoint_schedule
@@ -56,7 +56,7 @@ class Training:
     def writer(self) -> ScriptedWriter:
         return ScriptedWriter.started[-1]
 
-    def one_step(self, interrupts: frozenset[Interrupt] = frozenset()) -> list[Any]:
+    def one_step(self, interrupts: frozenset[GroupRequest] = frozenset()) -> list[Any]:
         """Do a step; its events, by name and step."""
         self.step += 1
         agreed = contributed(self.schedule, step=self.step - 1)
@@ -97,7 +97,7 @@ def test_a_save_that_is_due_during_another_is_skipped(training: Any) -> None:
         assert one.schedule.last_step == 6
         # one that was asked for is not skipped: training waits for the one before
         one.writer.answers = [written(6)]
-        assert one.one_step(frozenset({Interrupt.SAVE})) == [("Saved", 6)]
+        assert one.one_step(frozenset({GroupRequest.SAVE})) == [("Saved", 6)]
         assert one.schedule.last_step == 7
         assert one.writer.heard == ["stage", 2, 6, 7]
 

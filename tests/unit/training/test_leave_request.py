@@ -19,7 +19,7 @@ import os, signal, sys, time
 from pathlib import Path
 from springtide.config import Config
 from springtide.distributed import Connections
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.training.leave_request import LeaveRequest
 
 file = Path(sys.argv[1])
@@ -33,7 +33,7 @@ def listening(agent=0, **notices):
 def asked(request):
     while request() is None:
         time.sleep(0.01)
-    assert request() is Interrupt.EVACUATE
+    assert request() is GroupRequest.EVACUATE
 
 file.write_text("60")
 off = listening(notices="off", notice_file=str(file))

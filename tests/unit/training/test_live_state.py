@@ -24,12 +24,12 @@ from springtide.checkpoint.tensors import local
 from springtide.config import Config
 from springtide.distributed import World
 from springtide.distributed import world as world_of
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.elastic.survivors import LiveShard
 from springtide.events import Left, Saved, Started, Stopped
 from springtide.storage import Folder
 from springtide.stream import open_data
-from springtide.training import Part, Placement, TrainLoop
+from springtide.training import GroupContext, Part, TrainLoop
 from springtide.training.live_state import LiveState
 from springtide.training.part import Verdict
 from springtide.training.sample import Closing
@@ -184,8 +184,8 @@ def test_what_is_offered_is_the_state_after_a_whole_step_bit_for_bit(
 def begin_on_a_node(world: World, config: Config, node: Nodes) -> tuple[TrainLoop, LiveState]:
     """A group of a run that a driver holds, whose snapshots lie in the folder of a node."""
     store, folder = cast("Any", node), Folder(config.run.root) / config.run.id
-    placement = Placement(owner="a driver")
-    run = TrainLoop(config, world, open_data(config.data), folder, snapshot_store=store, placement=placement)
+    context = GroupContext(owner="a driver")
+    run = TrainLoop(config, world, open_data(config.data), folder, snapshot_store=store, context=context)
     return run, LiveState(run.state, world, run.described, store, config.checkpoint.stage)
 
 
@@ -247,10 +247,10 @@ def test_a_state_from_memory_is_saved_before_it_is_evaluated(world: World, confi
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("ask", "at", "kept_in"),
-    [(Interrupt.LEAVE, 4, "memory"), (Interrupt.EVACUATE, 4, "store"), (Interrupt.STOP, 6, "")],
+    [(GroupRequest.LEAVE, 4, "memory"), (GroupRequest.EVACUATE, 4, "store"), (GroupRequest.STOP, 6, "")],
 )
 def test_a_request_decides_where_the_last_state_goes(
-    world: World, config: Config, tmp_path: Path, ask: Interrupt, at: int, kept_in: str
+    world: World, config: Config, tmp_path: Path, ask: GroupRequest, at: int, kept_in: str
 ) -> None:
     """In the last step time is short, too: the save comes before the evaluation."""
     run, _ = begin_on_a_node(world, config.override({"run.id": "run"}), Nodes(tmp_path / "nodes", [0], 0))
@@ -269,11 +269,11 @@ class Group:
     """The state of one rank of four, of which nothing is real but the order of events."""
 
     def __init__(self, copies: int = 2, device: str = "cpu") -> None:
-        self.step, self.cut = 0, threading.Event()
+        self.step, self.aborted = 0, threading.Event()
         self.optimizer = SimpleNamespace(state={})
         tensors = {"model/w": nn.Linear(2, 2).weight.detach()}
         state: Any = SimpleNamespace(optimizer=self.optimizer, tensors=lambda: tensors)
-        world = World(3, 4, torch.device(device), SimpleNamespace(ndim=2, size=lambda axis: copies), self.cut)  # type: ignore[arg-type]
+        world = World(3, 4, torch.device(device), SimpleNamespace(ndim=2, size=lambda axis: copies), self.aborted)  # type: ignore[arg-type]
         self.live = LiveState(state, world, lambda: (1, self.meta), Store(), "/dev/shm")  # type: ignore[arg-type]
 
     @property
@@ -315,7 +315,7 @@ def test_a_step_that_is_to_be_rolled_back_and_one_that_ends_after_the_cut_are_no
     group = Group()
     group.train()
     group.live.before_update()
-    group.cut.set()
+    group.aborted.set()
     group.live.freeze()
     group.train()  # what an aborted collective has left
     assert group.live.offer(range(4)) is None

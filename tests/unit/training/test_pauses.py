@@ -11,7 +11,7 @@ from stepping import contributed, done_step, result_of
 from springtide import Config
 from springtide.config.only_when import OnlyWhen, only_when
 from springtide.distributed import World
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.errors import ConfigError
 from springtide.events import Event, Paused, Resumed
 from springtide.training import pauses
@@ -96,8 +96,8 @@ class Day:
         self.requests.from_outside = self.asked
         return Pauses("temperature 80", world, self.requests, self.beat, here, lambda: self.now, self.sleep)
 
-    def asked(self) -> Interrupt | None:
-        return Interrupt.STOP if self.now >= self.asked_at else None
+    def asked(self) -> GroupRequest | None:
+        return GroupRequest.STOP if self.now >= self.asked_at else None
 
     def beat(self) -> None:
         self.beats += 1

@@ -7,7 +7,7 @@ from ranks import run_here
 
 from springtide.config import Config
 from springtide.distributed import World
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.model import build
 from springtide.training.part import Part, StepResult, Work
 from springtide.training.requests import Requests
@@ -24,17 +24,17 @@ def test_what_a_rank_is_asked_for_is_read_between_backward_and_the_update() -> N
         model = build(Config().override(SHAPE).model, 11)
         weights = list(model.parameters())
 
-        def asked() -> Interrupt:
+        def asked() -> GroupRequest:
             assert all(weight.grad is not None for weight in weights)  # all is computed
             seen.append("asked")
-            return Interrupt.LEAVE
+            return GroupRequest.LEAVE
 
         class Updates(Part):
             def before_update(self) -> None:
                 seen.append("update")
 
         requests = Requests()
-        requests.ask(Interrupt.SAVE)
+        requests.ask(GroupRequest.SAVE)
         requests.from_outside = asked
         parts = [requests, Updates()]
         setup = StepSetup(model, torch.optim.SGD(weights, 0.1), world, clip_norm=1.0, parts=parts)
@@ -42,4 +42,4 @@ def test_what_a_rank_is_asked_for_is_read_between_backward_and_the_update() -> N
 
     result = run_here(step)
     assert seen == ["asked", "update"]
-    assert result.requests == {Interrupt.SAVE, Interrupt.LEAVE}
+    assert result.requests == {GroupRequest.SAVE, GroupRequest.LEAVE}

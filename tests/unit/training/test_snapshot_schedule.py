@@ -9,7 +9,7 @@ import pytest
 from stepping import contributed, done_step, result_of
 
 from springtide import config as configs
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.events import SnapshotIntervalChanged
 from springtide.training import snapshot_schedule
 from springtide.training.snapshot_schedule import SnapshotSchedule
@@ -69,7 +69,7 @@ class Training:
         self.now_s += seconds
         assert self.now_s < 5000.0, "it waits for ever"
 
-    def steps(self, number: int, asked: frozenset[Interrupt] = frozenset()) -> list[SnapshotIntervalChanged]:
+    def steps(self, number: int, asked: frozenset[GroupRequest] = frozenset()) -> list[SnapshotIntervalChanged]:
         told: list[Any] = []
         for _ in range(number):
             self.now_s += 1.0
@@ -159,7 +159,7 @@ def test_after_a_notice_the_next_snapshot_is_taken_at_once(monkeypatch: pytest.M
     run.steps(10)
     assert run.memory.begun == 0
     run.memory.under_way = run.memory.slow = True  # the one before is not safe yet
-    run.steps(1, frozenset({Interrupt.COPY}))
+    run.steps(1, frozenset({GroupRequest.COPY}))
     assert (run.memory.evacuated, run.memory.asked, run.memory.begun) == (1, 1, 0)
     run.steps(3)
     assert run.memory.begun == 0

@@ -10,7 +10,7 @@ from stepping import done_step, result_of
 
 from springtide import config as configs
 from springtide.checkpoint.restore import Restored
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.errors import TrainingFailed
 from springtide.optim.loss_scale import LossScale
 from springtide.training.part import DoneStep, Verdict
@@ -26,7 +26,7 @@ def allows(one: StepGuard, loss: float, grad_norm: float) -> bool:
     return one.allows_update(result_of(loss=loss, grad_norm=grad_norm))
 
 
-def rolls_back(one: StepGuard, *requests: Interrupt) -> bool:
+def rolls_back(one: StepGuard, *requests: GroupRequest) -> bool:
     return one.verdict(result_of(requests=frozenset(requests))) is Verdict.ROLL_BACK
 
 
@@ -46,8 +46,8 @@ def test_a_spike_is_told_or_left_out_also_after_a_restart(how: str, accepted: bo
     other.begin(Restored(type(meta(1)).model_validate_json(one.describe(meta(1)).model_dump_json()), "a"))
     for each in (one, other):
         assert allows(each, 40.0, 1.0) == accepted
-        assert rolls_back(each) == rolls_back(each, Interrupt.COPY) == (how == "rollback")
-        assert not rolls_back(each, Interrupt.SAVE), "who waits for a save gets it"
+        assert rolls_back(each) == rolls_back(each, GroupRequest.COPY) == (how == "rollback")
+        assert not rolls_back(each, GroupRequest.SAVE), "who waits for a save gets it"
         told = list(each.after_step(done(21, accepted)))
         assert len(told) == (how != "off")
         assert not any(event.left_out for event in told if accepted)  # type: ignore[attr-defined]

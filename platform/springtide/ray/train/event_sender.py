@@ -14,13 +14,13 @@ import time
 
 from ray.exceptions import RayError
 
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.events import Event, StepDone
 from springtide.ray.train.mailbox import MailboxClient, Reply
 
 _BEAT_S = 1.0
 _ANSWER_S = 2.0
-_ONCE = (Interrupt.COPY, Interrupt.SAVE)
+_ONCE = (GroupRequest.COPY, GroupRequest.SAVE)
 """Requests after which a group trains on: it is told each once."""
 
 
@@ -31,7 +31,7 @@ class EventSender:
         self._mailbox = mailbox
         self._waiting: list[Event] = []
         self._in_flight: Reply[None] | None = None
-        self._asked: Interrupt | None = None
+        self._asked: GroupRequest | None = None
         self._request = mailbox.request(None)
         self._beat_s = -math.inf
 
@@ -49,7 +49,7 @@ class EventSender:
             self._beat_s = time.monotonic()
             self._mailbox.heartbeat()
 
-    def interrupt(self) -> Interrupt | None:
+    def interrupt(self) -> GroupRequest | None:
         """Return the driver's request, if it has reached this process; a save or a copy is returned once. Does not wait."""
         if not self._request.has_come(0):
             return self._asked
@@ -59,11 +59,11 @@ class EventSender:
         self._request = self._mailbox.request(self._asked, asked if once else None)
         return asked
 
-    def leave_left_s(self) -> float:
+    def time_to_leave_s(self) -> float:
         """Return how long the copy in memory of a group that was asked to leave may take; infinite if the driver does not say
         [s]."""
         with contextlib.suppress(RayError):
-            left_s = self._mailbox.leave_left_s().get(_ANSWER_S)
+            left_s = self._mailbox.time_to_leave_s().get(_ANSWER_S)
             return math.inf if left_s is None else left_s
         return math.inf
 

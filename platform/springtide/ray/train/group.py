@@ -21,7 +21,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from springtide.faults import reach
+from springtide.faults import fault_point
 from springtide.ray._ray_private import (
     InitializingState,
     PlacementGroupHandle,
@@ -103,19 +103,19 @@ class PooledWorkerGroup(WorkerGroup):
     """The workers of a group that forms."""
     _taken_s = 0.0
     _watch: threading.Thread | None = None
-    _over: threading.Event
+    _formation_ended: threading.Event
     """Whether the group trains or has failed."""
 
     def _start(self) -> None:
         """Start the group. If it does not come to train, whatever the reason, its processes are given back; those that do not
         let go in time are ended, because they wait for one that is lost. Raises WorkerGroupStartupFailedError then, after
         which another group is started."""
-        self._over = threading.Event()
+        self._formation_ended = threading.Event()
         try:
             try:
                 self._start_impl(WorkerGroupStateBuilder())
             finally:
-                self._over.set()
+                self._formation_ended.set()
                 if self._watch is not None:
                     self._watch.join()  # what it would end may belong to the next group
             self.processes.setup_times.add(time.monotonic() - self._taken_s, len(self._taken))
@@ -137,9 +137,9 @@ class PooledWorkerGroup(WorkerGroup):
             custom_runtime_env=self._train_run_context.run_config.worker_runtime_env
         )
         processes = self.processes
-        reach("take", "before")
+        fault_point("take", "before")
         taken = processes.take(_starter(resources_per_worker, environment))
-        reach("take", "after")
+        fault_point("take", "after")
         asked = {process.actor.get_metadata.remote(): process for process in taken}
         done = set(ray.wait(list(asked), num_returns=len(asked), timeout=_ANSWER_S)[0])
         workers, lost = [], list[str]()
@@ -171,7 +171,7 @@ class PooledWorkerGroup(WorkerGroup):
         nodes = {worker.metadata.node_id for worker in self._taken}
         until_s = self._taken_s + self.processes.setup_times.limit_s(len(self._taken))
         pause_s = max(_LOOK_S, len(nodes) / _LOOKS_PER_S)
-        while not self._over.wait(pause_s):
+        while not self._formation_ended.wait(pause_s):
             is_late = time.monotonic() > until_s
             gone = nodes if is_late else silent_nodes(nodes)
             stopped = liveness.gone(where) if time.monotonic() - self._taken_s > QUIET_S else set()
@@ -202,9 +202,9 @@ class PooledWorkerGroup(WorkerGroup):
         """Release the workers; their processes stay for the next group."""
         if self.has_started():
             workers = self.get_workers()
-            reach("shutdown", "before")
+            fault_point("shutdown", "before")
             self.processes.reclaim(workers, silent_nodes({worker.metadata.node_id for worker in workers}))
-            reach("shutdown", "after")
+            fault_point("shutdown", "after")
             # Ray only calls its callbacks now; it has no workers left to wait for
             before = self.get_worker_group_state()
             self._worker_group_state: WorkerGroupState = _ReleasedReservation(
@@ -231,7 +231,7 @@ class _BeforeRendezvous(WorkerGroupCallback):
 
     def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
         """As Ray calls it, first of all callbacks."""
-        reach("rendezvous", "before")
+        fault_point("rendezvous", "before")
 
 
 class Controller(TrainController):

@@ -27,7 +27,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.elastic.forecast import RunHistory
 from springtide.elastic.notices import TimeLeft
 from springtide.elastic.restart_forecast import RestartForecast
@@ -35,7 +35,7 @@ from springtide.events import Event, Left, record
 
 _BLOCK_BYTES = 8 * 2**20
 _ANSWER_S = 2.0
-_LEAVING = (Interrupt.LEAVE, Interrupt.EVACUATE)
+_LEAVING = (GroupRequest.LEAVE, GroupRequest.EVACUATE)
 T = TypeVar("T")
 
 
@@ -74,7 +74,7 @@ class _RunState:
         self.key, self.hang_s = key, hang_s
         self.events: list[Event] = []
         self.arrived = asyncio.Event()
-        self.asked: Interrupt | None = None
+        self.asked: GroupRequest | None = None
         self.copy = False  # whether it is asked for, too
         self.groups = 0
         """Groups of workers until now."""
@@ -90,9 +90,9 @@ class _RunState:
         """Node that leaves -> its deadline as announced to Ray [ms], and when that is, of ``time.monotonic`` [s]."""
 
     @property
-    def request(self) -> Interrupt | None:
+    def request(self) -> GroupRequest | None:
         """The request to the workers."""
-        return self.asked or (Interrupt.COPY if self.copy else None)
+        return self.asked or (GroupRequest.COPY if self.copy else None)
 
     def changed(self) -> None:
         """Wake those that wait for a request: there is another one, another group, or another run."""
@@ -132,7 +132,9 @@ class Mailbox:
         run.events += events
         run.arrived.set()
 
-    async def request(self, key: str, known: Interrupt | None, followed: Interrupt | None = None) -> Interrupt | None:
+    async def request(
+        self, key: str, known: GroupRequest | None, followed: GroupRequest | None = None
+    ) -> GroupRequest | None:
         """See ``MailboxClient.request``."""
         if followed is not None:
             await self.cancel(key, followed)
@@ -156,29 +158,29 @@ class Mailbox:
         taken, run.events = run.events, []
         return taken
 
-    async def ask(self, key: str, interrupt: Interrupt, left_s: float = math.inf) -> None:
+    async def ask(self, key: str, interrupt: GroupRequest, left_s: float = math.inf) -> None:
         """See ``MailboxClient.ask``."""
         run = self._run
-        if interrupt is Interrupt.COPY:
+        if interrupt is GroupRequest.COPY:
             run.copy |= key == run.key
             run.changed()
             return
-        weaker = run.asked is Interrupt.STOP and interrupt is not Interrupt.STOP
-        weaker |= run.asked in _LEAVING and interrupt is Interrupt.SAVE  # what leaves brings its state to safety
+        weaker = run.asked is GroupRequest.STOP and interrupt is not GroupRequest.STOP
+        weaker |= run.asked in _LEAVING and interrupt is GroupRequest.SAVE  # what leaves brings its state to safety
         if key == run.key and not weaker:
             run.asked, run.leave_by_s = interrupt, time.monotonic() + left_s
             run.changed()
 
-    async def leave_left_s(self, key: str) -> float | None:
-        """See ``MailboxClient.leave_left_s``."""
+    async def time_to_leave_s(self, key: str) -> float | None:
+        """See ``MailboxClient.time_to_leave_s``."""
         run = self._run
         return run.leave_by_s - time.monotonic() if key == run.key else None
 
-    async def cancel(self, key: str, interrupt: Interrupt) -> None:
+    async def cancel(self, key: str, interrupt: GroupRequest) -> None:
         """End the request for ``interrupt``, if it is still the newest."""
         run = self._run
         if key == run.key:
-            run.copy &= interrupt is not Interrupt.COPY
+            run.copy &= interrupt is not GroupRequest.COPY
             run.asked = None if run.asked is interrupt else run.asked
             run.changed()
 
@@ -231,7 +233,7 @@ class Mailbox:
             return None
         longest_s = run.history.longest_s(run.hang_s) if run.hang_s else math.inf
         silent_s = max(0.0, time.monotonic() - run.last_event_s)
-        stop = run.asked is Interrupt.STOP
+        stop = run.asked is GroupRequest.STOP
         return Progress(run.history.step, run.left, stop, silent_s, longest_s, run.history.prospects(), run.limit)
 
     async def limit_workers(self, key: str, limit: WorkerLimit) -> None:
@@ -292,7 +294,7 @@ class MailboxClient:
         """Post events to the driver."""
         return Reply(self.actor.post.remote(self.key, events))
 
-    def request(self, known: Interrupt | None, followed: Interrupt | None = None) -> Reply[Interrupt | None]:
+    def request(self, known: GroupRequest | None, followed: GroupRequest | None = None) -> Reply[GroupRequest | None]:
         """Reply with the request to the workers as soon as it is another than ``known``, or the group is over. One that was
         ``followed`` ends with this call: a call of its own might arrive after this one, and it would be told again."""
         return Reply(self.actor.request.remote(self.key, known, followed))
@@ -301,15 +303,15 @@ class MailboxClient:
         """Take everything posted since the last call; waits up to ``wait_s`` for the first event. For the current run only."""
         return Reply(self.actor.take.remote(self.key, wait_s))
 
-    def ask(self, interrupt: Interrupt, left_s: float = math.inf) -> Reply[None]:
+    def ask(self, interrupt: GroupRequest, left_s: float = math.inf) -> Reply[None]:
         """Ask the workers for ``interrupt`` until the next call; none replaces one to stop, and to save none to leave. One
         to copy replaces none: it comes after the others.
         ``left_s``: time until a copy in memory must be safe [s]."""
         return Reply(self.actor.ask.remote(self.key, interrupt, left_s))
 
-    def leave_left_s(self) -> Reply[float | None]:
+    def time_to_leave_s(self) -> Reply[float | None]:
         """Reply with the time until the copy of a group that leaves must be safe in memory [s]."""
-        return Reply(self.actor.leave_left_s.remote(self.key))
+        return Reply(self.actor.time_to_leave_s.remote(self.key))
 
     def heartbeat(self) -> Reply[None]:
         """Report that the group is alive, though it has no event to post."""

@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayError
 from ray.train import ScalingConfig
 
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.elastic.cells import within_nodes
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.patience import MOST_STORE_FAILURES, look_pause_s, store_pause_s
@@ -58,7 +58,7 @@ _ANSWER_S = 2.0
 _LOOK_S = 0.5
 _MOMENT_S = 1e-3
 """A look comes this much after the nodes have settled, so that it finds them settled [s]."""
-_ORDER = (None, Interrupt.SAVE, Interrupt.LEAVE, Interrupt.EVACUATE)
+_ORDER = (None, GroupRequest.SAVE, GroupRequest.LEAVE, GroupRequest.EVACUATE)
 """Requests to a group; each may follow those before it."""
 _SOONER_S = 1.0
 """A deadline that comes closer by less is not passed on [s]."""
@@ -94,7 +94,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._memory = PolicyState()
         self._reported = ""
         """The last reported reason of a decision, without its numbers."""
-        self._asked: Interrupt | None = None
+        self._asked: GroupRequest | None = None
         """The newest request of this policy to the group that trains."""
         self._asked_by_s = math.inf
         """When the state must be safe in memory, as that request says."""
@@ -123,13 +123,13 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
     def _bounds(self) -> Bounds:
         asked, limit = self._asked_for, self._limit
         most = min(asked.max_workers, limit.workers or asked.max_workers)
-        fits, by, others = self._limits.least_workers, limit.paused_by, self._others
-        return dataclasses.replace(asked, fits=fits, max_workers=most, paused_by=by, others=others)
+        least, by, others = self._limits.least_workers, limit.paused_by, self._others
+        return dataclasses.replace(asked, min_workers_for_memory=least, max_workers=most, paused_by=by, others=others)
 
     @property
     def is_leaving(self) -> bool:
         """Whether the group that trains was asked to leave."""
-        return self._asked in (Interrupt.LEAVE, Interrupt.EVACUATE)
+        return self._asked in (GroupRequest.LEAVE, GroupRequest.EVACUATE)
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Start a group if there is room, else wait a moment. Raises StoppedWaiting when asked to stop,
@@ -225,17 +225,17 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         copies of what others have, and what is on it is copied to nodes that stay."""
         leaving = {node.id for node in nodes if node.leaves_at is not None}
         if leaving - self._told_of and self._job.keeps_snapshots:
-            self._mailbox.ask(Interrupt.COPY)
+            self._mailbox.ask(GroupRequest.COPY)
         self._told_of = leaving
 
     def _ask(self, decision: Decision) -> None:
         """Pass a decision on to the group, once. The room for a copy in memory may be gone since it was asked to leave."""
         wanted = None
         if isinstance(decision, Leave):
-            wanted = Interrupt.EVACUATE if decision.durable else Interrupt.LEAVE
+            wanted = GroupRequest.EVACUATE if decision.durable else GroupRequest.LEAVE
         elif isinstance(decision, Stay) and decision.save:
-            wanted = Interrupt.SAVE
-        elif self._asked is Interrupt.SAVE:  # the next notice asks again
+            wanted = GroupRequest.SAVE
+        elif self._asked is GroupRequest.SAVE:  # the next notice asks again
             self._asked = None
         by_s = decision.by_s if isinstance(decision, Leave) else math.inf
         sooner = wanted is self._asked and by_s < self._asked_by_s - _SOONER_S

@@ -33,7 +33,7 @@ from springtide.checkpoint.piece_table import PieceTable
 from springtide.checkpoint.shared_memory import MARK_BYTES, NO_STEP, mark
 from springtide.checkpoint.snapshot_commit import write_part
 from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotKey, SnapshotPart, file_of
-from springtide.faults import arm, reach
+from springtide.faults import arm, fault_point
 from springtide.ray.train.mailbox import MailboxClient
 from springtide.ray.train.snapshot_lookup import ANSWER_S
 from springtide.storage.free_memory import free_bytes
@@ -139,7 +139,7 @@ class SnapshotServer:
         held.snapshot = snapshot
         problems = [""] * len(peers)
         if peers:
-            reach("replicate", "before")
+            fault_point("replicate", "before")
         with memoryview(held.map) as whole:
             for begin in range(MARK_BYTES, len(whole), _CHUNK_BYTES) if snapshot.size_bytes else [MARK_BYTES]:
                 to = {number: peer for number, peer in enumerate(peers) if not problems[number]}
@@ -155,7 +155,7 @@ class SnapshotServer:
                 for copy, number in copies.items():
                     problems[number] = _problem(copy) if copy in done else f"no answer within {_COPY_S:g} s"
         if peers:
-            reach("replicate", "after")
+            fault_point("replicate", "after")
         return problems
 
     @ray.method(concurrency_group="copy")

@@ -19,7 +19,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from springtide.config import Config, redact
 from springtide.distributed import backend, gpu_environment
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds
 from springtide.errors import SpringtideError, StoppedWaiting, StoreLost, TrainingFailed, TrainingInterrupted
@@ -96,7 +96,7 @@ def train(
                 _pass_on(mailbox, on_event)
                 if asked.is_set():
                     asked.clear()
-                    _answer(mailbox.ask(Interrupt.STOP))
+                    _answer(mailbox.ask(GroupRequest.STOP))
         except BaseException:
             workers.processes.close()
             thread.join(_END_S)
@@ -149,7 +149,7 @@ def _trainer(run: Folder, term: int, job: TrainJob, workers: WorkerLender) -> Sp
         wait_s=float(elastic.wait) or math.inf,
         expected_loss_s=float(config.checkpoint.expected_loss),
         lanes=config.stream.num_lanes,
-        shares=workers.share is not None,
+        cluster_is_shared=workers.share is not None,
     )
     return SpringtideTrainer(
         functools.partial(work, job),

@@ -26,7 +26,7 @@ from springtide.distributed import Connections, abort, end_group, gathered, worl
 from springtide.elastic.health import Health
 from springtide.elastic.survivors import LiveShard
 from springtide.events import Left, Started
-from springtide.faults import arm, reach
+from springtide.faults import arm, fault_point
 from springtide.ray.cluster.nodes import where
 from springtide.ray.data.feed import feed
 from springtide.ray.train.event_sender import EventSender
@@ -35,7 +35,7 @@ from springtide.ray.train.other_reader import read_elsewhere
 from springtide.ray.train.snapshot_client import SnapshotClient
 from springtide.storage import Folder
 from springtide.stream import Batch, RankReader, open_data
-from springtide.training import Placement, TrainLoop
+from springtide.training import GroupContext, TrainLoop
 from springtide.training.compile_cache import CompileCache
 from springtide.training.live_state import LiveState
 from springtide.training.preflight import preflight
@@ -43,7 +43,7 @@ from springtide.training.preflight import preflight
 _log = logging.getLogger(__name__)
 
 _LET_GO = threading.Event()
-"""Set when this process's group is over; as ``World.cut`` it keeps a step from using what an abort left."""
+"""Set when this process's group is over; as ``World.aborted`` it keeps a step from using what an abort left."""
 _TRAINING = threading.Lock()
 _links: Connections | None = None
 """The connections of this process's group."""
@@ -193,7 +193,7 @@ def warm_up(job: TrainJob, measure_network: bool, is_first: bool) -> Health:
 
 def _train(job: TrainJob) -> bool:
     """Train; return whether the group left so that another one resumes."""
-    reach("rendezvous", "after")
+    fault_point("rendezvous", "after")
     begin = time.perf_counter()
     config = job.config
     if (most := job.mailbox.largest_micro_batch().get()) is not None:
@@ -214,11 +214,11 @@ def _train(job: TrainJob) -> bool:
         return feed(reader, reader.plan(step, config.num_steps, int(config.feed.read_bytes)), config.feed, name)
 
     servers = None
-    reach("first_collective", "before")
+    fault_point("first_collective", "before")
     nodes, markets, domains = zip(*gathered(where()), strict=True)
     if here.is_first:
         job.mailbox.group_formed()
-    reach("first_collective", "after")
+    fault_point("first_collective", "after")
     if job.keeps_snapshots:
         servers = SnapshotClient(config, job.folder, job.mailbox, owner=job.owner)
         servers.pair(nodes, domains)
@@ -226,10 +226,10 @@ def _train(job: TrainJob) -> bool:
     # one rank talks to the driver: what it receives reaches the others in the step's own all-reduce
     sender = EventSender(job.mailbox) if here.is_first else None
     beat = sender.heartbeat if sender else lambda: None
-    left_s = sender.leave_left_s if sender else lambda: math.inf
+    left_s = sender.time_to_leave_s if sender else lambda: math.inf
     compiled, read = dataclasses.replace(job.compiled, config=config), functools.partial(read_elsewhere, job.mailbox)
-    placement = Placement(job.owner, nodes, markets, read, beat, left_s, compiled)
-    run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, placement)
+    context = GroupContext(job.owner, nodes, markets, read, beat, left_s, compiled)
+    run = TrainLoop(config, here, data, job.folder, job.labels, servers, phases_s, context)
     _live = LiveState(run.state, here, run.described, servers, config.checkpoint.stage)
     left = False
     for event in run.events(batches, sender.interrupt if sender else lambda: None, [_live]):

@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import RayError
 
 from springtide.config import Config
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.elastic.allocation import WorkerShare
 from springtide.errors import RunExists
 from springtide.events import Event
@@ -70,7 +70,7 @@ class WorkerLender:
             self._mailbox.limit_workers(self._limit).wait()  # before the controller asks for it
         return self._mailbox
 
-    def ask(self, interrupt: Interrupt) -> None:
+    def ask(self, interrupt: GroupRequest) -> None:
         """Send a request to the current run, if there is one."""
         mailbox = self._mailbox
         if mailbox is not None:

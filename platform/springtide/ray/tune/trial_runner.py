@@ -14,7 +14,7 @@ from collections.abc import Callable
 from springtide import config as configs
 from springtide.checkpoint.format import committed, name_of
 from springtide.config import Config
-from springtide.elastic import Interrupt
+from springtide.elastic import GroupRequest
 from springtide.errors import RunExists
 from springtide.events import Evaluated, Event, StepDone, Stopped
 from springtide.ray.train.worker_lender import WorkerLender
@@ -120,7 +120,7 @@ class TrialRunner:
         """Stop the run, with everything saved."""
         deadline = time.monotonic() + SAVED_S
         while self._thread is not None and self._thread.is_alive() and time.monotonic() < deadline:
-            self._workers.ask(Interrupt.STOP)  # repeated: the run may not listen yet
+            self._workers.ask(GroupRequest.STOP)  # repeated: the run may not listen yet
             self._thread.join(_ASK_AGAIN_S)
 
     def _closed(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 
 
-class Interrupt(enum.Enum):
+class GroupRequest(enum.Enum):
     """A request; all ranks receive it in the same step."""
 
     COPY = "copy"

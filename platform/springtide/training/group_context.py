@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Placement:
+class GroupContext:
     """Where a worker group runs, and who watches it there."""
 
     owner: str = ""
@@ -27,7 +27,7 @@ class Placement:
     """Reads a file that this group's nodes found bad on another node; None: there is none."""
     heartbeat: Callable[[], None] = lambda: None
     """Called again and again while a save or an evaluation lasts: the group is alive, although it makes no step."""
-    leave_left_s: Callable[[], float] = lambda: math.inf
+    time_to_leave_s: Callable[[], float] = lambda: math.inf
     """Called on rank 0 of a group that was asked to leave: returns how long its copy in memory may take [s]."""
     compiled: CompileCache | None = None
     """The run's compiled code; None keeps none."""
