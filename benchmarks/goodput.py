@@ -22,13 +22,11 @@ from pathlib import Path
 
 import claims
 
-from springtide.elastic.checkpoint_only import checkpoint_restart, tuned_checkpoint_restart
 from springtide.elastic.failures import FailureRates, poisson_failures
 from springtide.elastic.policy import Bounds
-from springtide.elastic.simulate import Costs, simulate
+from springtide.elastic.simulate import Costs, checkpoint_restart, simulate, tuned_checkpoint_restart
 from springtide.elastic.traces import Trace, larger
-from springtide.planning.market_simulation import simulate_deadline
-from springtide.planning.simulation import RESTART_S, SAVES_S, read_trace
+from springtide.planning.simulation import RESTART_S, SAVES_S, read_trace, simulate_deadline
 from springtide.tracking.ledger import Prices
 
 TRACES = {

@@ -25,7 +25,7 @@ from springtide.distributed.fsdp import parallelize
 from springtide.model import flops_per_token, num_parameters, skeleton
 from springtide.optim.build import optimizer_of
 from springtide.training import StepSetup, Work, train_step
-from springtide.training.micro_batches import micro_batches
+from springtide.training.losses import micro_batches
 from springtide.training.weights import initialize
 
 VOCABULARY = 1024

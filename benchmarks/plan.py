@@ -128,7 +128,7 @@ def facts() -> dict[str, float]:
     import torch
     import torch.distributed as dist
 
-    from springtide.training.peak_flops import peak_flops
+    from springtide.training.device import peak_flops
 
     source, target = torch.ones(2**25), torch.empty(2**25)
     gradient = torch.zeros(2**22)

@@ -25,7 +25,7 @@ from pydoc_data.topics import topics
 
 import claims
 
-from springtide.corpus.quality import c4, gopher
+from springtide.corpus.cleaning import c4, gopher
 
 PEERS = Path(__file__).with_name("quality_peers.py")
 _LEAST_CHARACTERS = 400

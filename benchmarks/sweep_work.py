@@ -18,9 +18,9 @@ import springtide as st
 from springtide import config as configs
 from springtide.config import Config
 from springtide.model import build
-from springtide.optim.build import rate_after
 from springtide.shards import HELDOUT
 from springtide.stream import open_data
+from springtide.training.state import rate_after
 from springtide.training.weights import initialize
 from springtide.tune import name_of, random_points, read, trial_config
 

@@ -38,7 +38,7 @@ from springtide.config import Config
 from springtide.distributed import world
 from springtide.training import StepSetup, Work, train_step
 from springtide.training.device import choose_kernels
-from springtide.training.micro_batches import micro_batches
+from springtide.training.losses import micro_batches
 
 LANES, ROWS_PER_LANE, LENGTH, IDS, STEPS = (8, 4, 1024, 8192, 8) if CUDA else (4, 2, 64, 256, 3)
 PRICE_GOAL = 1.5

@@ -35,8 +35,8 @@ from springtide.optim.parameter_groups import freeze
 from springtide.planning.device_memory import usable_bytes
 from springtide.planning.step_memory import predicted_bytes
 from springtide.training import StepSetup, Work, train_step
+from springtide.training.device import peak_flops
 from springtide.training.nvml import gpu_of
-from springtide.training.peak_flops import peak_flops
 
 CUDA = torch.cuda.is_available()
 KIND = "cuda" if CUDA else "cpu"

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from gguf_families import Value
 
-from springtide.corpus.patterns import PATTERNS
-from springtide.corpus.tokenizer import Tokenizer
+from springtide.corpus.tokenizer import PATTERNS, Tokenizer
 from springtide.errors import ConfigError, explain
 from springtide.hf import ImportedModel
 from springtide.shards import TOKENIZER

@@ -19,7 +19,7 @@ NEW_NAMES = {
     "springtide.app": "springtide.api",
     "springtide.app.estimate": "springtide.planning.estimate",
     "springtide.app.plan": "springtide.planning.plan",
-    "springtide.app.plan_rows": "springtide.planning.rows",
+    "springtide.app.plan_rows": "springtide.planning.plan",
     "springtide.app.simulate": "springtide.planning.simulation",
     "springtide.dist": "springtide.distributed",
     "springtide.generation": "springtide.eval",

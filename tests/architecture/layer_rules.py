@@ -90,7 +90,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "rich": ("tracking/console.py", "cli/"),
     "pandas": ("tracking/journal.py", "run/folder.py"),
     "huggingface_hub": ("corpus/hub.py",),
-    "lingua": ("corpus/language.py",),
+    "lingua": ("corpus/cleaning.py",),
     "jinja2": ("corpus/template_child.py",),
     "optuna": ("tune/study.py",),
     "torchao": ("distributed/float8.py",),
@@ -99,7 +99,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 
 EDGES = (
     *("api/tracking_server.py", "api/doctor.py", "training/__main__.py"),
-    *("ray/cluster/session.py", "ray/cluster/connect.py"),
+    *("ray/cluster/session.py", "ray/cluster/session.py"),
     "corpus/chat_sandbox.py",  # passes the path of libraries to a child that gets nothing else
 )
 """Where the environment is read, once a process."""

@@ -23,8 +23,7 @@ from springtide.checkpoint.restore import Restored
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError, CorpusError, CorruptShard
 from springtide.events import Event, StepDone
-from springtide.model.distill import divergence
-from springtide.model.objective import Objective
+from springtide.model.objective import Objective, divergence
 from springtide.planning.step_memory import predicted_bytes
 from springtide.run.find import find_run
 from springtide.shards import LabelLayout, ids_of, load_labels

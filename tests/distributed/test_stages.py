@@ -18,12 +18,12 @@ from springtide.checkpoint.format import read_manifest
 from springtide.config import Config
 from springtide.errors import ConfigError
 from springtide.events import Event, Started, StepDone
-from springtide.optim.build import rate_after
 from springtide.run.find import find_run
 from springtide.run.folder import open_run
 from springtide.storage import Folder
 from springtide.stream import open_data
 from springtide.training.start_check import check_start, check_tensors
+from springtide.training.state import rate_after
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

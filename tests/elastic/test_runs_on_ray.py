@@ -31,9 +31,9 @@ from springtide.ray.cluster.local import kill_worker
 from springtide.ray.cluster.nodes import leftovers
 from springtide.ray.cluster.session import check_resources
 from springtide.ray.data import feed as feed_module
-from springtide.ray.train.actor_context import run_as_actor
 from springtide.ray.train.event_sender import EventSender
 from springtide.ray.train.mailbox import open_mailbox
+from springtide.ray.train.trainer import run_as_actor
 from springtide.ray.train.worker_lender import WorkerLender
 from springtide.shards import HELDOUT, TRAIN, load_manifest
 from springtide.storage import Folder
@@ -75,7 +75,7 @@ def test_a_driver_that_fails_takes_its_run_along(tiny: Config, ray_cluster: str)
 
 
 def test_a_thread_that_acts_for_an_actor_is_in_it_for_ray_and_others_are_not(ray_cluster: str) -> None:
-    """Where Ray changes what ``ray/train/actor_context.py`` relies on, this fails."""
+    """Where Ray changes what ``ray/train/trainer.py`` relies on, this fails."""
     mailbox, elsewhere = open_mailbox("acting"), list[str | None]()
     with run_as_actor(mailbox.actor):
         assert ray.get_runtime_context().get_actor_id() == mailbox.actor._actor_id.hex()

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, GetTimeoutError
 
+from springtide.elastic.copies import LiveShard
 from springtide.elastic.health import Health
-from springtide.elastic.survivors import LiveShard
 from springtide.ray.cluster import liveness, nodes
-from springtide.ray.loading import load_worker
 from springtide.ray.train import process_pool
+from springtide.ray.train.process_pool import load_worker
 from springtide.ray.train.worker import let_go, settle, warm_up
 
 FIT = Health(1e12, 1e11)

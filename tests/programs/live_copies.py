@@ -22,7 +22,7 @@ from springtide.config import Config
 from springtide.distributed import Connections, World, end_group
 from springtide.distributed import world as world_of
 from springtide.elastic import GroupRequest
-from springtide.elastic.survivors import LiveShard, newest_holders
+from springtide.elastic.copies import LiveShard, newest_holders
 from springtide.events import Event
 from springtide.storage import Folder
 from springtide.stream import open_data

@@ -42,7 +42,7 @@ from springtide.tracking.journal import Journal
 from springtide.training import GroupContext, StepSetup, TrainLoop, Work, energy, rollback, train_step
 from springtide.training.__main__ import train as run_alone
 from springtide.training.evaluate import Evaluations
-from springtide.training.micro_batches import micro_batches
+from springtide.training.losses import micro_batches
 from springtide.training.weights import initialize
 
 

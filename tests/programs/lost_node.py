@@ -31,10 +31,9 @@ from springtide.ray.cluster.notices import PreemptionWatchers
 from springtide.ray.cluster.session import NAMESPACE
 from springtide.ray.train import snapshot_saver
 from springtide.ray.train.mailbox import MailboxClient, NoticeSender, open_mailbox
-from springtide.ray.train.other_reader import read_elsewhere
 from springtide.ray.train.snapshot_client import SnapshotClient, snapshot_servers_follow
 from springtide.ray.train.snapshot_lookup import name_prefix, servers_named
-from springtide.ray.train.worker import TrainJob
+from springtide.ray.train.worker import TrainJob, read_elsewhere
 from springtide.storage import Folder
 
 WORLD_SIZE = 3

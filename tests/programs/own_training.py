@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from springtide.config.engine import OptimConfig
-from springtide.model.next_token import next_token
+from springtide.model.objective import next_token
 
 Parameters = list[tuple[str, nn.Parameter]]
 Parts = dict[str, Any]

@@ -11,7 +11,7 @@ import torch
 import torch._dynamo
 import torch.distributed.checkpoint
 
-from springtide.training.peak_flops import peak_flops
+from springtide.training.device import peak_flops
 
 torch.set_num_threads(1)  # a thread would not survive the fork
 peak_flops(torch.device("cpu"))

@@ -15,8 +15,7 @@ from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
 from springtide.corpus.pieces import pieces
 from springtide.dataset.apart import ApartFrom
 from springtide.dataset.plan import make_plan
-from springtide.distributed.fsdp import parallelize
-from springtide.distributed.recompute import recomputed
+from springtide.distributed.fsdp import parallelize, recomputed
 from springtide.distributed.world import alone
 from springtide.errors import ConfigError
 from springtide.model import build, objective

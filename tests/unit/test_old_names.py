@@ -36,9 +36,9 @@ def test_a_name_that_never_was_is_not_found() -> None:
 def test_the_warning_names_the_line_of_the_import() -> None:
     program = "from springtide.app.plan_rows import Plan\nfrom springtide.store import Folder\nprint(Plan.__module__)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "springtide.planning.rows"
+    assert done.stdout.strip() == "springtide.planning.plan"
     assert [line for line in done.stderr.splitlines() if "FutureWarning" in line] == [
         "<string>:1: FutureWarning: springtide.app is now springtide.api",
-        "<string>:1: FutureWarning: springtide.app.plan_rows is now springtide.planning.rows",
+        "<string>:1: FutureWarning: springtide.app.plan_rows is now springtide.planning.plan",
         "<string>:2: FutureWarning: springtide.store is now springtide.storage",
     ]

@@ -190,8 +190,10 @@ def resolved(
 def _rate_jump(before: Config, config: Config, start: str) -> list[str]:
     """Return a remark if the next step's learning rate under ``config`` is another than under the config ``before``."""
 
+    from springtide.training.state import rate_after
+
     done = step_of(posixpath.basename(start)) or StepsDone(0)
-    there, here = _rate_after(before, done), _rate_after(config, done)
+    there, here = rate_after(before, done), rate_after(config, done)
     if abs(there - here) <= _RATE_JUMP * there:
         return []
     return [
@@ -236,16 +238,11 @@ def _start(config: Config, run: Run, data: Data, accept_changes: bool, from_scra
     return own or config.train.start_from, remarks
 
 
-def _rate_after(config: Config, step: StepsDone) -> float:
-    from springtide.optim.schedule import learning_rate
-
-    return learning_rate(config.optim, config.tokens_after(step), config.tokens_after(config.num_steps))
-
-
 def _branched(config: Config, data: Data) -> list[str]:
     """Return remarks for the user on the other run's checkpoint that this run starts from. Raises ConfigError when it cannot
     start there."""
     from springtide.training.start_check import check_start, check_tensors
+    from springtide.training.state import rate_after
 
     saved = check_start(config, data.order.identity_at, data.tokenizer_digest)
     check_tensors(config, data)
@@ -253,7 +250,7 @@ def _branched(config: Config, data: Data) -> list[str]:
     if config.train.start_with == "weights":
         return remarks
     trained = step_of(branch.split(config.train.start_from)[1]) or StepsDone(0)
-    there, here = _rate_after(saved, trained), _rate_after(config, max(branch.first_step(config.train), StepsDone(1)))
+    there, here = rate_after(saved, trained), rate_after(config, max(branch.first_step(config.train), StepsDone(1)))
     if abs(there - here) > _RATE_JUMP * there:
         remarks.append(
             f"the learning rate of step {trained} was {there:.3g} in {config.train.start_from}; this run begins with {here:.3g}"

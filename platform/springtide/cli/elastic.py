@@ -173,7 +173,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _simulate_deadline(options: argparse.Namespace, costs: Costs) -> int:
-    from springtide.planning.market_simulation import simulate_deadline
+    from springtide.planning.simulation import simulate_deadline
     from springtide.tracking.ledger import Prices
 
     if not options.trace:

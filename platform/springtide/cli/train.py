@@ -132,7 +132,7 @@ def _show(found: ResolvedRun) -> int:
 
 def _decided(found: ResolvedRun) -> list[str]:
     """Return what a dry run's settings amount to."""
-    from springtide.planning.memory import model_size
+    from springtide.planning.arithmetic import model_size
 
     config, data, elastic = found.config, found.data, found.config.elastic
     read = ", ".join(f"{name} {one.epochs:.3g} times" for name, one in data.drawn(config.num_steps).items())

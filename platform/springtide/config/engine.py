@@ -340,7 +340,7 @@ class OptimConfig(Section):
     """The optimizer, its schedule in tokens, and clipping."""
 
     source: str = ""
-    """Function that returns your own optimizer, ``package.module:function``, see ``springtide.optim.own``; empty
+    """Function that returns your own optimizer, ``package.module:function``, see ``springtide.optim.build``; empty
     is the one that ``optimizer`` names [name]."""
     optimizer: Literal["adamw", "muon", "lamb", "adafactor"] = "adamw"
     """AdamW; Muon for the matrices of blocks and AdamW for all else, both at the same learning rates; LAMB, for very large

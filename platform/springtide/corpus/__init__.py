@@ -3,7 +3,7 @@
 from springtide.corpus.benchmark import Quotes, quotes, quotes_of
 from springtide.corpus.chat_template import TEMPLATE_BYTES, ChatTemplate, read_template
 from springtide.corpus.chats import BadChat
-from springtide.corpus.clean import check_clean, clean, clean_turns
+from springtide.corpus.cleaning import check_clean, clean, clean_turns
 from springtide.corpus.documents import Broken, Document
 from springtide.corpus.files import changed_files
 from springtide.corpus.infilling import Infilling, check_pieces, infill

@@ -23,26 +23,78 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from springtide.config.data import BLANK_LINE
 from springtide.corpus import chats, token_files
-from springtide.corpus.arrow_batches import checked, part_of, read_batches
 from springtide.corpus.chats import BadChat, chats_of, has_chat, without_nulls
 from springtide.corpus.content import SAMPLE_BYTES, lfs_pointer, not_text, other_format
-from springtide.corpus.csv_rows import BadTable, read_rows
 from springtide.corpus.documents import Broken, Document, Tokens, from_tokens
-from springtide.corpus.file_kinds import NEW_KINDS, compression_of, delimiter_of, kind_of, sort_out
+from springtide.corpus.file_kinds import NEW_KINDS, XzFile, compression_of, delimiter_of, kind_of, sort_out
 from springtide.corpus.files import Found, Look, find_files, library_files, look_of
 from springtide.corpus.hub import pinned
-from springtide.corpus.json_lines import BadLine, parse_line
-from springtide.corpus.json_values import split_values
-from springtide.corpus.parquet_column import SAMPLE, is_text, names_of, path_of, type_of, values_of
-from springtide.corpus.saved_datasets import no_data_of
-from springtide.corpus.separators import split
+from springtide.corpus.json_records import BadLine, parse_line, split_values
+from springtide.corpus.tables import (
+    SAMPLE,
+    BadTable,
+    checked,
+    is_text,
+    names_of,
+    no_data_of,
+    part_of,
+    path_of,
+    read_batches,
+    read_rows,
+    type_of,
+    values_of,
+)
 from springtide.corpus.tar_samples import read_samples
 from springtide.corpus.token_files import field_of, ids_of
 from springtide.corpus.tokenizer import Tokenizer
-from springtide.corpus.xz_file import XzFile
 from springtide.errors import CorpusError, explain, redacted
 from springtide.storage import Folder
+
+# Documents of a text file that holds several, between separators.
+
+
+def split(
+    lines: Iterable[tuple[int, bytes]], separator: str, begin: int, end: int, most_bytes: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the documents of a range of a file, each with the place of the line it begins in, without line breaks around it.
+
+    A document belongs to the range in which the line of the separator before it begins; the first of a file to that from 0.
+
+    Args:
+        lines: the file from the first line on that begins in the range: the place of each line, and its bytes; a very long
+            line in pieces, of which each has the line's place.
+        separator: text that separates documents, or ``blank_line``.
+        begin: first byte of the range.
+        end: its end; -1 is that of the file.
+        most_bytes: of a document that is longer, the first ``most_bytes`` + 1 bytes are yielded.
+    """
+    mark = separator.encode()
+    found, place, is_here, rest = bytearray(), 0, begin == 0, b""
+    line_at = -1
+    for at, line in lines:
+        is_blank = at != line_at and line.endswith(b"\n") and not line.strip()
+        line_at = at
+        if separator == BLANK_LINE:
+            parts = [b"", b""] if is_blank else [line]
+        else:
+            *parts, last = (rest + line).split(mark)
+            cut = len(last) if line.endswith(b"\n") else max(0, len(last) - len(mark) + 1)
+            rest = last[cut:]  # a separator may go on in the next piece of the line
+            parts.append(last[:cut])
+        for number, part in enumerate(parts):
+            if number:
+                if is_here and (text := bytes(found).strip(b"\r\n")):
+                    yield place, text
+                if 0 <= end <= at:
+                    return
+                found, place, is_here = bytearray(), at, True
+            if is_here:
+                found += part[: max(0, most_bytes + 1 - len(found))]
+    if is_here and (text := bytes(found + rest).strip(b"\r\n")):
+        yield place, text
+
 
 _UNIT_BYTES = 4 * 2**20
 _UNIT_FILES = 256

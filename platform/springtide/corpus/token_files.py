@@ -1,27 +1,29 @@
 """Recognise files that hold token ids instead of text, by their names and the indexes beside them.
 
-X.idx, X.bin                      Megatron-LM's indexed dataset          megatron.py
-*.mds, also compressed            mosaicml-streaming (MDS)               sample_chunks.py
-index.json with "chunks", *.bin   litdata's tokens                       sample_chunks.py
-*.npy, any other *.bin            ids end to end                         token_arrays.py
-a list of whole numbers           the field of a JSON or Parquet record  sources.py
+X.idx, X.bin                      Megatron-LM's indexed dataset
+*.mds, also compressed            mosaicml-streaming (MDS)
+index.json with "chunks", *.bin   litdata's tokens
+*.npy, any other *.bin            ids end to end
+a list of whole numbers           the field of a JSON or Parquet record: sources.py
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
+import json
 import os
 import posixpath
 import re
-from collections.abc import Collection, Iterator
-from typing import IO, Any
+import struct
+from collections.abc import Callable, Collection, Iterator
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from springtide.corpus import megatron, sample_chunks, token_arrays
-from springtide.corpus.documents import Broken, Document, Tokens, unreadable
+from springtide.corpus.documents import MOST_TOKENS, Broken, Document, Tokens, too_long, unreadable
 from springtide.corpus.tokenizer import Tokenizer
 from springtide.storage import Folder
 from springtide.storage.local_files import stays_inside
@@ -82,7 +84,7 @@ def with_indexes(folder: Folder, names: tuple[str, ...], has_all: bool) -> tuple
     for name in names:
         stem, suffix = posixpath.splitext(name)
         if suffix == ".idx":
-            beside.add(data := megatron.data_name(name))
+            beside.add(data := megatron_data(name))
             if not is_there(data, name):
                 raise unreadable(folder.where(name), f"{data}, which holds its tokens, is not in the source")
         elif suffix == ".bin" and is_there(f"{stem}.idx", name):
@@ -90,17 +92,15 @@ def with_indexes(folder: Folder, names: tuple[str, ...], has_all: bool) -> tuple
             found.add(f"{stem}.idx")
     found -= beside
     folders = {posixpath.dirname(name): name for name in sorted(found) if _kind(name) == "mds" or name.endswith(".bin")}
-    for name, member in sorted((posixpath.join(one, sample_chunks.INDEX), name) for one, name in folders.items()):
-        index = sample_chunks.read_index(folder, name) if is_there(name, member) else {}
+    for name, member in sorted((posixpath.join(one, INDEX), name) for one, name in folders.items()):
+        index = read_index(folder, name) if is_there(name, member) else {}
         if index:
             _apply(folder, name, index, found, listed)
             beside.add(name)
         elif chunk := next(
             (one for one in sorted(found) if _LITDATA.fullmatch(one, len(posixpath.dirname(name)))), None
         ):
-            raise unreadable(
-                folder.where(chunk), f"a chunk of litdata's without the {sample_chunks.INDEX} that lists it"
-            )
+            raise unreadable(folder.where(chunk), f"a chunk of litdata's without the {INDEX} that lists it")
     return tuple(sorted(found - beside)), tuple(sorted(beside))
 
 
@@ -116,9 +116,9 @@ def _is_beside(folder: Folder, name: str, beside: str) -> bool:
 def _apply(folder: Folder, name: str, index: dict[str, Any], found: set[str], listed: set[str]) -> None:
     """Take away from ``found`` what an index does not list. Of a shard that lies there twice the raw file is read."""
     if "shards" in index:
-        entries = sample_chunks.mds_shards(folder, name, index)
+        entries = mds_shards(folder, name, index)
     else:
-        entries = [(chunk,) for chunk in sample_chunks.litdata_chunks(folder, name, index)[1]]
+        entries = [(chunk,) for chunk in litdata_chunks(folder, name, index)[1]]
     wanted: set[str] = set()
     for number, names in enumerate(entries):
         there = [one for one in names if one in listed]
@@ -136,10 +136,8 @@ def litdata_layouts(folder: Folder, beside: tuple[str, ...]) -> dict[str, str]:
     """Return the layout of each chunk that a litdata index among ``beside`` lists."""
     layouts: dict[str, str] = {}
     for name in beside:
-        if posixpath.basename(name) == sample_chunks.INDEX and "chunks" in (
-            index := sample_chunks.read_index(folder, name)
-        ):
-            layout, chunks = sample_chunks.litdata_chunks(folder, name, index)
+        if posixpath.basename(name) == INDEX and "chunks" in (index := read_index(folder, name)):
+            layout, chunks = litdata_chunks(folder, name, index)
             layouts |= dict.fromkeys(chunks, layout)
     return layouts
 
@@ -149,8 +147,8 @@ def ranges(folder: Folder, name: str, unit_bytes: int) -> Iterator[tuple[int, in
     documents of an indexed dataset, the whole file of all others."""
     kind = _kind(name)
     if kind == "megatron":
-        total = megatron.num_documents(folder, name)
-        step = max(1, total * unit_bytes // max(1, folder.size(megatron.data_name(name))))
+        total = num_megatron_documents(folder, name)
+        step = max(1, total * unit_bytes // max(1, folder.size(megatron_data(name))))
     elif kind == "array":
         total, step = folder.size(name), unit_bytes
     else:
@@ -172,21 +170,471 @@ def read(
     where, packed = folder.where(name), _PACKED.get(posixpath.splitext(name)[1].lower(), "")
     if layout:
         with _opened(folder, name, layout.rpartition(":")[2]) as file:
-            yield from sample_chunks.read_litdata(file, where, name, layout)
+            yield from read_litdata(file, where, name, layout)
     elif _kind(name) == "mds":
         with _opened(folder, name, packed) as file:
-            yield from sample_chunks.read_mds(file, where, name, field)
+            yield from read_mds(file, where, name, field)
     elif vocabulary is None:
         return
     elif packed:
         raise unreadable(where, "token ids of this kind are not read compressed: unpack it")
     elif _kind(name) == "megatron":
-        yield from megatron.read_documents(folder, name, *span)
+        yield from read_megatron(folder, name, *span)
     else:
-        yield from token_arrays.read_array(folder, name, *span, vocabulary)
+        yield from read_array(folder, name, *span, vocabulary)
 
 
 @contextlib.contextmanager
 def _opened(folder: Folder, name: str, packed: str) -> Iterator[IO[bytes]]:
     with folder.open(name) as file:
         yield io.BufferedReader(pa.CompressedInputStream(file, packed)) if packed else file
+
+
+# Read Megatron-LM's indexed datasets: ``X.bin`` holds token ids end to end, ``X.idx`` where each document lies.
+#
+# X.idx   "MMIDIDX" 0 0 | version = 1, u8 | code of the id's type, u1 | sequences, u8 | documents + 1, u8
+# length of each sequence, i4 | its place in X.bin, i8 [bytes] | first sequence of each document, i8
+#
+# Source: NVIDIA/Megatron-LM, ``megatron/core/datasets/indexed_dataset.py``.
+
+_MAGIC = b"MMIDIDX\0\0"
+_HEADER = struct.Struct("<9sQBQQ")
+_TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+"""Code -> type; 6 and 7 are floating-point numbers."""
+_DOCUMENTS_AT_ONCE = 1024
+_MOST_SEQUENCES = 2**22
+"""Most sequences of the documents that are read together; a document usually has one."""
+
+
+class _MegatronIndex(NamedTuple):
+    folder: Folder
+    name: str
+    kind: np.dtype
+    sequences: int
+    documents: int
+    has_documents: bool
+    """Whether the file says which sequences belong together; else each is a document."""
+
+    @property
+    def where(self) -> str:
+        return self.folder.where(self.name)
+
+    def column(self, number: int, begin: int, end: int) -> np.ndarray:
+        """Return values [begin, end) of the lengths (0), the places (1), or the documents (2)."""
+        start = _HEADER.size + (0, 4, 12)[number] * self.sequences
+        kind = np.dtype("<i4" if number == 0 else "<i8")
+        data = self.folder.read_range(self.name, start + begin * kind.itemsize, start + end * kind.itemsize)
+        if len(data) < (end - begin) * kind.itemsize:
+            raise unreadable(self.where, "the file ends inside its columns")
+        return np.frombuffer(data, dtype=kind)
+
+
+def megatron_data(name: str) -> str:
+    """Return the ``.bin`` of an ``.idx``."""
+    return name[: -len(".idx")] + ".bin"
+
+
+def num_megatron_documents(folder: Folder, name: str) -> int:
+    """Return the number of documents that an ``.idx`` lists; CorpusError if it is none."""
+    return _megatron_index(folder, name).documents
+
+
+def read_megatron(folder: Folder, name: str, begin: int, end: int) -> Iterator[Tokens | Broken]:
+    """Yield documents [begin, end) of an ``.idx``; -1 is the last. CorpusError if it and the ``.bin`` do not fit together."""
+    index = _megatron_index(folder, name)
+    size = folder.size(megatron_data(name))
+    end = index.documents if end < 0 else end
+    for first in range(begin, end, _DOCUMENTS_AT_ONCE):
+        last = min(first + _DOCUMENTS_AT_ONCE, end)
+        bounds = index.column(2, first, last + 1) if index.has_documents else np.arange(first, last + 1)
+        low, high = int(bounds[0]), int(bounds[-1])
+        if low < 0 or high > index.sequences or (np.diff(bounds) < 0).any():
+            limit = f"documents {first} to {last} begin at sequences {low} to {high} of {index.sequences}"
+            raise unreadable(index.where, f"document indices: {limit}")
+        if high - low > _MOST_SEQUENCES:
+            raise unreadable(index.where, f"document indices: {high - low} sequences in {last - first} documents")
+        lengths = index.column(0, low, high).astype(np.int64)
+        places = index.column(1, low, high)
+        wrong = (lengths < 0) | (places < 0) | (places > size - lengths * index.kind.itemsize)
+        if wrong.any():
+            bad = int(np.flatnonzero(wrong)[0])
+            limit = f"length {lengths[bad]} at byte {places[bad]}, {megatron_data(name)} has {size} bytes"
+            raise unreadable(index.where, f"sequence {low + bad}: {limit}")
+        total, ends = int(lengths.sum()), places + lengths * index.kind.itemsize
+        if (
+            len(places) and total <= MOST_TOKENS and (places[1:] == ends[:-1]).all()
+        ):  # the usual layout: one read for all
+            whole = _megatron_document(index, first, places[:1], lengths.sum(keepdims=True))
+            offsets = np.concatenate([[0], np.cumsum(lengths)])[bounds - low]
+            for number, piece in enumerate(np.split(whole, offsets[1:-1]), first):
+                yield Tokens(f"{name}@{number}", piece)
+            continue
+        for number, (one, after) in enumerate(itertools.pairwise((bounds - low).tolist()), first):
+            if lengths[one:after].sum() > MOST_TOKENS:
+                yield too_long(f"{name}@{number}", np.empty(0, index.kind))
+            else:
+                yield Tokens(
+                    f"{name}@{number}", _megatron_document(index, number, places[one:after], lengths[one:after])
+                )
+
+
+def _megatron_document(index: _MegatronIndex, document: int, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Return the ids of some sequences, the first of which belongs to ``document``."""
+    width, data_file = index.kind.itemsize, megatron_data(index.name)
+    data = b"".join(
+        index.folder.read_range(data_file, place, place + length * width)
+        for place, length in zip(places.tolist(), lengths.tolist(), strict=True)
+        if length
+    )
+    if len(data) != int(lengths.sum()) * width:
+        raise unreadable(index.folder.where(data_file), f"the file ends in document {document} or after it")
+    return np.frombuffer(data, dtype=index.kind)
+
+
+def _megatron_index(folder: Folder, name: str) -> _MegatronIndex:
+    where, size = folder.where(name), folder.size(name)
+    head = bytes(folder.read_range(name, 0, _HEADER.size))
+    if len(head) < _HEADER.size or not head.startswith(_MAGIC):
+        raise unreadable(where, f"header: it begins with {head[:9]!r}, an index of Megatron-LM with {_MAGIC!r}")
+    _, version, code, sequences, documents = _HEADER.unpack(head)
+    if version != 1:
+        raise unreadable(where, f"header: version {version}, only 1 is known")
+    if code not in _TYPES:
+        raise unreadable(where, f"header: type {code} of a token, known are {', '.join(map(str, _TYPES))}")
+    if _HEADER.size + 12 * sequences + 8 * documents > size:
+        raise unreadable(where, f"header: {sequences} sequences and {documents} documents in {size} bytes")
+    has_documents = documents > 1
+    count = documents - 1 if has_documents else sequences
+    return _MegatronIndex(folder, name, np.dtype(_TYPES[code]), sequences, count, has_documents)
+
+
+# Read samples of files that mosaicml-streaming (MDS) and litdata wrote.
+#
+# number of samples, u4 | number + 1 offsets, u4 [bytes] | of MDS: its columns, JSON | the samples
+#
+# Sources: mosaicml/streaming, ``streaming/base/format/mds``; Lightning-AI/litdata, ``litdata/streaming/writer.py``.
+
+INDEX = "index.json"
+_MOST_SAMPLES = 2**24
+_MOST_BYTES = 8 * MOST_TOKENS
+"""Most bytes of a sample."""
+_MOST_COLUMNS_BYTES = 2**20
+_ID_COLUMNS = ("input_ids", "tokens")
+_SCALARS = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
+"""MDS's code of a type -> type."""
+_NAMES = {
+    "uint8": "u1",
+    "int8": "i1",
+    "uint16": "<u2",
+    "int16": "<i2",
+    "uint32": "<u4",
+    "int32": "<i4",
+    "uint64": "<u8",
+    "int64": "<i8",
+}
+_TENSORS = {11: "u1", 12: "i1", 13: "<i2", 14: "<i2", 15: "<i4", 16: "<i4", 17: "<i8", 18: "<i8", 20: "<u2"}
+_ARRAYS = dict(enumerate(("i1", "<i2", "<i4", "<i8", "u1", "<u2", "<u4", "<u8")))
+_FORMATS = {f"no_header_tensor:{code}": kind for code, kind in _TENSORS.items()} | {
+    f"no_header_numpy:{code}": kind for code, kind in _ARRAYS.items()
+}
+"""litdata's data format of a one-dimensional tensor or array of whole numbers -> type of a token."""
+
+Sample = Document | Broken | Tokens
+
+
+def read_mds(file: IO[bytes], where: str, name: str, field: str) -> Iterator[Sample]:
+    """Yield the samples of an MDS shard: texts or token ids of the column ``field``; CorpusError if it is none.
+
+    If there is no column ``text``, the default, the ids are those of ``input_ids`` or of ``tokens``.
+    """
+    offsets = _offsets(file, where)
+    columns_bytes = int(offsets[0]) - 4 * (len(offsets) + 1)
+    if not 0 < columns_bytes <= _MOST_COLUMNS_BYTES:
+        raise unreadable(where, f"offset of the first sample: {offsets[0]} after {len(offsets)} offsets")
+    names, encodings, sizes = _columns(_exactly(file, columns_bytes, where), where)
+    wanted = next((one for one in (field, *(_ID_COLUMNS if field == "text" else ())) if one in names), None)
+    if wanted is None:
+        raise unreadable(where, f"columns: no {field!r} among {', '.join(names)[:300]}; set corpus.field")
+    place = names.index(wanted)
+    decode = _decoder(encodings[place], where, wanted)
+    variable = [number for number, size in enumerate(sizes) if size is None]
+    for number, data in _samples(file, offsets, where):
+        if len(data) < 4 * len(variable):
+            raise unreadable(where, f"sample {number}: {len(data)} bytes for the sizes of {len(variable)} columns")
+        given = dict(zip(variable, struct.unpack_from(f"<{len(variable)}I", data), strict=True))
+        lengths = [given[column] if size is None else size for column, size in enumerate(sizes)]
+        begin = 4 * len(variable) + sum(lengths[:place])
+        if begin + lengths[place] > len(data):
+            raise unreadable(where, f"sample {number}: column {wanted!r} ends after the sample")
+        yield _value(decode, f"{name}@{number}", data[begin : begin + lengths[place]], where)
+
+
+def _value(decode: Callable[[bytes], np.ndarray | str], name: str, data: bytes, where: str) -> Sample:
+    try:
+        value = decode(data)
+    except (ValueError, IndexError, TypeError) as error:
+        raise unreadable(where, f"sample {name.rpartition('@')[2]}: {str(error)[:200]}") from None
+    return Document(name, value) if isinstance(value, str) else Tokens(name, value)
+
+
+def litdata_chunks(folder: Folder, name: str, index: dict[str, Any]) -> tuple[str, list[str]]:
+    """Return the layout of a litdata folder, and the names of its chunks. Token datasets have one leaf, a one-dimensional
+    tensor or array: CorpusError for any other. ``index``: what ``read_index`` finds in ``name``."""
+    where = folder.where(name)
+    config = index["config"] if isinstance(index.get("config"), dict) else {}
+    formats, compression = config.get("data_format"), config.get("compression") or ""
+    if config.get("encryption"):
+        raise unreadable(where, "config.encryption: it is encrypted")
+    kind = _FORMATS.get(str(formats[0])) if isinstance(formats, list) and len(formats) == 1 else None
+    if kind is None:
+        limit = "not one 1-dimensional tensor or array of whole numbers"
+        raise unreadable(where, f"config.data_format: {str(formats)[:200]} is {limit}")
+    packed = str(compression).partition(":")[0]
+    if packed not in ("", "zstd"):
+        raise unreadable(where, f"config.compression: {packed[:100]!r}, only zstd is read")
+    loader = "tokens" if config.get("item_loader") == "TokensLoader" else "pytree"
+    chunks = _listed(where, index["chunks"], lambda chunk: [chunk["filename"]], "chunks")
+    return f"{loader}:{kind}:{packed}", [posixpath.join(posixpath.dirname(name), one) for [one] in chunks]
+
+
+def read_litdata(file: IO[bytes], where: str, name: str, layout: str) -> Iterator[Tokens]:
+    """Yield the samples of a litdata chunk; ``layout``: as ``litdata_chunks`` returns. CorpusError if it is none."""
+    loader, kind, _ = layout.split(":")
+    offsets = _offsets(file, where)
+    if int(offsets[0]) != 4 * (len(offsets) + 1):
+        raise unreadable(where, f"offset of the first sample: {offsets[0]} after {len(offsets)} offsets")
+    for number, data in _samples(file, offsets, where):
+        if loader == "pytree":
+            if len(data) < 4 or struct.unpack_from("<I", data)[0] != len(data) - 4:
+                raise unreadable(where, f"sample {number}: its size is not {len(data) - 4}")
+            data = data[4:]
+        if len(data) % np.dtype(kind).itemsize:
+            raise unreadable(where, f"sample {number}: {len(data)} bytes are not whole ids of type {kind}")
+        yield Tokens(f"{name}@{number}", np.frombuffer(data, dtype=kind))
+
+
+def mds_shards(folder: Folder, name: str, index: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the files that an MDS ``index.json`` lists: for each shard the raw name and the compressed one, if there are.
+    ``index``: what ``read_index`` finds in ``name``."""
+
+    def names(shard: dict[str, Any]) -> list[str]:
+        if shard["format"] != "mds":
+            raise ValueError(f"format {str(shard['format'])[:50]!r}, only mds is read")
+        return [shard[key]["basename"] for key in ("raw_data", "zip_data") if shard.get(key)]
+
+    found = _listed(folder.where(name), index["shards"], names, "shards")
+    return [tuple(posixpath.join(posixpath.dirname(name), one) for one in shard) for shard in found]
+
+
+def read_index(folder: Folder, name: str) -> dict[str, Any]:
+    """Return an ``index.json`` of either kind; an empty one if the file is something else."""
+    try:
+        value = folder.read_json(name)
+    except ValueError as error:
+        raise unreadable(folder.where(name), str(error)[:300]) from None
+    return value if isinstance(value, dict) and ("shards" in value or "chunks" in value) else {}
+
+
+def _listed(where: str, entries: Any, names: Callable[[dict[str, Any]], list[str]], field: str) -> list[list[str]]:
+    if not isinstance(entries, list):
+        raise unreadable(where, f"{field}: it is not a list")
+    found: list[list[str]] = []
+    for number, entry in enumerate(entries):
+        try:
+            mine = names(entry)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise unreadable(where, f"{field}[{number}]: {str(error)[:200]}") from None
+        for one in mine or [""]:
+            if not isinstance(one, str) or one.startswith("/") or posixpath.normpath(one) != one or one[:2] == "..":
+                raise unreadable(
+                    where, f"{field}[{number}]: {str(one)[:100]!r} is not the name of a file in its folder"
+                )
+        found.append(mine)
+    return found
+
+
+def _offsets(file: IO[bytes], where: str) -> np.ndarray:
+    [samples] = struct.unpack("<I", _exactly(file, 4, where))
+    if samples > _MOST_SAMPLES:
+        raise unreadable(where, f"number of samples: {samples}, at most {_MOST_SAMPLES} are read from one file")
+    offsets = np.frombuffer(_exactly(file, 4 * (samples + 1), where), "<u4").astype(np.int64)
+    sizes = np.diff(offsets)
+    if (sizes < 0).any() or (sizes > _MOST_BYTES).any():
+        bad = int(np.flatnonzero((sizes < 0) | (sizes > _MOST_BYTES))[0])
+        raise unreadable(where, f"sample {bad}: from byte {offsets[bad]} to {offsets[bad + 1]}, {_MOST_BYTES} at most")
+    return offsets
+
+
+def _samples(file: IO[bytes], offsets: np.ndarray, where: str) -> Iterator[tuple[int, bytes]]:
+    for number, size in enumerate(np.diff(offsets).tolist()):
+        yield number, _exactly(file, size, where)
+
+
+def _exactly(file: IO[bytes], size: int, where: str) -> bytes:
+    """Read ``size`` bytes, in steps: memory is taken for what is there, not for what a header says."""
+    parts: list[bytes] = []
+    left = size
+    while left and (part := file.read(min(left, 2**20))):
+        parts.append(part)
+        left -= len(part)
+    if left:
+        raise unreadable(where, f"the file ends {left} bytes before the end of what its header says")
+    return b"".join(parts)
+
+
+def _columns(data: bytes, where: str) -> tuple[list[str], list[str], list[int | None]]:
+    try:
+        record = json.loads(data)
+        names, encodings, sizes = (record[f"column_{key}"] for key in ("names", "encodings", "sizes"))
+        if record["version"] != 2 or record["format"] != "mds":
+            raise ValueError(f"version {record['version']!r} of {record['format']!r}, only 2 of 'mds' is known")
+        if not len(names) == len(encodings) == len(sizes) <= 1000:
+            raise ValueError("its columns have not as many names as encodings and sizes")
+        if not all(isinstance(one, str) for one in (*names, *encodings)):
+            raise ValueError("a name or an encoding is not text")
+        if not all(size is None or (type(size) is int and 0 <= size <= _MOST_BYTES) for size in sizes):
+            raise ValueError("a size is not a number of bytes")
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise unreadable(where, f"columns: {str(error)[:200]}") from None
+    return names, encodings, [size or None for size in sizes]
+
+
+def _decoder(encoding: str, where: str, column: str) -> Callable[[bytes], np.ndarray | str]:
+    name, _, given = encoding.partition(":")
+    kind, _, shape = given.partition(":")
+    if name == "str":
+        return lambda data: data.decode("utf-8", "replace")
+    if name == "bytes":  # llm-foundry's first layout: ids of 8 bytes
+        return lambda data: np.frombuffer(data, "<i8")
+    if name == "ndarray" and (not kind or kind in _NAMES):
+        return lambda data: _array(data, kind, bool(shape))
+    readable = "str, bytes of 8 bytes an id, or ndarray of whole numbers"
+    raise unreadable(where, f"column {column!r}: encoding {encoding[:100]!r}, read are {readable}")
+
+
+def _array(data: bytes, kind: str, has_shape: bool) -> np.ndarray:
+    """Return the values of an ``ndarray``; the type and the shape stand before them unless the column says them."""
+    place, found = (0, _NAMES[kind]) if kind else (1, _SCALARS.get(data[0], ""))
+    if not found:
+        raise ValueError(f"type {data[0]} of a value is not one of whole numbers")
+    if not has_shape:
+        place += 1 + (data[place] >> 2) * 2 ** (data[place] & 3)
+    return np.frombuffer(data[place:], dtype=found)
+
+
+# Read token ids that lie end to end in one array: ``.npy``, raw ``.bin`` (nanoGPT), ``.bin`` with llm.c's header.
+#
+# A document ends at an end-of-text id. The array is read in ranges: a document belongs to the range that holds its
+# first token.
+
+_HEAD_BYTES = 2**17
+_READ_TOKENS = 2**19
+_LLM_C = {(20240520, 1): "<u2", (20240801, 7): "<u4"}
+"""Magic number and version -> type of a token. Source: karpathy/llm.c, ``dev/data/data_common.py``."""
+_LLM_C_HEADER = 1024
+
+
+class _Array(NamedTuple):
+    folder: Folder
+    name: str
+    begin: int
+    """Where the tokens begin [bytes]."""
+    kind: np.dtype
+    tokens: int
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """Return tokens [begin, end); fewer at the end of the array."""
+        places = (self.begin + self.kind.itemsize * min(place, self.tokens) for place in (begin, end))
+        found = np.frombuffer(self.folder.read_range(self.name, *places), dtype=self.kind)
+        if len(found) < min(end, self.tokens) - begin:
+            raise unreadable(
+                self.folder.where(self.name), f"it ends after {begin + len(found)} of {self.tokens} tokens"
+            )
+        return found
+
+
+def read_array(folder: Folder, name: str, begin: int, end: int, vocabulary: Tokenizer) -> Iterator[Tokens | Broken]:
+    """Yield the documents whose first token lies in bytes [begin, end) of the file; -1 is its end. CorpusError if its
+    header cannot be read."""
+    array = _open(folder, name, vocabulary)
+    first, last = (
+        array.tokens if place < 0 else min(max(0, -(-(place - array.begin) // array.kind.itemsize)), array.tokens)
+        for place in (begin, end)
+    )
+    place = _next(array, first - 1, last, vocabulary.end_of_text) if first else 0
+    while place < last:
+        document, length = _document(array, place, vocabulary.end_of_text)
+        if length > MOST_TOKENS:
+            yield too_long(f"{name}@{place}", document)
+            place = _next(array, place + length, last, vocabulary.end_of_text)
+        else:
+            if length:
+                yield Tokens(f"{name}@{place}", document)
+            place += length + 1
+
+
+def _next(array: _Array, begin: int, end: int, end_of_text: int) -> int:
+    """Return the place after the first end-of-text id in [begin, end), or ``end``."""
+    for place in range(begin, end, _READ_TOKENS):
+        found = np.flatnonzero(array.read(place, min(place + _READ_TOKENS, end)) == end_of_text)
+        if len(found):
+            return place + int(found[0]) + 1
+    return end
+
+
+def _document(array: _Array, begin: int, end_of_text: int) -> tuple[np.ndarray, int]:
+    """Return the ids from ``begin`` to the next end-of-text id, and their number; of a document that is too long, the first
+    ids and a number above the limit."""
+    found: list[np.ndarray] = []
+    length, step = 0, 4096
+    while length <= MOST_TOKENS and begin + length < array.tokens:
+        part = array.read(begin + length, begin + length + step)
+        ends = np.flatnonzero(part == end_of_text)
+        part = part[: int(ends[0])] if len(ends) else part
+        found.append(part)
+        length += len(part)
+        if len(ends):
+            break
+        step = _READ_TOKENS
+    return np.concatenate(found) if found else np.empty(0, array.kind), length
+
+
+def _open(folder: Folder, name: str, vocabulary: Tokenizer) -> _Array:
+    size = folder.size(name)
+    head = bytes(folder.read_range(name, 0, min(size, _HEAD_BYTES)))
+    begin, kind, tokens = _numpy(folder.where(name), head) if name.lower().endswith(".npy") else _raw(head, vocabulary)
+    held = (size - begin) // kind.itemsize
+    if (size - begin) % kind.itemsize and tokens < 0:
+        raise unreadable(folder.where(name), f"its {size} bytes are not whole ids of {kind.itemsize} bytes")
+    if tokens > held:
+        raise unreadable(folder.where(name), f"its header says {tokens} ids, the file holds {held}")
+    return _Array(folder, name, begin, kind, held if tokens < 0 else tokens)
+
+
+def _raw(head: bytes, vocabulary: Tokenizer) -> tuple[int, np.dtype, int]:
+    """Return where the ids begin, their type, and their number, -1 for all that follow. Ids without a header are uint16 if
+    all ids of the tokenizer fit, unless the upper half of each first uint32 is zero."""
+    if len(head) >= _LLM_C_HEADER:
+        magic, version, tokens = np.frombuffer(head, "<i4", 3).tolist()
+        if kind := _LLM_C.get((magic, version)):
+            return _LLM_C_HEADER, np.dtype(kind), max(0, tokens)
+    halves = np.frombuffer(head[: len(head) // 4 * 4], "<u2").reshape(-1, 2)
+    is_wide = vocabulary.size > 2**16 or (len(halves) > 1 and not halves[:, 1].any() and bool(halves[:, 0].any()))
+    return 0, np.dtype("<u4" if is_wide else "<u2"), -1
+
+
+def _numpy(where: str, head: bytes) -> tuple[int, np.dtype, int]:
+    """Return where the ids of a ``.npy`` file begin, their type and their number."""
+    file = io.BytesIO(head)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
+        shape, is_fortran, kind = read(file)
+    except Exception as error:  # numpy parses it as Python, and raises what its tokenizer raises
+        raise unreadable(where, f"header: {str(error)[:200]}") from None
+    if kind.kind not in "iu" or is_fortran or any(not isinstance(length, int) or length < 0 for length in shape):
+        raise unreadable(where, f"header: it holds {kind} in shape {str(shape)[:100]}, not whole numbers row by row")
+    tokens = 1
+    for length in shape:
+        tokens *= length
+    return file.tell(), kind, tokens

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import itertools
 import json
 import logging
+import os
 import posixpath
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -19,19 +22,20 @@ from springtide.config.code import code_digest
 from springtide.config.data import WHOLE, CorpusConfig, ShardsConfig
 from springtide.config.renames import as_hashed
 from springtide.corpus import (
+    Broken,
     CorpusReader,
     Tokenizer,
     changed_files,
     check_byte_counts,
     check_clean,
     checked_text,
+    clean,
     open_source,
     open_tokenizer,
     tokenizer_file,
 )
 from springtide.dataset.apart import ApartFrom, names, open_apart
 from springtide.dataset.chats import check_chats, check_pairs, only_chats, templates
-from springtide.dataset.disk_room import check_room, explain_full
 from springtide.dataset.lost_records import check_lost
 from springtide.dataset.near import bands, find_sharing
 from springtide.dataset.parts import (
@@ -50,7 +54,6 @@ from springtide.dataset.parts import (
 from springtide.dataset.plan import check_plan, make_plan
 from springtide.dataset.plan_files import Planned, read_plan, write_plan
 from springtide.dataset.repeats import buckets, find_repeats
-from springtide.dataset.sample import sample
 from springtide.dataset.sealing import SealJob, read_records, seal_shards
 from springtide.dataset.segments import Segment, merge, merges
 from springtide.dataset.signatures import SIGNATURES
@@ -402,3 +405,95 @@ def open_dataset(url: str) -> tuple[Manifest, Tokenizer]:
 def rows_text(rows: np.ndarray, vocabulary: Tokenizer) -> Iterator[str]:
     """Yield rows of tokens, (rows, length), as text."""
     return (vocabulary.decode(row.tolist()) for row in ids_of(rows))
+
+
+# Room on a local disk: asked for before anything is written, and named when it has run out.
+
+_TIMES = 2.8
+"""What parts, segments and shards take together, in sizes of the text: all three are there until the manifest is written."""
+
+
+def check_room(sources: Sequence[CorpusReader], dataset: Folder) -> None:
+    """Raise CorpusError if a local disk is too small for the dataset. What a killed prepare has written counts as room."""
+    root = dataset.path.rsplit("/", 2)[0]
+    if not dataset.is_local or not dataset.fs.exists(root):
+        return
+    size = sum(source.num_bytes() for source in sources)
+    free = shutil.disk_usage(root).free
+    made = dataset.fs.du(dataset.path) if dataset.exists() else 0
+    if free + made < size * _TIMES:
+        raise CorpusError(
+            explain(
+                "shards.root",
+                dataset.path.rsplit("/", 1)[0],
+                f"has {free / 2**30:.1f} GiB free, preparing {size / 2**30:.1f} GiB of text takes about three times that",
+                "free some, or choose another folder",
+            )
+        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # it passes when somebody frees some
+
+
+@contextlib.contextmanager
+def explain_full(dataset: Folder) -> Iterator[None]:
+    """Raise CorpusError for an error in the block that says that the disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise CorpusError(
+            explain(
+                "shards.root",
+                dataset.url,
+                f"the disk is full ({error})",
+                "free about three times the size of the text and run the same command again: finished work is kept",
+            )
+        ) from error
+
+
+# A sample of the text of all sources, to train a tokenizer on.
+
+_MOST_UNITS = 1024
+"""Units that are read: one process reads them, and each costs an open file."""
+
+
+def sample(
+    seed: int,
+    jobs: Sequence[PartJob],
+    characters: int,
+    *,
+    most_units: int = _MOST_UNITS,
+    most_a_unit: int | None = None,
+) -> Iterator[str]:
+    """Yield at most ``characters`` characters of cleaned documents, equal ones once.
+
+    Each source and each unit gives a part in proportion to its bytes, from its beginning; where there are more than
+    ``most_units``, units at equal distances are read, one at least of each source. All of the text is read where it is not more
+    than ``characters``. ``most_a_unit``: most documents of a unit.
+    """
+    rng, seen = np.random.default_rng(seed), set[bytes]()
+    chosen = _chosen(rng, jobs, most_units)
+    left, left_bytes = characters, sum(num_bytes for _, num_bytes in chosen)
+    for index in rng.permutation(len(chosen)).tolist():
+        job, num_bytes = chosen[index]
+        share = -int(-left * num_bytes // left_bytes)
+        left_bytes -= num_bytes
+        for found in itertools.islice(job.source.read(job.unit), most_a_unit):
+            text = "" if isinstance(found, Broken) else clean(found.text, job.corpus)[0]
+            if share <= 0:
+                break
+            if text and not isinstance(found, Broken) and (digest := found._replace(text=text).digest) not in seen:
+                seen.add(digest)
+                yield text[:share]
+                left, share = left - min(share, len(text)), share - len(text)
+
+
+def _chosen(rng: np.random.Generator, jobs: Sequence[PartJob], most_units: int) -> list[tuple[PartJob, float]]:
+    """Return the units to read, and the bytes of text that each stands for."""
+    found: list[tuple[PartJob, float]] = []
+    for _, group in itertools.groupby(jobs, key=lambda job: id(job.source)):
+        units = list(group)
+        number = len(units) if len(jobs) <= most_units else max(1, len(units) * most_units // len(jobs))
+        apart = len(units) / number
+        for place in np.floor((np.arange(number) + rng.random()) * apart).astype(int).tolist():
+            found.append((units[place], apart * max(1, units[place].unit.num_bytes)))
+    return found

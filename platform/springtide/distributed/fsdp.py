@@ -10,17 +10,19 @@ sharded over, and for how long weights and gradients are whole.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from springtide.config.engine import ParallelConfig
 from springtide.distributed.compiled import compile_block, compiled_loss, flex_kernel
 from springtide.distributed.float8 import convert, forget_scales, scale_weights
 from springtide.distributed.offload import offload_activations, offload_policy, weights_on
-from springtide.distributed.recompute import recomputed
 from springtide.distributed.world import World
 from springtide.errors import ConfigError, explain, look_up
 from springtide.model import Decoder
@@ -158,3 +160,33 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+# Recomputation of activations in backward, instead of keeping them (Chen et al., "Sublinear memory cost", 2016).
+
+_aten = torch.ops.aten
+_DEAR = {
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten._scaled_mm.default,
+    _aten.max.default,  # of all numbers, which the scale of a tensor in fp8 follows from
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.higher_order.flex_attention,
+}
+"""Operators whose results cost more to recompute than to keep. FlexAttention's are kept in compiled blocks; elsewhere its
+kernel is compiled by itself, what happens within is not seen here, and its forward is computed again."""
+
+
+def recomputed(block: nn.Module, how: str) -> nn.Module:
+    """Return ``block`` wrapped to keep only its input (``full``), or also the results of matrix products and attention
+    (``selective``). RNG state is not restored: blocks draw no random numbers."""
+    selective = {"context_fn": functools.partial(create_selective_checkpoint_contexts, _keep)}
+    options = look_up({"full": dict[str, Any](), "selective": selective}, "parallel.recompute", how)
+    return checkpoint_wrapper(block, preserve_rng_state=False, **options)
+
+
+def _keep(_context: Any, operator: Any, *_arguments: Any, **_named: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator in _DEAR else CheckpointPolicy.PREFER_RECOMPUTE

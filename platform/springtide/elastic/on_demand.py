@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from springtide.elastic.evenness import speed
+from springtide.elastic.forecast import RestartForecast
 from springtide.elastic.market import Deadline, Rented, Rule, uniform_progress
 from springtide.elastic.policy import Bounds
-from springtide.elastic.restart_forecast import RestartForecast
 
 ORDER_S = 180.0
 """Assumed time from an order until a worker on its node is ready, until one is measured [s]."""

@@ -11,8 +11,7 @@ from springtide.config import Config
 from springtide.config.cluster_file import ClusterFile, NodeType
 from springtide.errors import ConfigError, explain
 from springtide.events import Saved, Started
-from springtide.planning.memory import ModelSize, model_size
-from springtide.planning.roofline import step_time
+from springtide.planning.arithmetic import ModelSize, model_size, step_time
 
 if TYPE_CHECKING:
     from springtide.tracking.timeline import Timeline

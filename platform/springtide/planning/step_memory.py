@@ -33,8 +33,7 @@ from springtide.model import Decoder, make
 from springtide.model.attention import attention_as_on
 from springtide.model.flex import same_memory
 from springtide.model.loss import logits_as_on
-from springtide.model.next_token import next_token
-from springtide.model.objective import Objective, zeros
+from springtide.model.objective import Objective, next_token, zeros
 from springtide.optim.average import set_newest_share
 from springtide.optim.build import optimizer_of, square_norm
 from springtide.optim.parameter_groups import blocks_freeze_alike, freeze

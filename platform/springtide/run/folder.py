@@ -23,7 +23,7 @@ from springtide.config.schema import SAMPLE_TEMPERATURE
 from springtide.errors import ConfigError, explain, redacted
 from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stopped
 from springtide.run.control import RunControl
-from springtide.run.page_facts import facts_of
+from springtide.run.live_report import facts_of
 from springtide.run.report.run_page import charts, handle, render
 from springtide.run.trust import check_model_code
 from springtide.storage import Folder

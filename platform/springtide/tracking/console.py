@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import html
 import math
+import sys
 import time
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import rich.console
 from rich.panel import Panel
@@ -17,7 +19,6 @@ from rich.text import Text
 from springtide.errors import printable, redacted
 from springtide.events import Event, Monitored, Sampled, Started, StepDone, Waited
 from springtide.events.metrics import utilisation
-from springtide.tracking.notebook import NotebookBar, in_notebook
 
 _PLAIN_EVERY_S = 10.0
 _BAR_EVERY_S = 0.25
@@ -113,3 +114,41 @@ def _clock_time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+# The progress bar of a run in a notebook: HTML that the cell's output replaces. It needs no widgets.
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")  # a kernel has imported it
+    shell = ipython.get_ipython() if ipython is not None else None
+    return type(shell).__name__ == "ZMQInteractiveShell"
+
+
+class NotebookBar:
+    """A bar with a line of text, shown in the output of the cell that runs."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._shown: Any = None
+
+    def show(self, done: int, figures: str) -> None:
+        """Draw the bar, or draw it anew."""
+        from IPython.display import HTML, display
+
+        page = HTML(bar_html(done, self._total, figures))
+        if self._shown is None:
+            self._shown = display(page, display_id=True)
+        else:
+            self._shown.update(page)
+
+
+def bar_html(done: int, total: int, figures: str) -> str:
+    """Return the bar as HTML, in which ``figures`` is text.
+
+    >>> bar_html(3, 60, "loss 5.1")
+    '<progress value="3" max="60"></progress> step 3/60&ensp;loss 5.1'
+    """
+    bar = f'<progress value="{done}" max="{max(1, total)}"></progress> step {done}/{total}'
+    return bar + f"&ensp;{printable(html.escape(figures))}"

@@ -33,13 +33,13 @@ from springtide.checkpoint.restore import Restored
 from springtide.config import Config
 from springtide.config.code import code_fingerprint, seal
 from springtide.distributed import World
-from springtide.distributed.compiled import compiled_artifacts, compiled_folder, load_compiled, num_compiled
+from springtide.distributed.compiled import compiled_artifacts, compiled_folder, gave_up, load_compiled, num_compiled
 from springtide.errors import RunExists
-from springtide.events import Event
+from springtide.events import Event, Warned
 from springtide.storage import Folder, to_json
 from springtide.storage.digest import of_bytes
 from springtide.training.group_lease import GroupLease
-from springtide.training.micro_batches import largest_micro_batch
+from springtide.training.losses import largest_micro_batch
 from springtide.training.part import DoneStep, Part
 
 _log = logging.getLogger(__name__)
@@ -207,3 +207,20 @@ class CompiledCode(Part):
             pass  # a newer group has the run, and saves what it compiles
         except Exception as error:  # training does not need it
             _log.warning("compiled code is not kept in %s: %s", cache.run.where(name), error)
+
+
+# Warning when blocks that should be compiled no longer are.
+
+
+class Recompiles(Part):
+    """Watch of one worker group's compiled blocks."""
+
+    def __init__(self, compiles: bool) -> None:
+        """``compiles``: whether blocks should be compiled."""
+        self._watching = compiles
+
+    def after_step(self, done: DoneStep) -> Iterator[Warned]:
+        """Warn once if some blocks no longer run compiled."""
+        if self._watching and (reason := gave_up()):
+            self._watching = False
+            yield Warned(step=done.step, reason=reason)

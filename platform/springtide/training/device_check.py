@@ -12,9 +12,9 @@ from springtide.checkpoint.restore import Restored
 from springtide.distributed import World
 from springtide.elastic.health import SLOW_SHARE, Health, slow
 from springtide.events import Straggling
+from springtide.training.device import wait_for
 from springtide.training.message import StepMessage
 from springtide.training.part import DoneStep, Part, Share
-from springtide.training.peak_flops import wait_for
 
 _SIZES = {"cpu": 768, "cuda": 4096}
 _COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}

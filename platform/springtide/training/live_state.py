@@ -19,7 +19,7 @@ import torch
 from springtide.checkpoint.format import Meta
 from springtide.checkpoint.snapshots import SnapshotStore, hold_live
 from springtide.distributed import World
-from springtide.elastic.survivors import LiveShard, covers
+from springtide.elastic.copies import LiveShard, covers
 from springtide.events import Event
 from springtide.training.part import DoneStep, Part, Verdict
 from springtide.training.state import TrainState

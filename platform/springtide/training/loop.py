@@ -32,21 +32,20 @@ from springtide.model.objective import Columns
 from springtide.optim.build import may_fuse, optimizer_of
 from springtide.optim.loss_scale import LossScale
 from springtide.optim.parameter_groups import check_groups, freeze
-from springtide.optim.schedule import learning_rate, set_learning_rate
+from springtide.optim.schedule import set_learning_rate
 from springtide.storage import Folder
 from springtide.stream import Batch, Data, RankReader, check
 from springtide.training.device import choose_kernels, peak_memory, to_device
 from springtide.training.group_context import GroupContext
 from springtide.training.group_lease import GroupLease
-from springtide.training.losses import LossOptions
-from springtide.training.micro_batches import largest_micro_batch, micro_batches
+from springtide.training.losses import LossOptions, largest_micro_batch, micro_batches
 from springtide.training.part import DoneStep, Part, StepResult, Verdict, Work
 from springtide.training.parts import parts_of
 from springtide.training.requests import Requests
 from springtide.training.rollback import go_back, without_suspects
 from springtide.training.seeds import lane_seeds, seed_of
 from springtide.training.start_check import check_adapter
-from springtide.training.state import ModelFigures, TrainState
+from springtide.training.state import ModelFigures, TrainState, rate_after
 from springtide.training.step import StepSetup, train_step
 from springtide.training.teacher import objective_of
 from springtide.training.weights import initialize_adapter
@@ -162,8 +161,7 @@ class TrainLoop:
     def _step(self, batch: Batch, tokens_NL: Tensor, columns: Columns, data_wait_s: float) -> tuple[StepResult, float]:
         """Do one step. Returns its result and its learning rate."""
         config, state, order, world = self.config, self.state, self.data.order, self.world
-        tokens, order_step = config.tokens_after(one_more(state.step)), order.step_after(state.step)
-        rate = learning_rate(config.optim, tokens, config.tokens_after(config.num_steps))
+        rate, order_step = rate_after(config, one_more(state.step)), order.step_after(state.step)
         set_learning_rate(state.optimizer, rate)
         shape = (
             order.rows_per_lane_at(order_step),

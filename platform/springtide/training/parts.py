@@ -12,18 +12,16 @@ from springtide.errors import ConfigError, explain
 from springtide.stream import Data
 from springtide.training.anchor import Anchor
 from springtide.training.checkpoint_schedule import CheckpointSchedule
-from springtide.training.compile_cache import CompiledCode
+from springtide.training.compile_cache import CompiledCode, Recompiles
 from springtide.training.data_waits import DataWaits
 from springtide.training.device_check import StragglerDetector
 from springtide.training.energy import energy_meter
 from springtide.training.evaluate import Evaluations
 from springtide.training.handover import Handover
-from springtide.training.nvidia_ranges import tools_of
 from springtide.training.part import Part
 from springtide.training.pauses import Pauses, check_can_tell, sensors
-from springtide.training.profile import Profile
+from springtide.training.profile import Profile, tools_of
 from springtide.training.recheck import Recheck
-from springtide.training.recompiles import Recompiles
 from springtide.training.sample import Closing
 from springtide.training.snapshot_schedule import SnapshotSchedule
 from springtide.training.source_figures import SourceFigures

@@ -16,10 +16,11 @@ from springtide.config import Config, code_fingerprint
 from springtide.config.steps import OrderStep, StepsDone, one_more
 from springtide.distributed import World
 from springtide.model import flops_per_token, hardware_flops_per_token, num_parameters
+from springtide.optim.schedule import learning_rate
 from springtide.stream import Data
 from springtide.stream.chain import next_chain, with_skipped_update
+from springtide.training.device import peak_flops
 from springtide.training.part import StepResult
-from springtide.training.peak_flops import peak_flops
 from springtide.training.weights import initialize
 
 
@@ -111,3 +112,8 @@ class TrainState:
             components=branch.components_of(self.tokens_before),
             labels=labels,
         )
+
+
+def rate_after(config: Config, step: StepsDone) -> float:
+    """Return the learning rate of the step after which ``step`` steps are done."""
+    return learning_rate(config.optim, config.tokens_after(step), config.tokens_after(config.num_steps))

@@ -40,8 +40,8 @@ from springtide.errors import CheckpointError
 from springtide.events import EVENTS, Evaluated, Event, Sampled, Saved, Started, StepDone, Stopped, record
 from springtide.run import control
 from springtide.run.folder import Run
-from springtide.run.history import read_history
 from springtide.run.report.run_page import render
+from springtide.run.verify import read_history
 from springtide.storage import Folder, digest
 from springtide.tracking import journal as journal_module
 from springtide.tracking.journal import Journal, last_steps, read_journal

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, GroupContext, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from springtide.checkpoint.staging import StagingPlan
@@ -29,7 +29,7 @@ def left() -> Iterator[None]:
 
 def tensors(mesh: DeviceMesh) -> dict[str, Tensor]:
     """A state as DDP and HSDP lay it out: weights of both kinds, one with a shard that is empty, and a count."""
-    layouts: list[tuple[str, list[GroupContext]]] = [
+    layouts: list[tuple[str, list[Placement]]] = [
         ("model/sharded", [Replicate(), Shard(0)]),
         ("model/replicated", [Replicate(), Replicate()]),
         ("optim/short", [Replicate(), Shard(0)]),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from springtide.corpus import Broken, Document, json_lines, open_source
+from springtide.corpus import Broken, Document, json_records, open_source
 
 pytestmark = pytest.mark.processes
 
@@ -90,8 +90,8 @@ def test_a_long_line_is_the_same_document_or_counted(
     source = open_source(str(tmp_path))
     [unit] = source.units()
     expected = list(source.read(unit))
-    monkeypatch.setattr(json_lines, "_SHORT_BYTES", 100)
-    monkeypatch.setattr(json_lines, "_MOST_VALUES", 8)
+    monkeypatch.setattr(json_records, "_SHORT_BYTES", 100)
+    monkeypatch.setattr(json_records, "_MOST_VALUES", 8)
     found = list(source.read(unit))
     assert found[1] == expected[1]
     if kept:

@@ -15,8 +15,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from springtide.config.data import CorpusConfig
 from springtide.corpus import open_tokenizer
-from springtide.corpus.patterns import PATTERNS
-from springtide.corpus.tokenizer import _byte_letters, _byte_level_words
+from springtide.corpus.tokenizer import PATTERNS, _byte_letters, _byte_level_words
 from springtide.errors import ConfigError
 
 LETTERS = dict(enumerate(_byte_letters()))

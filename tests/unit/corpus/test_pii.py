@@ -6,7 +6,7 @@ import pytest
 
 from springtide.config.data import CorpusConfig
 from springtide.corpus import clean
-from springtide.corpus.pii import mask
+from springtide.corpus.cleaning import mask
 
 EMAIL, IPV4, IPV6 = "email@example.com", "192.0.2.1", "2001:db8::1"
 

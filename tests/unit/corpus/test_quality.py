@@ -9,7 +9,7 @@ import pytest
 
 from springtide.config.data import CorpusConfig
 from springtide.corpus import clean
-from springtide.corpus.quality import c4, gopher
+from springtide.corpus.cleaning import c4, gopher
 
 _rng = random.Random(0)
 _VOCABULARY = ["".join(_rng.choices("abcdefghijklmnop", k=_rng.randint(3, 7))) for _ in range(500)]

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from springtide.corpus import Broken, Document, arrow_batches, csv_rows, json_values, open_source, sources
-from springtide.corpus.json_values import split_values
+from springtide.corpus import Broken, Document, json_records, open_source, sources, tables
+from springtide.corpus.json_records import split_values
 from springtide.errors import CorpusError
 
 TEXTS = ['plain, "quoted"', "two\nlines", "", "drei \u00fc \\", "[{\u2028}]"]
@@ -131,7 +131,7 @@ def test_values_are_split_where_json_ends_them(value: Any, size: int) -> None:
     """At any size of what is read at a time, indented or not, of an array or of objects that follow one another."""
     records = [value, {"a": value}, [], {}, "x", 1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_values, "_READ_BYTES", size)
+        patch.setattr(json_records, "_READ_BYTES", size)
         for indent in (None, 1):
             text = json.dumps(records, indent=indent, ensure_ascii=False).encode("utf-8", "surrogatepass")
             found = list(split_values(io.BytesIO(text), 2**20))
@@ -240,7 +240,7 @@ def test_rows_of_a_table_that_do_not_fit_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_table_of_very_many_cells_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(csv_rows, "_MOST_CELLS", 100)
+    monkeypatch.setattr(tables, "_MOST_CELLS", 100)
     (tmp_path / "a.csv").write_text("text" + "," * 100 + "\n")
     with pytest.raises(CorpusError, match=r"a\.csv': the row at byte 0 has more than 100 cells"):
         found_in(tmp_path)
@@ -313,7 +313,7 @@ def test_a_hostile_arrow_file_is_refused_by_name(tmp_path: Path, monkeypatch: py
     for problem, data in cases.items():
         (tmp_path / "a.arrow").write_bytes(data)
         if problem == "part of":
-            monkeypatch.setattr(arrow_batches, "MOST_BATCH_BYTES", 150)
+            monkeypatch.setattr(tables, "MOST_BATCH_BYTES", 150)
         told = r"a\.arrow': cannot be read " if problem == "cut" else rf"a\.arrow': .*{problem}"
         with pytest.raises(CorpusError, match=told):
             found_in(tmp_path)

@@ -25,7 +25,7 @@ from springtide import config as configs
 from springtide.corpus import BANDS, CorpusReader, open_source, open_tokenizer, sources
 from springtide.dataset import open_dataset
 from springtide.dataset.columns import Sizes
-from springtide.dataset.disk_room import check_room
+from springtide.dataset.make import check_room
 from springtide.dataset.near import near_duplicates_among
 from springtide.dataset.segments import Segment
 from springtide.errors import ConfigError, CorpusError, DamagedFile

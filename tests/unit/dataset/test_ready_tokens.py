@@ -13,7 +13,8 @@ import pytest
 import token_files
 from prepared import contents, prepare, small, write_corpus
 
-from springtide.corpus import Broken, Document, Tokenizer, documents, open_source, open_tokenizer, sources, token_arrays
+from springtide.corpus import Broken, Document, Tokenizer, documents, open_source, open_tokenizer, sources
+from springtide.corpus import token_files as token_readers
 from springtide.errors import ConfigError, CorpusError
 
 pytestmark = pytest.mark.processes
@@ -286,9 +287,9 @@ def test_token_ids_need_the_name_of_their_tokenizer(tmp_path: Path, made: Made) 
 
 def test_a_document_of_too_many_tokens_is_skipped(tmp_path: Path, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """A document of too many tokens is broken and the rest is read."""
-    for module in (documents, token_arrays):
+    for module in (documents, token_readers):
         monkeypatch.setattr(module, "MOST_TOKENS", 1000)
-    monkeypatch.setattr(token_arrays, "_READ_TOKENS", 700)
+    monkeypatch.setattr(token_readers, "_READ_TOKENS", 700)
     ids = [np.arange(20) + 1, np.arange(5000) % 99 + 1, np.arange(30) + 1]
     np.save(tmp_path / "a.npy", token_files.array(ids, made.end))
     one, broken, three = read(made, tmp_path)

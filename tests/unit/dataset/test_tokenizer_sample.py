@@ -14,8 +14,8 @@ from springtide import config as configs
 from springtide.config.data import CorpusConfig, ShardsConfig
 from springtide.corpus import open_source, sources
 from springtide.dataset import open_dataset
+from springtide.dataset.make import sample
 from springtide.dataset.parts import PartJob
-from springtide.dataset.sample import sample
 from springtide.storage import Folder
 
 CODE, WEB = "zq" * 40, "the web "

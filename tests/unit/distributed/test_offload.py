@@ -17,7 +17,7 @@ from springtide.distributed.offload import as_if_offloaded, weights_on
 from springtide.errors import ConfigError
 from springtide.model import skeleton
 from springtide.optim.build import optimizer_of
-from springtide.planning.memory import model_size, predicted_step_bytes
+from springtide.planning.arithmetic import model_size, predicted_step_bytes
 from springtide.planning.step_memory import predicted_bytes
 from springtide.training import StepSetup, Work, train_step
 

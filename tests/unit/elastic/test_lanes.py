@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from springtide.elastic.evenness import evenness, lane_evenness, more_even, most_lanes, speed
+from springtide.elastic.forecast import RestartForecast
 from springtide.elastic.policy import Bounds, Decision, Leave, Node, PolicyState, Stay, WorkerGroup, decide
-from springtide.elastic.restart_forecast import RestartForecast
 
 HOUR = 3600.0
 

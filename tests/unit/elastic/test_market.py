@@ -11,6 +11,8 @@ from hypothesis import strategies as some
 
 from springtide.elastic.market import (
     Deadline,
+    MarketOutcome,
+    MarketSimulation,
     Rented,
     Rule,
     always_full,
@@ -20,7 +22,6 @@ from springtide.elastic.market import (
 )
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs
-from springtide.elastic.simulate_market import MarketOutcome, MarketSimulation
 from springtide.elastic.traces import of_numbers
 
 HOUR = 3600.0

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from springtide.elastic.forecast import RestartForecast
 from springtide.elastic.market import Deadline, Rental
 from springtide.elastic.on_demand import MarketNode, OnDemandPlan, Order, OrderBook, StepWork, outlook
 from springtide.elastic.policy import Bounds
-from springtide.elastic.restart_forecast import RestartForecast
 
 HOUR = 3600.0
 PLAN = Deadline(8 * 10 * HOUR, 20 * HOUR, workers=8, change_s=300.0)

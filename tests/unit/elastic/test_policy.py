@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from springtide.elastic.forecast import RestartForecast
 from springtide.elastic.policy import (
     Bounds,
     Decision,
@@ -23,7 +24,6 @@ from springtide.elastic.policy import (
     WorkerGroup,
     decide,
 )
-from springtide.elastic.restart_forecast import RestartForecast
 
 BOUNDS = Bounds(min_workers=2, max_workers=8, settle_s=2.0, reserve_s=5.0)
 PAYS = RestartForecast(restart_s=5.0)

@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from springtide.elastic.checkpoint_only import checkpoint_restart, tuned_checkpoint_restart
 from springtide.elastic.copies import place
 from springtide.elastic.failures import FailureRates, poisson_failures
 from springtide.elastic.policy import Bounds
-from springtide.elastic.simulate import Costs, SimulationResult, simulate
+from springtide.elastic.simulate import Costs, SimulationResult, checkpoint_restart, simulate, tuned_checkpoint_restart
 from springtide.elastic.traces import Change, Trace, larger, of_nodes, of_numbers, read, smaller
 from springtide.errors import ConfigError
 

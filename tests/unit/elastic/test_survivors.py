@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.elastic.survivors import LiveShard, covers, newest_holders
+from springtide.elastic.copies import LiveShard, covers, newest_holders
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.data())

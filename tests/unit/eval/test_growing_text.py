@@ -12,7 +12,7 @@ from tokenizers import decoders, models
 
 from springtide.corpus import Tokenizer
 from springtide.corpus.tokenizer import byte_tokenizer
-from springtide.eval.growing_text import GrowingText
+from springtide.eval.text_model import GrowingText
 
 
 def byte_fallback() -> Tokenizer:

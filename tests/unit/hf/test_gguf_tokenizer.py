@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from springtide.corpus.patterns import PATTERNS
-from springtide.corpus.tokenizer import Tokenizer, byte_tokenizer, train_bpe
+from springtide.corpus.tokenizer import PATTERNS, Tokenizer, byte_tokenizer, train_bpe
 from springtide.errors import ConfigError
 
 transformers = pytest.importorskip("transformers")

@@ -22,8 +22,7 @@ from springtide.model import (
     num_parameters,
     packed_shapes,
 )
-from springtide.model.frozen import as_held, converted
-from springtide.model.nf4 import BLOCK, LEVELS, pack, row_bytes, unpack
+from springtide.model.frozen import BLOCK, LEVELS, as_held, converted, pack, row_bytes, unpack
 from springtide.optim.parameter_groups import freeze
 from springtide.planning.step_memory import predicted_bytes
 from springtide.training.weights import initialize

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from springtide.config.engine import ModelConfig
-from springtide.distributed.recompute import recomputed
+from springtide.distributed.fsdp import recomputed
 from springtide.errors import ConfigError
 from springtide.model import KVCache, build, flops_per_token, hardware_flops_per_token, initial, num_parameters
 from springtide.model.attention import Attention, RMSNorm, attention_as_on

@@ -19,8 +19,7 @@ from springtide.checkpoint.tensors import local
 from springtide.config.engine import ModelConfig, ParallelConfig
 from springtide.distributed import compiled
 from springtide.distributed.compiled import compiled_flex, flex_kernel
-from springtide.distributed.fsdp import parallelize
-from springtide.distributed.recompute import recomputed
+from springtide.distributed.fsdp import parallelize, recomputed
 from springtide.model import Decoder, KVCache, build
 from springtide.model.flex import BLOCK, FlexKernel, block_mask, lowest_keys
 from springtide.model.positions import document_firsts, documents

@@ -9,7 +9,7 @@ import pytest
 from springtide import config as configs
 from springtide.planning.device_memory import CONTEXT_BYTES, nccl_bytes, usable_bytes
 from springtide.ray.cluster import session
-from springtide.ray.cluster.device_size import DeviceSize
+from springtide.ray.cluster.session import DeviceSize
 
 CONFIG = configs.recipes.demo().override(
     {

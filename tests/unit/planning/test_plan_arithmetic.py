@@ -12,8 +12,7 @@ from springtide.config import Config
 from springtide.config.cluster_file import NodeType, parse_cluster
 from springtide.config.recipes import RECIPES
 from springtide.model import flops_per_token, hardware_flops_per_token, num_parameters, skeleton
-from springtide.planning.memory import model_size, predicted_step_bytes, state_bytes
-from springtide.planning.roofline import StepTime, step_time
+from springtide.planning.arithmetic import StepTime, model_size, predicted_step_bytes, state_bytes, step_time
 from springtide.planning.step_memory import predicted_bytes
 
 NODE = """

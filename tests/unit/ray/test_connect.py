@@ -16,7 +16,7 @@ from ray.exceptions import AuthenticationError, RpcError
 
 from springtide.config import recipes
 from springtide.errors import ConfigError
-from springtide.ray.cluster import connect, session
+from springtide.ray.cluster import session
 
 
 @pytest.fixture
@@ -28,15 +28,15 @@ def listening() -> Any:
 
 def test_an_unreachable_address_is_reported_within_the_patience(listening: str) -> None:
     """Where nobody listens is said within the patience and a wrong name at once."""
-    connect.wait_for_port(listening)
+    session.wait_for_port(listening)
     with socket.create_server(("127.0.0.1", 0)) as server:
         closed = f"127.0.0.1:{server.getsockname()[1]}"
     begin_s = time.monotonic()
     with pytest.raises(ConnectionError, match=rf"RAY_ADDRESS = '{closed}': .*refused.*HOST:PORT"):
-        connect.wait_for_port(closed, 0.3)
+        session.wait_for_port(closed, 0.3)
     assert time.monotonic() - begin_s < 5
     with pytest.raises(ConnectionError, match="Ray cluster"):
-        connect.wait_for_port("no such host:6379")
+        session.wait_for_port("no such host:6379")
 
 
 def test_other_versions_are_said_of_both_sides(listening: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,18 +45,18 @@ def test_other_versions_are_said_of_both_sides(listening: str, monkeypatch: pyte
     def init(**_: Any) -> None:
         utils.check_version_info({"ray_version": "2.59.1", "python_version": "3.10.4"}, "node 10.0.0.5")
 
-    monkeypatch.setattr(connect, "check_token", lambda address: None)
+    monkeypatch.setattr(session, "check_token", lambda address: None)
     monkeypatch.setattr(ray, "init", init)
     there, here = "Ray 2.59.1 on Python 3.10.4", rf"Ray {ray.__version__} on Python 3\.\d+\.\d+"
     with pytest.raises(ConfigError, match=rf"{there}.*{here}.*jobs\.md"):
-        connect.connect(listening)
+        session.connect(listening)
 
     def fail(**_: Any) -> None:
         raise RuntimeError("something else")
 
     monkeypatch.setattr(ray, "init", fail)
     with pytest.raises(RuntimeError, match="something else"):
-        connect.connect(listening)
+        session.connect(listening)
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_a_wrong_token_is_named_by_its_place_and_never_shown(
     def refuse(**_: Any) -> None:
         raise AuthenticationError("the token is invalid")
 
-    monkeypatch.setattr(connect, "GcsClient", refuse)
+    monkeypatch.setattr(session, "GcsClient", refuse)
     with pytest.raises(ConfigError, match=r"RAY_ADDRESS = .*auth_token") as found:
-        connect.connect(listening)
+        session.connect(listening)
     assert said in str(found.value)
     assert "hunter2" not in str(found.value)
 
@@ -94,9 +94,9 @@ def test_another_server_at_the_address_is_no_ray(listening: str, monkeypatch: py
     def time_out(**_: Any) -> None:
         raise RpcError("Timed out while waiting for GCS to become available.")
 
-    monkeypatch.setattr(connect, "GcsClient", time_out)
+    monkeypatch.setattr(session, "GcsClient", time_out)
     with pytest.raises(ConnectionError, match=r"\(Timed out.*HOST:PORT"):
-        connect.connect(listening)
+        session.connect(listening)
 
 
 def test_ray_processes_import_nothing_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import ErrorType
 
 from springtide.config import recipes
 from springtide.distributed import CollectiveError, CutOff, World, collectives, process_group, sum_over_ranks, world
-from springtide.elastic.survivors import LiveShard
+from springtide.elastic.copies import LiveShard
 from springtide.ray.train import worker
 from springtide.ray.train.worker import TrainJob
 

@@ -12,8 +12,8 @@ import pytest
 
 from springtide.config import recipes
 from springtide.elastic import GroupRequest
+from springtide.elastic.forecast import RestartForecast
 from springtide.elastic.notices import TimeLeft
-from springtide.elastic.restart_forecast import RestartForecast
 from springtide.events import Decided, Evaluated, Left
 from springtide.ray.train import event_sender
 from springtide.ray.train import mailbox as mailboxes

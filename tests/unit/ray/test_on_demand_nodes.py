@@ -13,8 +13,8 @@ import pytest
 from ray.train import ScalingConfig
 
 from springtide import config as configs
+from springtide.elastic.forecast import RestartForecast
 from springtide.elastic.policy import Bounds, Node
-from springtide.elastic.restart_forecast import RestartForecast
 from springtide.events import DeadlineChecked, Ordered
 from springtide.ray._ray_private import HEAD, MARKET_LABEL
 from springtide.ray.cluster.autoscaler import Provision

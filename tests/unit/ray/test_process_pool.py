@@ -13,9 +13,9 @@ from fake_ray import FIT, FakeRay, faked
 from ray.exceptions import RayError
 
 from springtide import config as configs
+from springtide.elastic.copies import LiveShard
 from springtide.elastic.health import Health
 from springtide.elastic.policy import Node
-from springtide.elastic.survivors import LiveShard
 from springtide.ray._ray_private import WorkerGroupStartupFailedError
 from springtide.ray.cluster import liveness
 from springtide.ray.train.process_pool import StartCancelledError, UnfitNodesError, WorkerProcess, WorkerProcessPool

@@ -10,8 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.run.report.axis import log_values, round_values
-from springtide.run.report.charts import AnyChart, Bars, Chart, Columns, Parallel, Series, Strand, Strands, draw
+from springtide.run.report.charts import (
+    AnyChart,
+    Bars,
+    Chart,
+    Columns,
+    Parallel,
+    Series,
+    Strand,
+    Strands,
+    draw,
+    log_values,
+    round_values,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}

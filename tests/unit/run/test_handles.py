@@ -17,8 +17,7 @@ from springtide.ray.cluster.worker_queue import QueueRow
 from springtide.run.folder import Run
 from springtide.run.report.run_page import handle
 from springtide.storage import Folder
-from springtide.tracking.console import Console
-from springtide.tracking.notebook import bar_html
+from springtide.tracking.console import Console, bar_html
 from springtide.tracking.timeline import timeline_of
 from springtide.tune import Rung, SweepResult, TrialOutcome
 

@@ -28,9 +28,17 @@ from springtide.events import (
     Stopped,
 )
 from springtide.run.report.charts import Chart, Series, draw
-from springtide.run.report.run_charts import curves, energy_chart, loss_chart, wait_chart, world_size_chart
+from springtide.run.report.run_charts import (
+    bucket_steps,
+    curves,
+    energy_chart,
+    loss_chart,
+    smooth,
+    thin,
+    wait_chart,
+    world_size_chart,
+)
 from springtide.run.report.run_page import RunFacts, charts, render
-from springtide.run.report.thinning import bucket_steps, smooth, thin
 from springtide.tracking.console import Console
 from springtide.tracking.timeline import timeline_of
 

@@ -15,7 +15,7 @@ from stepping import done_step
 
 from springtide.errors import ConfigError
 from springtide.storage import host_limits
-from springtide.training import numa, preflight
+from springtide.training import preflight
 from springtide.training.energy import Counter, EnergyMeter
 from springtide.training.nvml import Gpu
 
@@ -189,8 +189,8 @@ def host(root: Path, nodes: dict[str, str], gpu_node: str) -> str:
 def test_the_cpus_near_a_gpu_are_read(nodes: dict[str, str], gpu_node: str, near: set[int], tmp_path: Path) -> None:
     sys = host(tmp_path, nodes, gpu_node)
     found = SimpleNamespace(pci_domain_id=0, pci_bus_id=0xDC, pci_device_id=0)
-    assert numa.near_cpus(numa.pci_address(found), sys) == near
-    assert numa.near_cpus(numa.pci_address(SimpleNamespace()), sys) == set()
+    assert preflight.near_cpus(preflight.pci_address(found), sys) == near
+    assert preflight.near_cpus(preflight.pci_address(SimpleNamespace()), sys) == set()
 
 
 def test_all_threads_are_bound_to_what_they_may_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -208,10 +208,10 @@ def test_all_threads_are_bound_to_what_they_may_use(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
     monkeypatch.setattr(os, "sched_setaffinity", bind)
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0, 1, 4, 5})
-    assert numa.bind_to_gpu(GPU, sys, str(tmp_path / "task")) == {4, 5}
+    assert preflight.bind_to_gpu(GPU, sys, str(tmp_path / "task")) == {4, 5}
     assert bound == {11: {4, 5}, 13: {4, 5}}
     bound.clear()
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0, 1})  # a container with far CPUs only
-    assert numa.bind_to_gpu(GPU, sys, str(tmp_path / "task")) == set()
-    assert numa.bind_to_gpu(torch.device("cpu"), sys) == set()
+    assert preflight.bind_to_gpu(GPU, sys, str(tmp_path / "task")) == set()
+    assert preflight.bind_to_gpu(torch.device("cpu"), sys) == set()
     assert not bound

@@ -25,7 +25,7 @@ from springtide.config import Config
 from springtide.distributed import World
 from springtide.distributed import world as world_of
 from springtide.elastic import GroupRequest
-from springtide.elastic.survivors import LiveShard
+from springtide.elastic.copies import LiveShard
 from springtide.events import Left, Saved, Started, Stopped
 from springtide.storage import Folder
 from springtide.stream import open_data

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.stream import Order
-from springtide.training.micro_batches import micro_batches
+from springtide.training.losses import micro_batches
 
 SHAPES = {"lanes": st.integers(1, 40), "per_lane": st.integers(1, 5), "micro_batch": st.integers(1, 16)}
 

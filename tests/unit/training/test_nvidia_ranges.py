@@ -9,8 +9,7 @@ from stepping import done_step, work_of
 from springtide.distributed import alone
 from springtide.events import Profiled
 from springtide.storage import Folder
-from springtide.training.nvidia_ranges import StepRanges, tools_of
-from springtide.training.profile import Profile
+from springtide.training.profile import Profile, StepRanges, tools_of
 
 
 class Recorder:

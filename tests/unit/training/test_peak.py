@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from springtide.training import peak_flops as module
-from springtide.training.peak_flops import data_sheet, peak_flops
+from springtide.training import device as module
+from springtide.training.device import data_sheet, peak_flops
 
 NAMES = {
     "NVIDIA H100 80GB HBM3": 989e12,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.training.spikes import Spikes
+from springtide.training.step_guard import Spikes
 
 
 def usual(steps: int, seed: int = 0) -> list[tuple[float, float]]:

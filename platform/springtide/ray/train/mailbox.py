@@ -28,9 +28,8 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.elastic import GroupRequest
-from springtide.elastic.forecast import RunHistory
+from springtide.elastic.forecast import RestartForecast, RunHistory
 from springtide.elastic.notices import TimeLeft
-from springtide.elastic.restart_forecast import RestartForecast
 from springtide.events import Event, Left, record
 
 _BLOCK_BYTES = 8 * 2**20

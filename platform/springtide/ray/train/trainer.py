@@ -8,11 +8,12 @@ import functools
 import logging
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import pyarrow.fs
 import ray
+from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
@@ -25,11 +26,16 @@ from springtide.elastic.policy import Bounds
 from springtide.errors import SpringtideError, StoppedWaiting, StoreLost, TrainingFailed, TrainingInterrupted
 from springtide.events import Event
 from springtide.faults import armed
-from springtide.ray._ray_private import CONTROLLER_LOG, DatasetsCallback, PlacementGroupCleanerCallback
+from springtide.ray._ray_private import (
+    CONTROLLER_LOG,
+    DatasetsCallback,
+    PlacementGroupCleanerCallback,
+    RuntimeContext,
+    replace_runtime_context,
+)
 from springtide.ray.cluster.nodes import may_be_taken_away
 from springtide.ray.cluster.notices import PreemptionWatchers
 from springtide.ray.cluster.stop_signals import stop_signals
-from springtide.ray.train.actor_context import run_as_actor
 from springtide.ray.train.async_eval import async_evaluations
 from springtide.ray.train.failure_policy import SpringtideFailurePolicy, fatal, first_failure, only_stores
 from springtide.ray.train.group import Controller
@@ -250,3 +256,34 @@ def _explain(error: BaseException) -> BaseException:
         rank, cause = first_failure(failures)
         return kind(f"rank {rank} failed, and restarts did not help: {cause}")
     return error if isinstance(error, SpringtideError | KeyboardInterrupt) else TrainingFailed(str(error))
+
+
+# Run code that Ray means for an actor in a thread of a driver. The only file that uses Ray's process context.
+
+_ACTING = threading.local()
+
+
+class _Context(RuntimeContext):
+    """This process's context; in a thread under ``run_as_actor`` it names that actor as the current one."""
+
+    def get_actor_id(self) -> str | None:
+        actor = getattr(_ACTING, "actor", None)
+        return actor._actor_id.hex() if actor is not None else super().get_actor_id()
+
+    @property
+    def current_actor(self) -> ActorHandle:
+        actor = getattr(_ACTING, "actor", None)
+        return actor if actor is not None else super().current_actor
+
+
+@contextlib.contextmanager
+def run_as_actor(actor: ActorHandle) -> Iterator[None]:
+    """Make Ray name ``actor`` as the current actor of this thread, in the block. It must live as long as the block."""
+    before = ray.get_runtime_context()
+    if not isinstance(before, _Context):
+        replace_runtime_context(_Context(before.worker))
+    _ACTING.actor = actor
+    try:
+        yield
+    finally:
+        _ACTING.actor = None

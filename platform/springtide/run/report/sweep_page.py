@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
-from springtide.run.report.axis import Ticks, log_values, round_values
-from springtide.run.report.charts import Bars, Columns, Parallel, Strand, Strands, draw
+from springtide.run.report.charts import Bars, Columns, Parallel, Strand, Strands, Ticks, draw, log_values, round_values
 from springtide.run.report.html import Cell, Link, cards, grid, page, switch, table
 from springtide.tune.rank import SweepResult, fences
 from springtide.tune.space import Point, Range, Sweep

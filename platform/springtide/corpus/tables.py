@@ -1,0 +1,314 @@
+"""The values of a column of Parquet or Arrow that holds texts or token ids."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import posixpath
+import struct
+from collections.abc import Collection, Iterator
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from springtide.corpus.content import not_text
+from springtide.corpus.token_files import is_ids
+from springtide.errors import CorpusError, explain
+from springtide.storage import Folder
+
+SAMPLE = 200
+"""Characters of a broken record that are shown."""
+_BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+_STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, *_BINARY)
+_MOST_NAMES = 20
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a column of this type holds texts, or bytes that may be texts."""
+    return any(is_kind(_plain(kind)) for is_kind in _STRINGS)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def path_of(field: str, schema: pa.Schema) -> list[str]:
+    """Return the name of a column, or the names that lead to a field of a struct: ``a.b`` is b of the struct a. Empty if there
+    is none."""
+    if field in schema.names:
+        return [field]
+    first, *path = field.split(".")
+    kind = schema.field(first).type if schema.names.count(first) == 1 else pa.null()
+    for name in path:
+        if not pa.types.is_struct(kind) or kind.get_field_index(name) < 0:
+            return []
+        kind = kind.field(name).type
+    return [first, *path] if path and not pa.types.is_null(kind) else []
+
+
+def type_of(path: list[str], schema: pa.Schema) -> pa.DataType:
+    """Return the type of what ``path_of`` found."""
+    kind = schema.field(path[0]).type
+    for name in path[1:]:
+        kind = kind.field(name).type
+    return kind
+
+
+def names_of(schema: pa.Schema) -> list[str]:
+    """Return the first few names that ``corpus.field`` could have: columns, and fields of structs."""
+    found = []
+    for column in schema:
+        inner = [column.type.field(number).name for number in range(column.type.num_fields)]
+        found += [f"{column.name}.{name}" for name in inner] if pa.types.is_struct(column.type) else [column.name]
+    return found[:_MOST_NAMES]
+
+
+def values_of(column: pa.Array) -> Iterator[bytes | str | np.ndarray]:
+    """Yield the bytes of each text of a column, because pyarrow refuses a column if one is not UTF-8; of a list of whole
+    numbers, the numbers. For a value of another type, or bytes that are no text, yield the beginning of its representation."""
+    if is_ids(column.type):
+        for value in column:
+            ids = value.values
+            yield "None" if ids is None or ids.null_count else ids.to_numpy(zero_copy_only=False)
+        return
+    if not is_text(column.type):
+        yield from (repr(value)[:SAMPLE] for value in column.to_pylist())
+        return
+    is_binary = any(is_kind(_plain(column.type)) for is_kind in _BINARY)
+    is_shared = pa.types.is_dictionary(column.type)
+    texts = (column.dictionary if is_shared else column).cast("large_binary")
+    for index in column.indices.to_pylist() if is_shared else range(len(texts)):
+        if is_shared and index is not None and not 0 <= index < len(texts):  # pyarrow does not look
+            raise pa.ArrowInvalid(f"a row refers to entry {index} of a dictionary of {len(texts)}")
+        text = None if index is None else texts[index].as_py()
+        if text is None or (is_binary and not_text(text, "")):
+            yield repr(text and text[:SAMPLE])[:SAMPLE]
+        else:
+            yield text
+
+
+# The record batches of an Arrow stream or file, as the datasets library's ``save_to_disk`` writes them, in bounded memory.
+#
+# pyarrow does not check the offsets in a batch, and those of a hostile file read other memory: see ``checked``.
+
+_MAGIC = b"ARROW1\0\0"
+"""Beginning of an Arrow file, which holds a stream, and an index that is not needed here."""
+_READ_BYTES = 2**20
+MOST_BATCH_BYTES = 512 * 2**20
+"""Most bytes of a batch: it is read whole."""
+_AS_BINARY = ((pa.string(), pa.binary()), (pa.large_string(), pa.large_binary()), (pa.string_view(), pa.binary_view()))
+
+
+def read_batches(file: IO[bytes]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """Return the schema of an Arrow stream or file, and its batches, whose values are not checked.
+
+    Raises:
+        pa.ArrowException, OSError: the file is damaged, has a batch that is too large, or columns of dictionaries, or is
+            compressed inside.
+    """
+    source: Any = _Parts(file)
+    messages = pa.ipc.MessageReader.open_stream(source)
+    first = next(messages, None)
+    if first is None or first.type != "schema":  # pyarrow crashes on another message
+        raise pa.ArrowInvalid("does not begin with a schema")
+    schema = pa.ipc.read_schema(first)
+    return schema, (_batch(message, schema) for message in messages)
+
+
+def _batch(message: pa.Message, schema: pa.Schema) -> pa.RecordBatch:
+    if message.type != "record batch":
+        raise pa.ArrowInvalid(f"has a message of type {message.type}: write its columns without dictionaries")
+    if _is_compressed(message.metadata):  # it may be a thousand times larger in memory
+        raise pa.ArrowInvalid("is compressed inside: write it without compression, or as Parquet")
+    return pa.ipc.read_record_batch(message, schema)
+
+
+def checked(column: pa.Array, is_text: bool = True) -> pa.Array:
+    """Return a column. ArrowInvalid if it refers to what it does not hold. ``is_text``: return bytes in place of texts, which
+    need not be UTF-8."""
+    for text, binary in _AS_BINARY if is_text else ():
+        if column.type == text:
+            column = column.view(binary)
+    column.validate(full=True)
+    return column
+
+
+def part_of(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
+    """Return a column of a batch, or of a struct in it: ``["a", "b"]`` is b of the struct a."""
+    column = batch.column(path[0])
+    for name in path[1:]:
+        column.validate()
+        column = pc.struct_field(column, name)
+    return column
+
+
+class _Parts:
+    """A file that is read in parts: a hostile length takes no more memory than the file has bytes."""
+
+    closed = False
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        beginning = file.read(len(_MAGIC))
+        self._before = b"" if beginning == _MAGIC else beginning
+
+    def read(self, size: int) -> bytes:
+        """Return ``size`` bytes, fewer at the end."""
+        if size > MOST_BATCH_BYTES:
+            raise pa.ArrowInvalid(
+                f"has a part of {size:,} bytes, more than {MOST_BATCH_BYTES:,}: write smaller batches"
+            )
+        parts, self._before = [self._before[:size]], self._before[size:]
+        left = size - len(parts[0])
+        while left > 0 and (part := self._file.read(min(left, _READ_BYTES))):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+
+def _is_compressed(metadata: pa.Buffer) -> bool:
+    """Return whether the buffers of a record batch are compressed: whether its FlatBuffers table has the field ``compression``,
+    which pyarrow does not tell."""
+    data = metadata.to_pybytes()
+    message = struct.unpack_from("<I", data)[0]
+    header = _field(data, message, 2)
+    batch = header + struct.unpack_from("<I", data, header)[0] if header else 0
+    return not batch or _field(data, batch, 3) != 0
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Return the place of a field of a FlatBuffers table, 0 if it is not there."""
+    fields = table - struct.unpack_from("<i", data, table)[0]
+    size = struct.unpack_from("<H", data, fields)[0]
+    place = struct.unpack_from("<H", data, fields + 4 + 2 * number)[0] if 4 + 2 * number < size else 0
+    return table + place if place else 0
+
+
+# Folders that the datasets library's ``save_to_disk`` wrote: which of their Arrow files are the data.
+#
+# state.json            the files of a dataset; beside them may lie cache-*.arrow of later calls of ``map``
+# dataset_dict.json     the splits of several, each in a folder of its own
+
+STATE, SPLITS = "state.json", "dataset_dict.json"
+_TRAIN = "train"
+_MOST_BYTES = 4 * 2**20
+"""Most bytes of one of these files."""
+
+
+def no_data_of(folder: Folder, names: Collection[str]) -> set[str]:
+    """Return the files of ``names`` that saved datasets among them do not list, and those of other splits than ``train``.
+
+    Raises:
+        CorpusError: a list is damaged, names a file that is not there, or names splits without ``train``.
+    """
+    left_out: set[str] = set()
+    for name in (one for one in names if posixpath.basename(one) == SPLITS):
+        root = posixpath.join(posixpath.dirname(name), "")
+        splits = _read(folder, name).get("splits")
+        if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
+            raise _damaged(folder, name)
+        if _TRAIN not in splits:
+            problem = f"lists the splits {', '.join(splits)[:200]}, and no {_TRAIN}"
+            raise CorpusError(
+                explain("corpus.source", folder.where(name), problem, "point corpus.source at one of them")
+            )
+        others = tuple(f"{root}{split}/" for split in splits if split != _TRAIN)
+        left_out.update(one for one in names if one.startswith(others))
+    for name in (one for one in names if posixpath.basename(one) == STATE and one not in left_out):
+        root = posixpath.dirname(name)
+        arrows = {one for one in names if one.endswith(".arrow") and posixpath.dirname(one) == root}
+        if not arrows:
+            continue
+        state = _read(folder, name)
+        listed = state.get("_data_files")
+        if not isinstance(listed, list) or not all(isinstance(one, dict) for one in listed):
+            raise _damaged(folder, name)
+        if state.get("_indices_files") or state.get("_indices_data_files"):
+            problem = "chooses rows by an index, which is not read"
+            remedy = "save it again with a newer version of datasets"
+            raise CorpusError(explain("corpus.source", folder.where(name), problem, remedy))
+        wanted = {str(one.get("filename")) for one in listed}
+        if missing := sorted(wanted - {posixpath.basename(one) for one in arrows}):
+            problem = f"lists {missing[0][:200]}, which is not in the source"
+            raise CorpusError(explain("corpus.source", folder.where(name), problem, "copy the whole folder"))
+        left_out |= {one for one in arrows if posixpath.basename(one) not in wanted}
+    return left_out
+
+
+def _read(folder: Folder, name: str) -> dict[str, Any]:
+    if folder.size(name) > _MOST_BYTES:
+        raise _damaged(folder, name)
+    found = folder.read_json(name)
+    if not isinstance(found, dict):
+        raise _damaged(folder, name)
+    return found
+
+
+def _damaged(folder: Folder, name: str) -> CorpusError:
+    problem = "is not what save_to_disk of the datasets library writes"
+    return CorpusError(explain("corpus.source", folder.where(name), problem, "restore the file, or exclude it"))
+
+
+# The rows of a CSV or TSV file, in bounded memory. A quoted cell may hold line breaks, so a file is read from its start.
+
+_MOST_CELLS = 2**16
+"""Most cells of a row [cells]: an empty one takes one byte of the file and eight of memory."""
+
+
+class BadTable(Exception):
+    """A file that cannot be read on. Arguments: what is wrong, and the remedy."""
+
+
+def read_rows(file: IO[bytes], delimiter: str, most_bytes: int) -> Iterator[tuple[int, list[str] | str]]:
+    """Yield the first byte of each row, and its cells, or why it cannot be read. Bytes that are not UTF-8 become U+FFFD.
+
+    Raises:
+        BadTable: a row of more than ``most_bytes``, as where a quote is never closed, or of more than 65,536 cells.
+    """
+    csv.field_size_limit(max(csv.field_size_limit(), most_bytes))  # of the process; by default 128 KiB
+    lines = _Lines(file, delimiter.encode(), most_bytes)
+    rows = csv.reader(lines, delimiter=delimiter, strict=True)
+    while True:
+        place = lines.begin_row()
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            yield place, f"not CSV ({error})"
+            continue
+        if row:
+            yield place, row
+
+
+class _Lines:
+    """The lines of a file as texts, no more of them for a row than it may hold."""
+
+    def __init__(self, file: IO[bytes], delimiter: bytes, most_bytes: int) -> None:
+        self._file, self._delimiter, self._most_bytes = file, delimiter, most_bytes
+        self._place = self._begin = 0
+
+    def begin_row(self) -> int:
+        """Return the place of the row that begins here."""
+        self._begin = self._place
+        return self._begin
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        left = self._most_bytes - (self._place - self._begin)
+        line = self._file.readline(left + 1)
+        if not line:
+            raise StopIteration
+        if len(line) > left:
+            problem = f"the row at byte {self._begin:,} is longer than {self._most_bytes:,} bytes"
+            raise BadTable(problem, "close its quotes, or write JSON lines or Parquet")
+        if b'"' not in line and line.count(self._delimiter) >= _MOST_CELLS:
+            raise BadTable(
+                f"the row at byte {self._begin:,} has more than {_MOST_CELLS:,} cells", "check its delimiter"
+            )
+        self._place += len(line)
+        return (line if self._place > len(line) else line.removeprefix(codecs.BOM_UTF8)).decode("utf-8", "replace")
