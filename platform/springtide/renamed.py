@@ -21,6 +21,7 @@ NEW_NAMES = {
     "springtide.app.plan": "springtide.planning.plan",
     "springtide.app.plan_rows": "springtide.planning.plan",
     "springtide.app.simulate": "springtide.planning.simulation",
+    "springtide.corpus.patterns": "springtide.corpus.tokenizer",
     "springtide.dist": "springtide.distributed",
     "springtide.generation": "springtide.eval",
     "springtide.interop": "springtide.hf",

@@ -1,4 +1,4 @@
-"""What a file holds by its name, and which files of a folder of data are no data."""
+"""What a file holds by its name, which files of a folder are no data, and how ``xz`` is read."""
 
 from __future__ import annotations
 

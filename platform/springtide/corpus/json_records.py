@@ -1,4 +1,4 @@
-"""The values of a ``.json`` file, one after the other and in bounded memory: the elements of an array, a pretty-printed object,
+"""The values of JSON: lines, and those of a ``.json`` file, one after the other and in bounded memory: the elements of an array, a pretty-printed object,
 or objects that follow one another, as in JSON lines.
 
 A value ends where its brackets do, so only brackets, commas and quotes are looked at; whoever gets a value parses it.

@@ -1,4 +1,4 @@
-"""The values of a column of Parquet or Arrow that holds texts or token ids."""
+"""Documents of tables: columns of Parquet and Arrow that hold texts or token ids, and rows of CSV and TSV."""
 
 from __future__ import annotations
 

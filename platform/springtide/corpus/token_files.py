@@ -1,4 +1,4 @@
-"""Recognise files that hold token ids instead of text, by their names and the indexes beside them.
+"""Files that hold token ids instead of text: recognised by their names and the indexes beside them, and read.
 
 X.idx, X.bin                      Megatron-LM's indexed dataset
 *.mds, also compressed            mosaicml-streaming (MDS)

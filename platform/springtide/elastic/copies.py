@@ -4,7 +4,7 @@
     a1 a2 a3 a4       b1 b2    c1 c2        the copies of a node lie half a circle further on: a1 -> b1, ..., c2 -> a4
 
 If a domain has at most half of the nodes, half a circle further on is always another domain. This holds at every level, and
-every node holds the same number of copies.
+every node holds the same number of copies. Below: which survivors of a lost group have the newest whole state.
 """
 
 from __future__ import annotations

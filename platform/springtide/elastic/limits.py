@@ -1,4 +1,4 @@
-"""Learn which worker group sizes fit device memory, from groups that trained and groups that ran out of memory.
+"""Learn which sizes of a group fit device memory, from groups that trained and groups that ran out of it; and which pay off.
 
 With fewer workers, each holds a larger part of the state. What does not fit one group fits no smaller one, but may fit a
 larger one.

@@ -1,7 +1,7 @@
 """The frozen base of an adapter in fewer bits (``model.base_precision``): what is held, and products with it.
 
     bf16   matrices, embedding and head in bf16
-    nf4    matrices of blocks in 4 bits (``nf4``), embedding and head in bf16
+    nf4    matrices of blocks in 4 bits, embedding and head in bf16
 
 Vectors stay fp32. A product converts a whole matrix to the type that it is computed in, and again in backward: autograd keeps
 what is held, never the converted matrix.

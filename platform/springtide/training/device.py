@@ -1,4 +1,4 @@
-"""Rows on the device in time for the loop, and the device's peak memory."""
+"""Rows on the device in time for the loop, and the device's peak memory and peak FLOP/s."""
 
 from __future__ import annotations
 

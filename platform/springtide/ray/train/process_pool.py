@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
-import importlib
 import logging
 import threading
 import time
@@ -24,6 +22,7 @@ from springtide.elastic.policy import Node
 from springtide.ray._ray_private import Worker, WorkerGroupStartupFailedError
 from springtide.ray.cluster.liveness import QUIET_S, Liveness, answers
 from springtide.ray.cluster.nodes import silent_nodes
+from springtide.ray.loading import load_worker
 from springtide.ray.names import name_of
 from springtide.ray.train.worker import TrainJob, let_go, settle, warm_up
 
@@ -441,19 +440,3 @@ def _never_came_up(process: WorkerProcess) -> str:
 def _done(refs: list[ObjectRef], timeout_s: float, at_least: int | None = None) -> set[ObjectRef]:
     """Return those of ``refs`` with a value or an error in time; wait for all of them, or for ``at_least``."""
     return set(ray.wait(refs, num_returns=at_least or len(refs), timeout=timeout_s)[0]) if refs else set()
-
-
-# What a worker's process imports first. Light itself, so that it can switch the garbage collector off before.
-
-_OF_WORKERS = ("ray.train.torch", "springtide.ray.train.worker")
-"""What forms a group needs the first, too: all ranks would wait for a new one."""
-
-
-def load_worker() -> None:
-    """Import what a worker's process needs, without garbage collections, which would take a quarter of the time. What is loaded
-    is looked at by no later one: it would take half of a restart's time."""
-    gc.disable()
-    for name in _OF_WORKERS:
-        importlib.import_module(name)
-    gc.freeze()
-    gc.enable()
