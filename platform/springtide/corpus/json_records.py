@@ -1,7 +1,7 @@
-"""The values of JSON: lines, and those of a ``.json`` file, one after the other and in bounded memory: the elements of an array, a pretty-printed object,
-or objects that follow one another, as in JSON lines.
+"""The values of JSON in bounded memory: those of a ``.json`` file, one after the other, and lines.
 
-A value ends where its brackets do, so only brackets, commas and quotes are looked at; whoever gets a value parses it.
+A file holds the elements of an array, a pretty-printed object, or objects that follow one another. A value ends where its
+brackets do, so only brackets, commas and quotes are looked at; whoever gets a value parses it.
 """
 
 from __future__ import annotations

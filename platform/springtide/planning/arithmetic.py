@@ -1,5 +1,6 @@
 """Predict what a worker's device holds in a step, by arithmetic: in milliseconds, where ``planning/step_memory.py``, which
-runs the step on tensors without memory, takes seconds and needs torch. Tests hold the two together. Below: how long the step takes.
+runs the step on tensors without memory, takes seconds and needs torch. Tests hold the two together.
+Below: how long the step takes.
 
     between steps     weights, gradients, moments: sharded
     in a step         + whole weights (of all, or of two blocks), activations, logits of a part of the tokens, whole gradients
