@@ -26,7 +26,7 @@ from springtide.model import flops_per_token, num_parameters, skeleton
 from springtide.optim.build import optimizer_of
 from springtide.training import StepSetup, Work, train_step
 from springtide.training.losses import micro_batches
-from springtide.training.weights import initialize
+from springtide.training.state import initialize
 
 VOCABULARY = 1024
 BASE = {"layers": 4, "width": 256, "length": 128}

@@ -80,7 +80,7 @@ def measured(shape: dict[str, Any], length: int, steps: int) -> dict[str, Any]:
     from springtide.optim.parameter_groups import check_groups, freeze
     from springtide.optim.schedule import set_learning_rate
     from springtide.training import StepSetup, Work, train_step
-    from springtide.training.weights import initialize
+    from springtide.training.state import initialize
 
     changes = {"adapter": "lora", "adapter_rank": 8, **shape}
     settings = {f"model.{name}": value for name, value in changes.items()}

@@ -20,8 +20,7 @@ from springtide.config import Config
 from springtide.model import build
 from springtide.shards import HELDOUT
 from springtide.stream import open_data
-from springtide.training.state import rate_after
-from springtide.training.weights import initialize
+from springtide.training.state import initialize, rate_after
 from springtide.tune import name_of, random_points, read, trial_config
 
 RUNGS, REDUCTION = 4, 4

@@ -18,7 +18,7 @@ from springtide.events import Event, Sampled, Stopped, Warned
 from springtide.model import make, num_parameters
 from springtide.run.folder import open_run
 from springtide.storage import Folder
-from springtide.storage.free_memory import free_bytes
+from springtide.storage.host_limits import free_bytes
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

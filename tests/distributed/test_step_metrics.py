@@ -18,8 +18,8 @@ from springtide.distributed.fsdp import parallelize
 from springtide.events import StepDone
 from springtide.model import IGNORE_INDEX, LargestLogit, build, skeleton
 from springtide.training import StepSetup, Work, train_step
+from springtide.training.state import initialize
 from springtide.training.step_metrics import NoiseScale, StepMetrics
-from springtide.training.weights import initialize
 
 pytestmark = pytest.mark.distributed
 Ranks = Callable[..., list[Any]]

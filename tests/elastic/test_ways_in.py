@@ -22,9 +22,9 @@ from ray.job_submission import JobSubmissionClient
 
 import springtide as st
 from springtide.checkpoint.format import committed
+from springtide.cli.commands import Status
 from springtide.cli.main import parser
 from springtide.cli.options import config_of
-from springtide.cli.status import Status
 from springtide.config import Config
 from springtide.config.files import dump
 from springtide.events import StepDone

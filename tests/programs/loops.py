@@ -43,7 +43,7 @@ from springtide.training import GroupContext, StepSetup, TrainLoop, Work, energy
 from springtide.training.__main__ import train as run_alone
 from springtide.training.evaluate import Evaluations
 from springtide.training.losses import micro_batches
-from springtide.training.weights import initialize
+from springtide.training.state import initialize
 
 
 def open_run(world: World, config: Config) -> TrainLoop:

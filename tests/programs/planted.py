@@ -173,15 +173,15 @@ def steps_multiply() -> Plant:
 )
 def template_is_a_link() -> Plant:
     """The chat template of a model's folder was read through a link that leads out of the folder."""
-    from springtide.hf import hf_template
+    from springtide.hf import hf_tokenizer
     from springtide.storage import Folder
 
     class Open(Folder):
         def confined(self) -> Folder:
             return self
 
-    theirs = hf_template.their_template
-    return patch(hf_template, "their_template", lambda folder: theirs(Open(folder.url)))
+    theirs = hf_tokenizer.their_template
+    return patch(hf_tokenizer, "their_template", lambda folder: theirs(Open(folder.url)))
 
 
 @fixed(
@@ -222,20 +222,20 @@ def spike_skips_the_trunk() -> Plant:
 )
 def save_is_heard_twice() -> Plant:
     """A save that was followed ended by a call of its own, which could arrive after the next wait for a request."""
-    from springtide.ray.train import event_sender
+    from springtide.ray.train import mailbox as mailboxes
 
     def interrupt(self: Any) -> Any:
         if not self._request.has_come(0):
             return self._asked
         asked = self._request.get()
-        once = asked in event_sender._ONCE
+        once = asked in mailboxes._ONCE
         self._asked = None if once else asked
         self._request = self._mailbox.request(self._asked)
         if once and hasattr(self._mailbox, "actor"):  # a test's mailbox may have none, which is not the defect
             self._mailbox.actor.cancel.remote(self._mailbox.key, asked)
         return asked
 
-    return patch(event_sender.EventSender, "interrupt", interrupt)
+    return patch(mailboxes.EventSender, "interrupt", interrupt)
 
 
 @fixed(
@@ -245,16 +245,16 @@ def save_is_heard_twice() -> Plant:
 )
 def request_is_heard_late() -> Plant:
     """A request to leave, stop or save was followed two steps later than it could be."""
-    from springtide.ray.train import event_sender
+    from springtide.ray.train import mailbox as mailboxes
 
-    interrupt = event_sender.EventSender.interrupt
+    interrupt = mailboxes.EventSender.interrupt
 
     def late(self: Any) -> Any:
         heard = self.__dict__.setdefault("heard", [None, None])
         heard.append(interrupt(self))
         return heard.pop(0)
 
-    return patch(event_sender.EventSender, "interrupt", late)
+    return patch(mailboxes.EventSender, "interrupt", late)
 
 
 @fixed(
@@ -326,9 +326,9 @@ def auto_with_a_range() -> Plant:
 )
 def passwords_in_configs() -> Plant:
     """Passwords in the URLs of a config went to MLflow, checkpoints, Ray and the screen."""
-    from springtide.config import secrets
+    from springtide.config import files
 
-    return patch(secrets, "redact", lambda config: config)
+    return patch(files, "redact", lambda config: config)
 
 
 @fixed(

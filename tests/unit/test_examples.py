@@ -29,7 +29,7 @@ MODULES = (
     *(
         "springtide.api.train",
         "springtide.api.sweep",
-        "springtide.api.sweep_plan",
+        "springtide.api.sweep",
         "springtide.tune.folder",
         "springtide.api.drill",
         "springtide.planning.simulation",

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from packaging.requirements import Requirement
 
-from springtide.storage.free_memory import free_bytes
+from springtide.storage.host_limits import free_bytes
 
 Status = Literal["ok", "warn", "fail"]
 _GIB = 2**30

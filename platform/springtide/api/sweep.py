@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from springtide import config as configs
-from springtide.api.sweep_plan import check_finalists, plan_of, started_with
-from springtide.api.sweep_reader import SweepReader
 from springtide.config import Config
 from springtide.config.code import BESIDE_THE_MODEL, find_code
 from springtide.config.schema import NAME
 from springtide.errors import ConfigError, explain
-from springtide.ray.tune.held_sweep import HeldSweep, hold_sweep
+from springtide.ray.tune.messages import HeldSweep, hold_sweep
 from springtide.run.folder import REPORT, Run
 from springtide.storage import Folder
 from springtide.stream import open_data
@@ -49,7 +47,20 @@ if TYPE_CHECKING:  # Ray loads only when needed
     from springtide.ray.tune.messages import TrialJob
     from springtide.ray.tune.schedulers import TrialScheduler
     from springtide.ray.tune.worker_pool import WorkerPoolHandle
+import json
+import math
 
+from springtide.checkpoint.branch import first_step
+from springtide.checkpoint.format import name_of as step_name
+from springtide.config.fields import fields, mark
+from springtide.config.renames import ADDED_SETTINGS, current, lost, newest_name
+from springtide.errors import RunExists
+from springtide.events import Event, Started, StepDone, Stopped
+from springtide.run.find import config_or_problem
+from springtide.storage import to_json
+from springtide.tracking.ledger import costs, ledger
+from springtide.tune import Budget, Generation, Rung
+from springtide.tune.space import WEIGHT
 
 _OF_TAKEOVER = ("train.start_from", "train.start_with")
 """Settings of a member of a population that continues from another's state."""
@@ -353,3 +364,208 @@ def _members(folder: SweepFolder, table: Sweep, asked: Search, search: str, sche
 def _worker(base: Config) -> dict[str, float]:
     elastic = base.elastic
     return {"CPU": elastic.cpus_per_worker} | ({"GPU": elastic.gpus_per_worker} if elastic.gpus_per_worker else {})
+
+
+# What decides the points and the trials of a sweep; a resumed sweep must be started with the same.
+
+_OF_POINTS = ("search", "seed", "space")
+_OF_TRIALS = ("train.total", "train.eval_every")
+"""Settings that a trial takes from the budget."""
+_OF_VALUES = ("train.eval_tokens",)
+"""Settings that a run may change, but trials whose values are compared may not."""
+
+
+def plan_of(base: Config, table: Sweep, search: str, seed: int) -> dict[str, Any]:
+    """Return the plan of a new sweep, as ``sweep.json`` has it.
+
+    >>> from springtide.tune import read
+    >>> base = configs.recipes.tiny()
+    >>> budget = {"trials": 4, "tokens_per_trial": 40 * base.tokens_per_step}
+    >>> space = {"optim.peak_lr": ("uniform", 0.01, 0.02)}
+    >>> table = read({"SPACE": space, "OBJECTIVE": {"metric": "loss", "mode": "min"}, "BUDGET": budget}, base)
+    >>> plan = plan_of(base, table, "random", seed=0)
+    >>> sorted(plan), plan["base"]["stream.seed"], "optim.peak_lr" in plan["base"]
+    (['base', 'distinct', 'search', 'seed', 'space'], 0, False)
+    """
+    plan = {"search": search, "seed": seed, "space": [dataclasses.asdict(one) for one in table.space]}
+    tried = {WEIGHT.rstrip(".") if one.field.startswith(WEIGHT) else one.field for one in table.space}
+    counts = {name for name, field in fields().items() if mark(field) != "free"} | {*_OF_VALUES}
+    counts -= {*_OF_TRIALS, *tried}
+    shown = configs.flatten(configs.redact(base))
+    settings = {name: value for name, value in shown.items() if name in counts}
+    return {**plan, "distinct": True, "base": settings}
+
+
+def started_with(folder: SweepFolder, plan: dict[str, Any], resume: bool | Literal["auto"]) -> dict[str, Any]:
+    """Return the plan that counts: of an earlier start if there was one, else ``plan``.
+
+    Raises RunExists if there was an earlier start but not ``resume``; ConfigError if ``resume`` is True but there was none, or
+    if it had another space, search, seed, or base, or a retired setting without which its trials train something else.
+    """
+    earlier = _under_new_names(folder.plan())
+    if earlier is not None and not resume:
+        raise RunExists(f"the sweep {folder.url} exists; continue it with --resume, or choose another --name")
+    if resume is True and earlier is None:
+        raise ConfigError(
+            explain("--name", folder.name, f"is not a sweep in {folder.url.rpartition('/')[0]}", "omit --resume")
+        )
+    if earlier is None:
+        return plan
+    now, remedy = json.loads(to_json(plan)), "use the same ones, or another name"
+    if any(earlier.get(key) != now[key] for key in _OF_POINTS):
+        problem = "was started with another space, --search or --seed"
+        raise ConfigError(explain("--name", folder.name, problem, remedy))
+    if changed := _changed(earlier.get("base"), now["base"]):
+        raise ConfigError(explain("--name", folder.name, f"was started with other settings: {changed}", remedy))
+    return earlier
+
+
+def check_finalists(folder: SweepFolder, budget: Budget) -> None:
+    """Raise ConfigError if finalists were chosen under another BUDGET.trials or BUDGET.seeds, which number their repeats: other
+    trials would be taken for them."""
+    chosen = folder.finalists(budget)
+    for name in ("trials", "seeds") if chosen else ():
+        before, now = getattr(chosen, name), getattr(budget, name)
+        if now != before:
+            limit = f"was {before} when the finalists were chosen"
+            raise ConfigError(explain(f"BUDGET.{name}", now, limit, "use that, or start a sweep with another --name"))
+
+
+def _under_new_names(plan: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the plan of an earlier start under the names that settings have now, without retired ones. Raises ConfigError for
+    one that changed the training."""
+    base, space = (plan or {}).get("base"), (plan or {}).get("space")
+    if plan is not None and isinstance(base, dict):
+        sections: dict[str, dict[str, Any]] = {}
+        for name, value in base.items():
+            section, _, field = name.partition(".")
+            sections.setdefault(section, {})[field] = value
+        if problems := lost(sections):
+            raise ConfigError("\n".join(problems))
+        named = {
+            f"{section}.{field}": value for section, of in current(sections).items() for field, value in of.items()
+        }
+        plan = {**plan, "base": named}
+    if plan is not None and isinstance(space, list):
+        ranges = [{**one, "field": newest_name(str(one.get("field")))} for one in space if isinstance(one, dict)]
+        plan = {**plan, "space": ranges}
+    return plan
+
+
+def _changed(before: object, now: Mapping[str, Any]) -> str:
+    """Return, as text, which settings of the base differ. A sweep from before they were recorded has none. One that was added
+    since was at the value that changes nothing."""
+    known = {**ADDED_SETTINGS, **before} if isinstance(before, Mapping) else {}
+    differ = [name for name in now if name in known and known[name] != now[name]]
+    return "; ".join(f"{name} was {known[name]!r}, is {now[name]!r}" for name in differ)
+
+
+# What a sweep's trials have done, read from its folder and from the folders of their runs.
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepReader:
+    """Reads the outcomes of a sweep's trials."""
+
+    folder: SweepFolder
+    table: Sweep
+    prices: Prices
+    """Prices of a worker."""
+
+    def outcomes(self) -> list[TrialOutcome]:
+        """Return the outcomes of all trials that were started."""
+        return [self._outcome(number, point) for number, point in self.folder.points().items()]
+
+    def interrupted(self, outcomes: Sequence[TrialOutcome]) -> list[str]:
+        """Return the names of trials that were interrupted and may be resumed. The driver records the end of a trial that must
+        not continue: a run that failed without that was interrupted, as by a store that stayed away."""
+        ended = self.folder.ended()
+        return [one.name for one in outcomes if one.status != "finished" and one.number not in ended]
+
+    def runs(self, number: int, point: Point) -> list[Run]:
+        """Return the runs of a trial that have started and can be read, oldest first."""
+        return [run for run in self._started(self.folder.lineage(number, point)) if config_or_problem(run)[0]]
+
+    def begun(self) -> Config | None:
+        """Return the config of the first trial's run that can be read; None if there is none. All trials have its
+        datasets, unless the space says otherwise."""
+        return next(
+            (run.config for number, point in self.folder.points().items() for run in self.runs(number, point)), None
+        )
+
+    def last_settled_rung(self, members: Sequence[Point]) -> int:
+        """Return the step of the last rung that all members of a population have reached and at least one has continued from:
+        the takeovers at that rung are decided."""
+        lineages = [self.folder.lineage(number, point) for number, point in enumerate(members)]
+        started = [self._started(generations) for generations in lineages]
+        started = [runs for runs in started if not self._problem(runs)]  # a trial that cannot be read settles nothing
+        rungs = [[rung.step for rung in self._rungs(runs)] for runs in started]
+        reached = min((max(steps, default=0) for steps in rungs), default=0)
+        taken_over = any(one.of.endswith(step_name(reached)) for generations in lineages for one in generations)
+        began = (event.step for runs in started for run in runs for event in run.events if isinstance(event, Started))
+        if taken_over or any(step >= reached for step in began):
+            return reached
+        return max((step for steps in rungs for step in steps if step < reached), default=0)
+
+    def _outcome(self, number: int, point: Point) -> TrialOutcome:
+        generations = self.folder.lineage(number, point)
+        runs = self._started(generations)
+        if not runs:
+            return TrialOutcome(number, point, "waiting", repeats=self._repeats(number))
+        if problem := self._problem(runs):
+            return TrialOutcome(
+                number, point, "failed", reason=f"cannot be read: {problem}", repeats=self._repeats(number)
+            )
+        books = [ledger(run.events, self.prices) for run in runs]
+        status, reason = self.folder.end_of(number) or _end(runs[-1].events)
+        second = self.table.secondary
+        return TrialOutcome(
+            number,
+            generations[-1].point,
+            status,
+            tuple(self._rungs(runs)),
+            reason,
+            sum(book.held for book in books),
+            sum(sum(book.dollars.values()) for book in books),
+            sum(len(book.restarts) for book in books),
+            costs(step for run in runs for step in run.steps)[second.metric] if second else math.nan,
+            self._repeats(number),
+            tuple(one.of for one in generations[1:]),
+        )
+
+    def _repeats(self, number: int) -> int:
+        """Return the number of the trial whose point trial ``number`` repeats with another seed; -1 if it repeats none."""
+        chosen = self.folder.finalists(self.table.budget)
+        return chosen.repeated_by(number) if chosen else -1
+
+    def _started(self, generations: Sequence[Generation]) -> list[Run]:
+        """Return the runs of ``generations`` that have started."""
+        runs = [Run(self.folder.trials / one.run) for one in generations]
+        return [run for run in runs if run.folder.exists(configs.RUN_CONFIG)]
+
+    def _problem(self, runs: Sequence[Run]) -> str:
+        """Return in one line why the runs of a trial cannot be read; empty if they can."""
+        return next((problem for _, problem in map(config_or_problem, runs) if problem), "")
+
+    def _rungs(self, runs: Sequence[Run]) -> list[Rung]:
+        """Return the rungs in order of steps. Where a run took over another's state, later rungs of the runs before are
+        ignored."""
+        metric, rungs = self.table.metric, dict[int, Rung]()
+        for run in runs:
+            config, losses = run.config, {step.step: step.loss for step in run.steps}
+            rungs = {step: rung for step, rung in rungs.items() if step <= first_step(config.train)}
+            for one in run.evaluations:
+                if one.step:
+                    value = losses.get(one.step) if metric == "loss" else getattr(one, metric)
+                    if value is not None:
+                        rungs[one.step] = Rung(one.step, config.tokens_after(one.step), value)
+        return [rungs[step] for step in sorted(rungs)]
+
+
+def _end(events: Sequence[Event]) -> tuple[str, str]:
+    """Return the status of a trial that nobody has ended, and the reason, from the events of its newest run."""
+    last = events[-1] if events else None
+    if isinstance(last, Stopped) and last.status in ("finished", "failed"):
+        return last.status, last.reason
+    step = max((event.step for event in events if isinstance(event, StepDone | Started)), default=0)
+    return "stopped", f"interrupted at step {step:,}, can be resumed"

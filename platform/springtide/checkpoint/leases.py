@@ -21,11 +21,11 @@ import secrets
 import socket
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from springtide.checkpoint.process_id import process_id
 from springtide.config.code import CODE_FIELDS, code_digest, is_sealed, seal
 from springtide.config.steps import StepsDone
 from springtide.errors import DamagedFile, LeaseOvertaken, RunExists, damaged
@@ -400,3 +400,23 @@ def _is_alive(run: Folder, lease: Lease) -> bool:
         return False
     ended = (run / "leases").exists(f"{lease.term:04d}.ended")
     return not ended and process_id(lease.pid) == lease.process != ""
+
+
+# Which process of this machine has a pid: pids are given again.
+
+
+def process_id(pid: int) -> str:
+    """Return what distinguishes a process of this machine from a later one with its pid: boot id and start time; empty
+    if it cannot be read, or the process is a zombie.
+
+    Examples:
+        >>> import os
+        >>> process_id(os.getpid()) == process_id(os.getpid()) != process_id(1)
+        True
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if state == "Z" else f"{boot}-{rest[18]}"
+    except (OSError, IndexError):
+        return ""

@@ -8,8 +8,7 @@ from functools import partial
 
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_config, add_json, add_trust, config_of
-from springtide.cli.output import print_json, say
-from springtide.cli.progress import progress_bars
+from springtide.cli.output import print_json, progress_bars, say
 
 _PREPARE = """  springtide data prepare --recipe demo
   springtide data prepare --recipe demo --corpus.source 's3://bucket/text/*.txt' --corpus.vocab-size 16384

@@ -21,7 +21,7 @@ def job(*command: str) -> int:
         command: its words, as ``"data", "prepare"``. A run's folder says later that ``springtide`` had them and the arguments.
 
     Returns:
-        The exit status: see ``springtide.cli.status``.
+        The exit status: see ``springtide.cli.commands``.
     """
     file, *options = sys.argv
     sys.argv = ["springtide", *command, *options]

@@ -34,10 +34,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from springtide.cli import data, doctor, elastic, init, metrics, model, plan, queue, run, sweep, train
-from springtide.cli.commands import Commands
+from springtide.cli.commands import Commands, Status, status_of
 from springtide.cli.options import COMMON
 from springtide.cli.output import PrintableFormatter, say
-from springtide.cli.status import Status, status_of
 from springtide.errors import ConfigError, SpringtideError, explain
 
 _NEW_OBJECTS = 50_000
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after ``springtide``; None: those of the process.
 
     Returns:
-        The exit status: see ``springtide.cli.status``.
+        The exit status: see ``springtide.cli.commands``.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # the name of a run may have what a terminal's encoding lacks

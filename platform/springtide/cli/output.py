@@ -8,9 +8,12 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from springtide.errors import printable, redacted
+
+if TYPE_CHECKING:
+    from springtide.dataset import Progress
 
 
 class PrintableFormatter(logging.Formatter):
@@ -58,3 +61,23 @@ def stdout_for_json() -> Iterator[Callable[[Any], None]]:
         replaced = sys.stdout
         with contextlib.redirect_stdout(sys.stderr):
             yield functools.partial(print_json, file=replaced)
+
+
+# Progress bars on a terminal.
+
+
+@contextlib.contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """Yield a function (stage, done, total) that shows one bar per stage; silent if stderr is not a terminal."""
+    from rich import progress
+    from rich.console import Console
+
+    with progress.Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as shown:
+        tasks: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = shown.add_task(stage, total=total)
+            shown.update(tasks[stage], completed=done, visible=done < total)
+
+        yield report

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_config, add_resume, add_trust, config_of, program
-from springtide.cli.output import say
-from springtide.cli.progress import progress_bars
+from springtide.cli.output import progress_bars, say
 from springtide.errors import ConfigError, explain, redacted
 
 if TYPE_CHECKING:

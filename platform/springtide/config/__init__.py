@@ -18,10 +18,11 @@ from springtide.config.files import (
     nearest,
     parse,
     recipe,
+    redact,
+    secret_fields,
 )
 from springtide.config.quantities import Bytes, Seconds, Tokens
 from springtide.config.schema import Config
-from springtide.config.secrets import redact, secret_fields
 
 __all__ = [
     "RUN_CONFIG",

@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from springtide.config.batch_schedule import Ramp
 from springtide.config.code import CODE_FIELDS
-from springtide.config.data import CorpusConfig, DataConfig, FeedConfig, ShardsConfig, StreamConfig
+from springtide.config.data import CorpusConfig, DataConfig, FeedConfig, Ramp, ShardsConfig, StreamConfig
 from springtide.config.elastic import ElasticConfig
 from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
 from springtide.config.objective import ObjectiveConfig

@@ -1,6 +1,5 @@
 """Raw text -> documents -> token ids. Layer rule: a document's identity is the digest of its text, never its location."""
 
-from springtide.corpus.benchmark import Quotes, quotes, quotes_of
 from springtide.corpus.chat_template import TEMPLATE_BYTES, ChatTemplate, read_template
 from springtide.corpus.chats import BadChat
 from springtide.corpus.cleaning import check_clean, clean, clean_turns
@@ -12,10 +11,13 @@ from springtide.corpus.near_duplicates import (
     BINS,
     SIMILAR,
     NearDuplicates,
+    Quotes,
     Signature,
     exact_signature,
     find_near_duplicates,
     jaccard,
+    quotes,
+    quotes_of,
     sharing,
     shingles,
     signature,

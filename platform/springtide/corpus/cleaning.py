@@ -8,8 +8,9 @@ import ipaddress
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from springtide.config.code import find_code
 from springtide.config.data import CorpusConfig
 from springtide.corpus.chats import Turn, with_texts
 from springtide.corpus.near_duplicates import hash_runs
-from springtide.corpus.verdict import Verdict
 from springtide.errors import ConfigError, explain
 
 # Quality rules of published corpora: which documents to drop, and which lines. For English text.
@@ -359,3 +359,17 @@ def symbols(text: str) -> float:
     seen = [char for char in text if not char.isspace()]
     plain = sum(char.isalnum() or unicodedata.category(char)[0] == "M" for char in seen)
     return 1 - plain / len(seen) if seen else 0.0
+
+
+# What a rule makes of a document's text.
+
+
+class Verdict(NamedTuple):
+    """A text that is kept, perhaps changed, or the reason why it is dropped."""
+
+    text: str
+    """Empty if it is dropped."""
+    reason: str = ""
+    """The rule that drops it; empty if it is kept."""
+    edits: Mapping[str, int] = MappingProxyType({})
+    """What rules changed in the text -> how often, such as lines removed."""

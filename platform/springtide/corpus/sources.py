@@ -26,9 +26,19 @@ import pyarrow.parquet as pq
 from springtide.config.data import BLANK_LINE
 from springtide.corpus import chats, token_files
 from springtide.corpus.chats import BadChat, chats_of, has_chat, without_nulls
-from springtide.corpus.content import SAMPLE_BYTES, lfs_pointer, not_text, other_format
 from springtide.corpus.documents import Broken, Document, Tokens, from_tokens
-from springtide.corpus.file_kinds import NEW_KINDS, XzFile, compression_of, delimiter_of, kind_of, sort_out
+from springtide.corpus.file_kinds import (
+    NEW_KINDS,
+    SAMPLE_BYTES,
+    XzFile,
+    compression_of,
+    delimiter_of,
+    kind_of,
+    lfs_pointer,
+    not_text,
+    other_format,
+    sort_out,
+)
 from springtide.corpus.files import Found, Look, find_files, library_files, look_of
 from springtide.corpus.hub import pinned
 from springtide.corpus.json_records import BadLine, parse_line, split_values

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from springtide.corpus.content import not_text
+from springtide.corpus.file_kinds import not_text
 from springtide.corpus.token_files import is_ids
 from springtide.errors import CorpusError, explain
 from springtide.storage import Folder

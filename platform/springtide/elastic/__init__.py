@@ -1,7 +1,7 @@
 """Decisions as values. Rule: no I/O, no clock of its own, no torch; the callers carry decisions out."""
 
+from springtide.elastic.forecast import SaveInterval, mean_time_to_loss, snapshot_every, young_daly_interval
 from springtide.elastic.group_request import GroupRequest
-from springtide.elastic.save_interval import SaveInterval, mean_time_to_loss, snapshot_every, young_daly_interval
 
 __all__ = [
     "GroupRequest",

@@ -15,10 +15,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from springtide.elastic.evenness import most_lanes, speed
-from springtide.elastic.forecast import RestartForecast
+from springtide.elastic.forecast import RestartForecast, mean_time_to_loss
 from springtide.elastic.node_table import Node as Node  # the policy's own word for others
 from springtide.elastic.node_table import NodeTable
-from springtide.elastic.save_interval import mean_time_to_loss
 
 _ENOUGH = 0.5
 """If at least this share of the possible workers is ready, they start without waiting for the others."""

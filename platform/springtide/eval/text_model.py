@@ -30,7 +30,7 @@ from springtide.hf.hf_tokenizer import tokenizer_files
 from springtide.model import make, num_parameters, skeleton, whole
 from springtide.shards import CHAT_TEMPLATE, TOKENIZER
 from springtide.storage import Folder
-from springtide.storage.free_memory import free_bytes
+from springtide.storage.host_limits import free_bytes
 
 BATCH_SIZE = 8
 """Rows that are computed together, unless the caller says otherwise."""

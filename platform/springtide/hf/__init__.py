@@ -10,7 +10,7 @@ from springtide.hf.hf_config import FILE as HF_CONFIG
 from springtide.hf.hf_export import export_checkpoint
 from springtide.hf.hf_generation import GENERATION
 from springtide.hf.hf_import import ImportedModel, model_folder, open_model, read_weights, write_checkpoint
-from springtide.hf.hf_template import their_template
+from springtide.hf.hf_tokenizer import their_template
 from springtide.hf.peft_import import with_adapter
 
 __all__ = [

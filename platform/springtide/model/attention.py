@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from springtide.config.engine import ModelConfig
 from springtide.model.flex import BlockMask, FlexKernel, attend
-from springtide.model.linear import Linear
 from springtide.model.positions import rotate
 
 _REPEATS_HEADS = {"cpu": False, "cuda": True}
@@ -202,3 +201,15 @@ class Attention(nn.Module):
             mask_B1LL = torch.ones(length, length, dtype=torch.bool, device=q_BHLE.device).tril()
         scores_BHLL = scores_BHLL.masked_fill(~mask_B1LL, -math.inf)
         return scores_BHLL.softmax(-1, dtype=torch.float32).type_as(v_BHLE) @ v_BHLE
+
+
+# A linear layer that computes in the type of its input.
+
+
+class Linear(nn.Linear):
+    """A linear layer whose weights may be wider than its input: they are converted where they are used, and their gradient is
+    converted back (mixed precision, Micikevicius et al., 2018). FSDP hands converted weights out, so there nothing is done."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., I) -> (..., O) of the same dtype."""
+        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))

@@ -20,10 +20,9 @@ from torch.func import functional_call
 from springtide.config.engine import BLOCK_OUTPUTS, ModelConfig
 from springtide.errors import ConfigError, explain, look_up
 from springtide.model.adapter import adapt
-from springtide.model.attention import Attention, KVCache, LayerKVCache, RMSNorm
+from springtide.model.attention import Attention, KVCache, LayerKVCache, Linear, RMSNorm
 from springtide.model.flex import BlockMask, FlexKernel, block_mask, lowest_keys
 from springtide.model.frozen import as_held, hold, packed_shapes
-from springtide.model.linear import Linear
 from springtide.model.loss import PartLoss, capped, head_loss, logits, token_nats
 from springtide.model.positions import document_firsts, documents, rotary_table
 

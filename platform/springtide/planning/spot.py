@@ -10,8 +10,8 @@ from typing import NamedTuple
 from springtide.config import Config
 from springtide.config.cluster_file import NodeType
 from springtide.elastic.evenness import evenness
+from springtide.elastic.forecast import young_daly_interval
 from springtide.elastic.policy import Bounds
-from springtide.elastic.save_interval import young_daly_interval
 from springtide.elastic.simulate import Costs, simulate
 from springtide.elastic.traces import Trace, larger
 from springtide.planning.calibration import Calibration

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from springtide import config as configs
 from springtide.checkpoint.format import StagedPiece, read_manifest
 from springtide.errors import ConfigError, explain
-from springtide.run.folder import Run
-from springtide.run.trust import check_model_code
+from springtide.run.folder import Run, check_model_code
 from springtide.storage import Folder
 
 _OF_ANOTHER: dict[str, Any] = {

@@ -25,7 +25,6 @@ from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stop
 from springtide.run.control import RunControl
 from springtide.run.live_report import facts_of
 from springtide.run.report.run_page import charts, handle, render
-from springtide.run.trust import check_model_code
 from springtide.storage import Folder
 from springtide.tracking.journal import frame, last_steps, read_journal
 from springtide.tracking.journal_reader import JournalReader
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from springtide.eval import Answer
     from springtide.run.diagnosis import Diagnosis
     from springtide.run.verify import Verification
+from springtide.checkpoint import leases
 
 REPORT = "report.html"
 CHARTS = "charts.svg"
@@ -390,3 +390,13 @@ def open_run(path: str) -> Run:
             raise ConfigError(explain("run", path, "is a sweep's folder, not a run's", remedy))
         raise ConfigError(explain("run", path, "is not a run's folder: it has no config.yaml", "give <root>/<run id>"))
     return run
+
+
+# Whether a run's model may be run: a config that comes from elsewhere may name code (``model.source``).
+
+
+def check_model_code(run: Folder, config: Config, trust_code: bool) -> None:
+    """Raise ConfigError if the model of a run with ``config`` is code that is not trusted, by ``trust_code`` or because this
+    user started the run with it."""
+    sources = config.needs_trust if config.model.source else {}  # only the model is run
+    configs.check_trusted(sources, run.where(RUN_CONFIG), trust_code, leases.trusted_code(run, sources))

@@ -6,8 +6,7 @@ from springtide.config import RUN_CONFIG
 from springtide.errors import ConfigError, explain
 from springtide.eval import TextModel, open_checkpoint, open_export
 from springtide.hf.hf_config import FILE
-from springtide.run.folder import Run
-from springtide.run.trust import check_model_code
+from springtide.run.folder import Run, check_model_code
 from springtide.storage import Folder
 
 

@@ -24,8 +24,7 @@ from fsspec.spec import AbstractBufferedFile
 from pydantic import TypeAdapter, ValidationError
 
 from springtide.errors import ConfigError, damaged, explain
-from springtide.storage.errors import as_os_errors
-from springtide.storage.full_disk import explain_full_disk, is_full
+from springtide.storage.errors import as_os_errors, explain_full_disk, is_full
 from springtide.storage.local_files import check_confined, read_range, regular_file, remove_old, unlink
 from springtide.storage.plain_json import most_values, to_json
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from springtide.config.steps import OrderStep
-from springtide.stream.permute import spread
+from springtide.stream.corpus_order import spread
 
 _FINENESS = 2**40
 _GOLDEN_RATIO = (5**0.5 - 1) / 2

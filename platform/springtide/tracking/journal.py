@@ -28,7 +28,7 @@ from springtide.errors import DamagedFile, redacted
 from springtide.events import Event, Started, StepDone, event, record
 from springtide.events.record import FORMAT, UnknownKind
 from springtide.storage import Folder, to_json
-from springtide.storage.full_disk import is_full
+from springtide.storage.errors import is_full
 from springtide.tracking.segments import Segment, Segments, Spool, listed, name_of
 
 if TYPE_CHECKING:

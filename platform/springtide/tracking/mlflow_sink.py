@@ -25,7 +25,7 @@ from springtide.errors import SpringtideError, printable, redacted
 from springtide.events import Evaluated, Event, Rejected, Saved, Started, StepDone, Stopped
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS, grouped_name
 from springtide.storage import Folder
-from springtide.storage.full_disk import is_full
+from springtide.storage.errors import is_full
 from springtide.tracking.mlflow_client import (
     NAME_LENGTH,
     RUN_FILE,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from springtide.storage import Folder
-from springtide.storage.full_disk import explain_full_disk, is_full
+from springtide.storage.errors import explain_full_disk, is_full
 
 _SEGMENT = re.compile(r"(\d{4,})-(\d{4,})\.jsonl")
 _MEMORY_BYTES = 8 * 2**20

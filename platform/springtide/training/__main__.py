@@ -18,7 +18,7 @@ from springtide import config as configs
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import committed
 from springtide.checkpoint.fresh_start import begin_once
-from springtide.checkpoint.process_id import process_id
+from springtide.checkpoint.leases import process_id
 from springtide.config.steps import StepsDone
 from springtide.distributed import Connections, gpu_environment, on_first, process_group, world
 from springtide.elastic.forecast import RunHistory

@@ -21,8 +21,7 @@ from springtide.elastic import GroupRequest, SaveInterval, mean_time_to_loss, yo
 from springtide.errors import CheckpointError, DiskFull, SpringtideError, StoreUnavailable
 from springtide.events import Event, Saved, SaveFailed, SaveIntervalChanged, SaveSkipped
 from springtide.storage import Folder
-from springtide.storage.errors import may_pass
-from springtide.storage.full_disk import is_full
+from springtide.storage.errors import is_full, may_pass
 from springtide.training.group_lease import GroupLease
 from springtide.training.message import StepMessage
 from springtide.training.part import DoneStep, Part, Share, Verdict, Work

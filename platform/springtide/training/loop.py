@@ -45,10 +45,9 @@ from springtide.training.requests import Requests
 from springtide.training.rollback import go_back, without_suspects
 from springtide.training.seeds import lane_seeds, seed_of
 from springtide.training.start_check import check_adapter
-from springtide.training.state import ModelFigures, TrainState, rate_after
+from springtide.training.state import ModelFigures, TrainState, initialize_adapter, rate_after
 from springtide.training.step import StepSetup, train_step
 from springtide.training.teacher import objective_of
-from springtide.training.weights import initialize_adapter
 
 Feed = Callable[[RankReader, StepsDone], Iterator[Batch]]
 

@@ -31,8 +31,8 @@ from springtide.training.device import choose_kernels, peak_flops
 from springtide.training.device_check import check_device
 from springtide.training.nvml import gpu_of
 from springtide.training.part import Work
+from springtide.training.state import initialize
 from springtide.training.step import StepSetup, train_step
-from springtide.training.weights import initialize
 
 _VOCABULARY = 256
 _END_OF_TEXT = 0

@@ -11,7 +11,7 @@ from random import Random
 from fuzz.events import example
 from fuzz.target import Target, must
 from springtide import config as configs
-from springtide.api.sweep_reader import SweepReader
+from springtide.api.sweep import SweepReader
 from springtide.elastic.notices import (
     Notice,
     parse_aws_notice,

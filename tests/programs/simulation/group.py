@@ -34,7 +34,7 @@ from springtide.config.steps import StepsDone
 from springtide.elastic import GroupRequest
 from springtide.errors import CheckpointError, SpringtideError
 from springtide.events import Left, Saved, SaveFailed, Started, StepDone, Stopped
-from springtide.ray.train.event_sender import EventSender
+from springtide.ray.train.mailbox import EventSender
 from springtide.storage import Folder
 from springtide.storage.digest import of_bytes as digest_of
 from springtide.storage.errors import may_pass

@@ -12,7 +12,7 @@ import springtide as st
 from springtide import config as configs
 from springtide.api import train
 from springtide.api.prepare import prepare
-from springtide.cli.status import Status, status_of
+from springtide.cli.commands import Status, status_of
 from springtide.config import Config
 from springtide.errors import ConfigError
 from springtide.ray.cluster.session import check_before_start, check_resources, starting_cluster

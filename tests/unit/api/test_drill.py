@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from springtide.api.drill import DrillResult, commits_lost, drill
-from springtide.api.promises import CopiesLost
+from springtide.api.drill import CopiesLost, DrillResult, commits_lost, drill
 from springtide.errors import ConfigError
 from springtide.events import Event, Saved, Started
 from springtide.planning.scenarios import SCENARIOS, ActDone

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from springtide.api.promises import CopiesLost, HangFound, NoticeKept, NotSeen, kept_of
+from springtide.api.drill import CopiesLost, HangFound, NoticeKept, NotSeen, kept_of
 from springtide.events import Decided, Event, Failed, Left, Saved, Started, StepDone
 from springtide.planning.scenarios import ActDone
 

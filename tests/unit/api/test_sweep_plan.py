@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from springtide import config as configs
-from springtide.api.sweep import SweepDriver
-from springtide.api.sweep_plan import check_finalists, plan_of, started_with
+from springtide.api.sweep import SweepDriver, check_finalists, plan_of, started_with
 from springtide.errors import ConfigError, RunExists
 from springtide.events import Evaluated, Started, Stopped
 from springtide.storage import Folder

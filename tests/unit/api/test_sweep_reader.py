@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from springtide import config as configs
-from springtide.api.sweep_reader import SweepReader
+from springtide.api.sweep import SweepReader
 from springtide.events import Evaluated, Event, Started, Stopped
 from springtide.run.folder import Run
 from springtide.storage import Folder

@@ -14,9 +14,9 @@ import pytest
 
 import springtide
 from springtide.api.doctor import UploadCheck
+from springtide.cli.commands import Status
 from springtide.cli.job import check_sent, job
 from springtide.cli.main import main, parser
-from springtide.cli.status import Status
 from springtide.errors import (
     CheckpointError,
     CommandFailed,

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.corpus import changed_files, open_source, open_tokenizer
-from springtide.corpus.content import not_text
+from springtide.corpus.file_kinds import not_text
 from springtide.errors import CorpusError
 
 NO_DATA = (

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 
-from springtide.elastic.cells import within_nodes
+from springtide.elastic.node_table import within_nodes
 from springtide.elastic.policy import Bounds, Node, PolicyState, RestartForecast, Start, decide
 
 

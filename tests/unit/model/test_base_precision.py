@@ -25,7 +25,7 @@ from springtide.model import (
 from springtide.model.frozen import BLOCK, LEVELS, as_held, converted, pack, row_bytes, unpack
 from springtide.optim.parameter_groups import freeze
 from springtide.planning.step_memory import predicted_bytes
-from springtide.training.weights import initialize
+from springtide.training.state import initialize
 
 SHAPE = {"num_layers": 2, "dim": 48, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 80, "max_sequence_length": 32}
 VOCAB = 100

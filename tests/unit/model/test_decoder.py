@@ -20,8 +20,7 @@ from springtide.config.engine import ModelConfig
 from springtide.distributed.fsdp import recomputed
 from springtide.errors import ConfigError
 from springtide.model import KVCache, build, flops_per_token, hardware_flops_per_token, initial, num_parameters
-from springtide.model.attention import Attention, RMSNorm, attention_as_on
-from springtide.model.linear import Linear
+from springtide.model.attention import Attention, Linear, RMSNorm, attention_as_on
 from springtide.model.positions import rotary_table, rotate
 from springtide.training.losses import loss_mask
 

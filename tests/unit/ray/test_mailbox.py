@@ -15,7 +15,6 @@ from springtide.elastic import GroupRequest
 from springtide.elastic.forecast import RestartForecast
 from springtide.elastic.notices import TimeLeft
 from springtide.events import Decided, Evaluated, Left
-from springtide.ray.train import event_sender
 from springtide.ray.train import mailbox as mailboxes
 from springtide.ray.train.mailbox import Mailbox, MailboxClient, Progress
 from springtide.ray.train.worker import TrainJob
@@ -276,8 +275,8 @@ def test_rank_0_ends_the_request_that_it_has_heard_and_beats_once_a_second(
         heartbeat=lambda: calls.append(("heartbeat", now_s)),
     )
     now_s = 1000.0
-    monkeypatch.setattr(event_sender, "time", SimpleNamespace(monotonic=lambda: now_s))
-    sender = event_sender.EventSender(mailbox)  # type: ignore[arg-type]  # what it calls
+    monkeypatch.setattr(mailboxes, "time", SimpleNamespace(monotonic=lambda: now_s))
+    sender = mailboxes.EventSender(mailbox)  # type: ignore[arg-type]  # what it calls
     sender(EVALUATED)
     assert sender.interrupt() is asked
     assert sender.interrupt() is None

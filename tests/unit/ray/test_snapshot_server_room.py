@@ -21,7 +21,7 @@ from springtide.ray.train import snapshot_client
 from springtide.ray.train.snapshot_client import SnapshotClient
 from springtide.ray.train.snapshot_server import SnapshotServer
 from springtide.storage import Folder
-from springtide.storage.free_memory import free_bytes
+from springtide.storage.host_limits import free_bytes
 
 WORKERS = 8
 STATE_BYTES = 96_400

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from springtide import config as configs
-from springtide.api.sweep_plan import plan_of, started_with
-from springtide.api.sweep_reader import SweepReader
+from springtide.api.sweep import SweepReader, plan_of, started_with
 from springtide.checkpoint.branch import meta_of_start
 from springtide.checkpoint.format import Manifest, Meta
 from springtide.cli.main import main

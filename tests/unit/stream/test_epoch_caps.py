@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from prepared import prepare, small, write_corpus
 
 from springtide.config import Config
-from springtide.config.batch_schedule import Ramp
+from springtide.config.data import Ramp
 from springtide.config.steps import StepsDone
 from springtide.errors import ConfigError
 from springtide.stream import Order, open_data
-from springtide.stream.epoch_caps import CapsTooSmall, capped
+from springtide.stream.data import CapsTooSmall, capped
 
 WEIGHTS = st.lists(st.floats(0.001, 100), min_size=2, max_size=6)
 

@@ -16,13 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from springtide.config import steps
-from springtide.config.batch_schedule import Ramp
+from springtide.config.data import Ramp
 from springtide.storage.digest import mix
 from springtide.stream import Order, digest
 from springtide.stream import order as order_of_samples
-from springtide.stream.corpus_order import CorpusOrders
+from springtide.stream.corpus_order import CorpusOrders, keys, permutation, permuted, spread
 from springtide.stream.mixture import MixtureSchedule, floor_sum
-from springtide.stream.permute import keys, permutation, permuted, spread
 from springtide.stream.sample_ids import corpus_and_row
 
 

@@ -26,7 +26,7 @@ from springtide.model import whole
 from springtide.run.folder import Run, open_run
 from springtide.storage import Folder
 from springtide.stream import open_data
-from springtide.training.weights import initialize
+from springtide.training.state import initialize
 
 pytestmark = pytest.mark.processes
 

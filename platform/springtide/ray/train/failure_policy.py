@@ -27,8 +27,7 @@ from springtide.ray.cluster.nodes import leaving, lost, unanswering
 from springtide.ray.train.mailbox import Progress
 from springtide.ray.train.process_pool import StartCancelledError, UnfitNodesError, WorkerProcessPool, last_line
 from springtide.ray.train.worker import TrainJob
-from springtide.storage.errors import FINAL, may_pass, of_store
-from springtide.storage.full_disk import is_full
+from springtide.storage.errors import FINAL, is_full, may_pass, of_store
 from springtide.training.message import PeerFailed
 
 _ANSWER_S = 2.0

@@ -36,7 +36,7 @@ from springtide.checkpoint.snapshot_parts import Snapshot, SnapshotKey, Snapshot
 from springtide.faults import arm, fault_point
 from springtide.ray.train.mailbox import MailboxClient
 from springtide.ray.train.snapshot_lookup import ANSWER_S
-from springtide.storage.free_memory import free_bytes
+from springtide.storage.host_limits import free_bytes
 
 if TYPE_CHECKING:  # that file imports this one
     from springtide.ray.train.snapshot_saver import OrphanedRun

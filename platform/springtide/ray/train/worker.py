@@ -34,8 +34,7 @@ from springtide.events import Left, Started
 from springtide.faults import arm, fault_point
 from springtide.ray.cluster.nodes import accepting, where
 from springtide.ray.data.feed import feed
-from springtide.ray.train.event_sender import EventSender
-from springtide.ray.train.mailbox import MailboxClient
+from springtide.ray.train.mailbox import EventSender, MailboxClient
 from springtide.ray.train.snapshot_client import SnapshotClient
 from springtide.storage import Folder
 from springtide.stream import Batch, RankReader, open_data
