@@ -116,7 +116,7 @@ def status(root: str) -> dict[str, Any]:
     """Seconds of ``springtide run status``, and of another look of ``--follow`` when ten steps are new."""
     from rich.console import Console
 
-    from springtide.cli.runs import _Watcher
+    from springtide.cli.run import _Watcher
     from springtide.run.folder import open_run
 
     console, begin = Console(width=120), time.perf_counter()

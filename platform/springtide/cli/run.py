@@ -1,4 +1,5 @@
-"""``springtide run``: look at a run, and steer one that trains. ``springtide verify``, ``springtide report``: proof, costs."""
+"""``springtide run``: look at a run, and steer one that trains. ``springtide verify``, ``report``: proof, costs. ``springtide
+metrics``, ``queue``: what Prometheus finds, and the runs that share a cluster."""
 
 from __future__ import annotations
 
@@ -7,13 +8,28 @@ import contextlib
 import functools
 from typing import TYPE_CHECKING
 
-from springtide.cli import runs
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json
 from springtide.cli.output import print_json, say, say_line
 
 if TYPE_CHECKING:
     from springtide.run.control import Verb
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from springtide.errors import SpringtideError, printable, redacted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from springtide.run.compare import Comparison
+    from springtide.run.folder import Run
+    from springtide.run.run_status import RunStatus, StatusBuilder
+
+from springtide.errors import ConfigError, explain
 
 _INSPECT = """  springtide run inspect runs/RUN                # starts and checkpoints, which are valid and why others are not
   springtide run inspect runs/RUN/checkpoints/step-0000000100 --verify   # read every byte of it"""
@@ -40,7 +56,7 @@ def add(commands: Commands) -> None:
     """Add the commands."""
     group = commands.group("run", "Look at a run, and steer it while it trains.")
     group.command("inspect", _inspect, "Show what a run or a checkpoint holds.", _inspect_options, _INSPECT)
-    runs.add(group)
+    add_views(group)
     for verb, (help, example) in _STEER.items():
         group.command(verb, functools.partial(_steer, verb), help, functools.partial(_steer_options, verb), example)
     help = "Prove that a run trained on exactly the samples it should have."
@@ -163,4 +179,390 @@ def _report(options: argparse.Namespace) -> int:
         with contextlib.suppress(OSError):  # a folder that only others may write to
             run.write_report()
     say(f"  {run.report}" if run.folder.exists(REPORT) else "  report.html is not there, and cannot be written")
+    return 0
+
+
+# ``springtide run status``, ``run list`` and ``run compare``: one run, many runs, and two.
+
+_STATUS = """  springtide run status runs/RUN             # how it stands, where its time went, what limits it and what to try
+  springtide run status s3://bucket/runs/RUN --follow   # in place, until the run is over or Ctrl-C
+  springtide run status runs/RUN --follow | tee log     # without a terminal: a line for each change
+  springtide run status runs/RUN --json"""
+_LIST = """  springtide run list runs
+  springtide run list s3://bucket/runs --json"""
+_COMPARE = """  springtide run compare runs/A runs/B       # settings, first step that differs, losses at equal tokens, costs
+  springtide run compare runs/A runs/B --json"""
+_LEVELS = "▁▂▃▄▅▆▇█"
+_PLAIN_LEVELS = "_.,-~=*#"
+"""For terminals that do not show UTF-8."""
+_LOOK_S, _LOOK_AT_STORE_S = 1.0, 5.0
+"""Time between looks at a local folder, and at an object store [s]."""
+_LOOK_AT_LEASE_S = 15.0
+"""Silence after which the lease is asked whether the driver has ended: one that was killed has written no event [s]."""
+_SHARE = 5
+"""A look is followed by a pause of this many times its own length: the restarts of a long run take a second to add_views up."""
+_LONGEST_CURVE = 60
+
+
+def add_views(group: Commands) -> None:
+    """Add the commands to their group."""
+    help = "Show how a run stands: loss, workers, where its time went, and what limits it."
+    group.command("status", _status, help, _status_options, _STATUS)
+    group.command(
+        "list", _list, "List the runs and sweeps below a root: state, step, loss, cost.", _list_options, _LIST
+    )
+    help = "Compare two runs: settings, samples, losses and costs."
+    group.command("compare", _compare, help, _compare_options, _COMPARE)
+
+
+def _status_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="the run's folder or URL")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--follow", action="store_true", help="show what is new until the run is over")
+    how.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _list_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "root", nargs="?", default="runs", help="folder or URL that holds runs, or of a sweep (default runs)"
+    )
+    add_json(parser)
+
+
+def _compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", help="a run's folder")
+    parser.add_argument("other", help="another one")
+    add_json(parser)
+
+
+def _status(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from springtide.run.folder import open_run
+
+    run = open_run(options.run)
+    watcher = _Watcher(run)
+    console = Console(highlight=False, markup=False)
+    if options.follow:
+        with contextlib.suppress(KeyboardInterrupt):  # this is how a person ends it; the run trains on
+            _follow(watcher, console, _LOOK_S if run.folder.is_local else _LOOK_AT_STORE_S)
+        return 0
+    watcher.look()
+    if options.json:
+        print_json({"run": run.id, **watcher.status().as_dict()})
+    else:
+        console.print(watcher.table(watcher.status(), console))
+    return 0
+
+
+class _Watcher:
+    """Follows one run: each look reads only what is new in its journal."""
+
+    def __init__(self, run: Run) -> None:
+        from springtide.run.run_status import StatusBuilder
+        from springtide.tracking.journal_reader import JournalReader
+        from springtide.tracking.ledger import Prices
+
+        config = run.config
+        self.run = run
+        self._journal = JournalReader(run.folder)
+        self._builder: StatusBuilder = StatusBuilder(config.num_steps, Prices.set_in(config.track))
+        self._trouble = ""
+        self._looked_at_lease_s = time.monotonic()
+        self._ended = ""
+        """Why the run is over although its journal does not say so."""
+
+    def look(self, patient: bool = False) -> list[str]:
+        """Read what is new; returns its events as lines. ``patient``: keep a storage error for the next status."""
+        said = list[str]()
+        try:
+            if self._journal.read():
+                said = self._builder.take(self._journal.new)
+                self._looked_at_lease_s, self._ended = time.monotonic(), ""
+            elif time.monotonic() - self._looked_at_lease_s > _LOOK_AT_LEASE_S:
+                self._look_at_lease()
+            self._trouble = ""
+        except OSError as error:
+            if not patient:
+                raise
+            self._trouble = f"the run's folder cannot be read, trying again: {error}"
+        return said
+
+    def _look_at_lease(self) -> None:
+        from springtide.checkpoint import leases
+
+        self._looked_at_lease_s = time.monotonic()
+        try:
+            last = leases.newest(self.run.folder)
+            if last is not None and (last.driver or not last.trains):  # torchrun has no driver
+                self._ended = leases.why_over(self.run.folder) or ""
+        except (FileNotFoundError, SpringtideError):  # damaged, or of another version: the journal still counts
+            return
+
+    def status(self) -> RunStatus:
+        """Return how the run stands now."""
+        found = self._builder.status(time.time())
+        if self._ended:
+            return dataclasses.replace(found, state=f"{found.state}; {self._ended}", is_over=True)
+        return found
+
+    def looks(self, every_s: float) -> Iterator[tuple[list[str], RunStatus]]:
+        """Yield what is new, as lines, and the status, until the run is over."""
+        while True:
+            begun_s = time.monotonic()
+            messages, now = self.look(patient=True), self.status()
+            yield messages, now
+            if now.is_over:
+                return
+            time.sleep(max(every_s, _SHARE * (time.monotonic() - begun_s)))
+
+    def line(self, now: RunStatus) -> str:
+        """Return the status in one line."""
+        from springtide.events.metrics import utilisation
+
+        parts = [f"step {now.step}/{now.num_steps}", now.state]
+        if now.loss is not None:
+            parts += [f"loss {now.loss:.4f}", f"{now.tokens_per_s:,.0f} tokens/s", f"MFU {utilisation(now.mfu)}"]
+        parts += [f"held-out {now.heldout_loss:.4f}"] if now.heldout_loss is not None else []
+        parts += [f"{now.workers} workers", f"{now.restarts} restarts", f"goodput {now.diagnosis.goodput:.1%}"]
+        parts += [f"waits for {now.waits_for}"] if now.waits_for else []
+        return _clean("  ".join([*parts, *([self._trouble] if self._trouble else [])]))
+
+    def table(self, now: RunStatus, console: Console) -> Table:
+        """Return the status as a table that fits any width."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 1))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        rows = [("run", self.run.id), ("state", now.state)]
+        rows += [("store", self._trouble)] if self._trouble else []
+        levels = _LEVELS if "utf" in console.encoding else _PLAIN_LEVELS
+        curve = sparkline(now.losses, min(_LONGEST_CURVE, max(8, console.width - 24)), levels)
+        for name, text in [*rows, *_progress(now, curve), *_costs(now)]:
+            table.add_row(name, Text(_clean(text)))
+        return table
+
+
+def _progress(now: RunStatus, curve: str) -> list[tuple[str, str]]:
+    """Return how far the run is, as rows of a table."""
+    from springtide.events.metrics import utilisation
+    from springtide.run.run_status import span
+
+    rows = [("waits for", now.waits_for)] if now.waits_for else []
+    rows.append(("step", f"{now.step}/{now.num_steps}" + (f", {span(now.left_s)} left" if now.left_s else "")))
+    if now.loss is not None:
+        rows.append(("loss", f"{now.loss:.4f} {curve}"))
+    if now.heldout_loss is not None:
+        rows.append(("held-out", f"{now.heldout_loss:.4f} at step {now.heldout_step}"))
+    if now.loss is not None:
+        rows.append(("speed", f"{now.tokens_per_s:,.0f} tokens/s, MFU {utilisation(now.mfu)}"))
+    changes = ", ".join(f"{workers} from step {step}" for step, workers in now.sizes)
+    rows.append(("workers", f"{now.workers}" + (f" ({changes})" if len(now.sizes) > 1 else "")))
+    if (last := now.last_restart) is not None:
+        figures = (
+            f"{last.workers_before} -> {last.workers_after} workers, {last.gap_s:.1f} s without a step; {last.cause}"
+        )
+        rows.append(("restarts", f"{now.restarts}, {now.steps_lost} steps trained again; the last: {figures}"))
+    age = f"{now.checkpoint}, {span(now.checkpoint_age_s)} ago" if now.checkpoint else "no checkpoint yet"
+    return [*rows, ("saved", age)]
+
+
+def _costs(now: RunStatus) -> list[tuple[str, str]]:
+    """Return where the time went, what limits the run, what to do, and the last events, as rows of a table."""
+    found = now.diagnosis
+    rows = [("cost", f"goodput {found.goodput:.1%}" + (f", {now.dollars:,.2f} $" if now.dollars else ""))]
+    if found.spent:
+        rows.append(("time", ", ".join(f"{kind.replace('_', ' ')} {share:.1%}" for kind, share in found.spent.items())))
+    for number, one in enumerate(found.findings, 1):
+        rows += [(f"{number}.", one.describe()), ("try", one.remedy)]
+    rows += [("not measured", one) for one in found.not_measured]
+    return rows + [("events" if not number else "", message) for number, message in enumerate(now.messages)]
+
+
+def _follow(watcher: _Watcher, console: Console, every_s: float) -> None:
+    """Show the run until it is over: in place on a terminal, elsewhere a line for each change."""
+    if console.is_terminal and not console.is_dumb_terminal:
+        from rich.live import Live
+
+        with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+            for _, now in watcher.looks(every_s):
+                live.update(watcher.table(now, console), refresh=True)
+        return
+    before = ""
+    for messages, now in watcher.looks(every_s):
+        for message in messages if before else ():  # history is in the journal
+            say(_clean(message))
+        if (line := watcher.line(now)) != before:
+            say(line)
+            before = line
+
+
+def sparkline(values: list[float], width: int, levels: str = _LEVELS) -> str:
+    """Return ``values`` as a line of at most ``width`` characters, the least as the lowest of ``levels``.
+
+    Examples:
+        >>> sparkline([1.0, 2.0, 3.0, 8.0], 4)
+        '▁▂▃█'
+    """
+    count = min(width, len(values))
+    parts = [values[len(values) * at // count : len(values) * (at + 1) // count] for at in range(count)]
+    means = [sum(part) / len(part) for part in parts]
+    least = min(means, default=0.0)
+    whole = max(means, default=0.0) - least or 1.0
+    return "".join(levels[round((mean - least) / whole * (len(levels) - 1))] for mean in means)
+
+
+def _clean(text: str) -> str:
+    return printable(redacted(text)).replace("\n", " ")
+
+
+def _list(options: argparse.Namespace) -> int:
+    from springtide.run.run_status import overview
+
+    rows = overview(options.root)
+    if options.json:
+        print_json([row._asdict() for row in rows])
+        return 0
+    if not rows:
+        say(f"no runs below {options.root}")
+        return 0
+    width = max(len(row.id) for row in rows)
+    figures = (f"{'step':>15}", f"{'loss':>8}", "workers", "goodput", f"{'$':>9}", f"{'kWh':>9}")
+    heads = (f"{'state':17}", *figures, "last event (UTC)", "where")
+    say("  ".join((f"{'run':{width}}", *heads)))
+    for row in rows:
+        seen = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.seen_s)) if row.seen_s else "none"
+        loss = "" if row.loss is None else f"{row.loss:.4f}"
+        found = [""] * 4  # of a sweep, and of a run that cannot be read
+        if row.num_steps:
+            found = [
+                f"{row.workers}",
+                f"{row.goodput:.1%}",
+                f"{row.dollars:.2f}" if row.dollars else "",
+                f"{row.energy_kwh:.3g}",
+            ]
+        step = f"{row.step}/{row.num_steps}" if row.num_steps else ""
+        workers, goodput, dollars, energy = found
+        say(
+            f"{row.id:{width}}  {row.state:17}  {step:>15}  {loss:>8}  {workers:>7}  {goodput:>7}  "
+            f"{dollars:>9}  {energy:>9}  {seen:16}  {row.where}".rstrip()
+        )
+    return 0
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from springtide.run.compare import compare_runs
+    from springtide.run.folder import open_run
+
+    found = compare_runs(open_run(options.run), open_run(options.other))
+    if options.json:
+        print_json(found.as_dict())
+    else:
+        _print(found)
+    return 0
+
+
+def _print(found: Comparison) -> None:
+    one, other = found.runs
+    if found.identical:
+        say(f"identical: {found.common_steps} steps on the same samples, with the same losses bit for bit")
+    else:
+        for what, step in (("samples", found.first_other_samples), ("loss", found.first_other_loss)):
+            where = "none" if step is None else f"step {step}"
+            say(f"first step with other {what}: {where}, of {found.common_steps} that both have")
+    rows: list[tuple[str, str, str]] = [("", one.id, other.id)]
+    for name in (
+        "last_step",
+        "tokens",
+        "loss",
+        "heldout_loss",
+        "worker_seconds",
+        "goodput",
+        "dollars",
+        "energy_kwh",
+        "starts",
+    ):
+        shown = [_figure(getattr(run, name)) for run in found.runs]
+        rows.append((name.replace("_", " "), shown[0], shown[1]))
+    rows += [(f"loss at {tokens:,} tokens", f"{a:.4f}", f"{b:.4f}") for tokens, a, b in found.curves]
+    for name, (a, b) in found.settings.items():
+        mark = " *" if name in found.changes_training else ""
+        rows.append((f"{name}{mark}", _short(a), _short(b)))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        say("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    if found.changes_training:
+        say("* changes what is learned")
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return "none"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4f}"
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+# ``springtide queue``: which of the runs that share a cluster has which workers.
+
+_QUEUE = """  RAY_ADDRESS=auto springtide queue                      # on one of its nodes: who has what, and waits for what
+  RAY_ADDRESS=auto springtide queue --quota research=8   # its runs get at most 8 workers together; =none: no limit"""
+
+
+def add_queue(commands: Commands) -> None:
+    """Add the command."""
+    help = "Show the runs that share a cluster by run.queue and run.priority, and set the quotas of queues."
+    commands.command("queue", _queue, help, _queue_options, _QUEUE)
+
+
+def _queue_options(parser: argparse.ArgumentParser) -> None:
+    quota = "the most workers that all runs of a queue may have together; none: no limit; may be given again"
+    parser.add_argument("--quota", metavar="QUEUE=N", action="append", default=[], help=quota)
+    add_json(parser)
+
+
+def _queue(options: argparse.Namespace) -> int:
+    from springtide.api.queue import queue
+
+    found = queue(dict(map(_quota, options.quota)))
+    if options.json:
+        print_json({"runs": [one._asdict() for one in found.rows], "quotas": found.quotas})
+    else:
+        say(found.describe())
+    return 0
+
+
+def _quota(text: str) -> tuple[str, int | None]:
+    name, _, most = text.partition("=")
+    if not name or not (most == "none" or most.isdecimal()):
+        raise ConfigError(explain("--quota", text, "is not a queue and a number", "write research=8 or research=none"))
+    return name, None if most == "none" else int(most)
+
+
+# ``springtide metrics``: the metrics that Prometheus finds.
+
+_EXAMPLES = "  springtide metrics                       # names, units and meanings"
+
+
+def add_metrics(commands: Commands) -> None:
+    """Add the command."""
+    commands.command("metrics", _metrics, "Print the metrics that Prometheus finds.", add_json, _EXAMPLES)
+
+
+def _metrics(options: argparse.Namespace) -> int:
+    from springtide.tracking.prometheus import EXPORTED, rows
+
+    if options.json:
+        keys = ("kind", "unit", "meaning", "labels")
+        print_json({f"{EXPORTED}{row.name}": {key: getattr(row, key) for key in keys} for row in rows()})
+    else:
+        width = max(len(row.name) for row in rows()) + len(EXPORTED)
+        for row in rows():
+            name, labels = f"{EXPORTED}{row.name}", ", ".join(row.labels)
+            say(f"{name:{width}}  {row.kind:7}  {row.unit:10}  {row.meaning} ({labels})")
     return 0

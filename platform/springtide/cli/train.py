@@ -1,4 +1,4 @@
-"""``springtide train``."""
+"""``springtide train``, ``sweep``: a run; many runs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from springtide.config import Config
     from springtide.dataset import Progress
     from springtide.run.folder import Run
+
+from springtide.cli.options import add_json
+from springtide.cli.output import print_json
 
 _EXAMPLES = """  springtide train --recipe demo
   springtide train --recipe demo --optim.peak-lr 1e-3 --train.total 2M
@@ -158,3 +161,54 @@ try next
   {springtide} train --recipe demo --run.root {root} --train.total 2M --elastic.max-workers 3
   {os.path.join(os.path.dirname(sys.executable), "mlflow")} ui --backend-store-uri sqlite:///{root}/mlflow.db"""
     )
+
+
+# ``springtide sweep``.
+
+_SWEEP_EXAMPLES = """  springtide sweep --space tune_spaces/lr_and_decay.py --recipe tiny
+  springtide sweep --space tune_spaces/lr_and_decay.py --recipe demo --name first --scheduler none --elastic.max-workers 4
+  springtide sweep --space tune_spaces/lr_and_decay.py --recipe demo --name first --resume   # after Ctrl-C or a crash
+  springtide train --config runs/first/best.yaml --train.total 2M                            # its best point, for longer"""
+
+
+def add_sweep(commands: Commands) -> None:
+    """Add the command."""
+    help = "Try many points of a space in parallel, and print which is best."
+    commands.command("sweep", _sweep, help, partial(_sweep_options, commands.show_all), _SWEEP_EXAMPLES)
+
+
+def _sweep_options(show_all: bool, parser: argparse.ArgumentParser) -> None:
+    add_config(parser, show_all)
+    add_trust(parser)
+    parser.add_argument("--space", metavar="FILE", required=True, help="file with a table, as in tune_spaces/")
+    parser.add_argument(
+        "--name", metavar="NAME", default="", help="name of the sweep and its folder; generated if omitted"
+    )
+    parser.add_argument("--search", metavar="HOW", default="random", help="random, grid, or tpe, which needs optuna")
+    parser.add_argument("--scheduler", metavar="NAME", default="asha", help="none, asha, hyperband, median, pbt, pb2")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the points")
+    parser.add_argument(
+        "--concurrent", metavar="N", type=int, default=0, help="number of trials at a time; 0: all that fit the cluster"
+    )
+    add_resume(parser, "continue the sweep --name; auto starts it if there is none: for requeues and retries")
+    add_json(parser)
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from springtide.api.sweep import sweep
+
+    result = sweep(
+        config_of(options),
+        options.space,
+        name=options.name,
+        search=options.search,
+        scheduler=options.scheduler,
+        seed=options.seed,
+        concurrent=options.concurrent,
+        resume=options.resume,
+        say=partial(say, error=options.json),
+    )
+    if options.json:
+        print_json(result.as_dict())
+    # interrupted before the first evaluation, it has no best trial, and trials that saved
+    return 0 if result.best or any(one.status != "failed" for one in result.outcomes) else 1

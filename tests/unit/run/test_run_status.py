@@ -20,7 +20,7 @@ import pytest
 from journal_events import step
 
 from springtide.cli.main import main
-from springtide.cli.runs import _Watcher, sparkline
+from springtide.cli.run import _Watcher, sparkline
 from springtide.config import Config
 from springtide.events import Decided, Evaluated, Event, Failed, Left, Saved, Started, Stopped
 from springtide.run.folder import Run
@@ -192,8 +192,8 @@ def test_one_status_as_text_and_json_and_clear_words(
 
 PROGRAM = """
 import sys
-from springtide.cli import main, runs
-runs._LOOK_S = 0.05
+from springtide.cli import main, run
+run._LOOK_S = 0.05
 sys.exit(main.main(["run", "status", sys.argv[1], "--follow"]))
 """
 
