@@ -17,8 +17,8 @@ from ranks import run_here
 from springtide.api.label import label
 from springtide.api.resolve import resolve
 from springtide.checkpoint.format import Meta, read_manifest
+from springtide.checkpoint.fresh_start import newer_of_other_orders
 from springtide.checkpoint.load import read_pieces
-from springtide.checkpoint.other_orders import newer_of_other_orders
 from springtide.checkpoint.restore import Restored
 from springtide.config import Config
 from springtide.errors import CheckpointError, ConfigError, CorpusError, CorruptShard

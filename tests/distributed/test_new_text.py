@@ -13,7 +13,7 @@ from loops import train, train_and_write
 from prepared import prepare, write_corpus
 from ranks import run_here
 
-from springtide.checkpoint.other_orders import check_order
+from springtide.checkpoint.fresh_start import check_order
 from springtide.config import Config
 from springtide.config.steps import OrderStep
 from springtide.errors import CheckpointError, ConfigError

@@ -27,7 +27,7 @@ from ranks import RankDied
 
 from springtide import config as configs
 from springtide.checkpoint.format import committed, quarantine, read_manifest
-from springtide.checkpoint.other_orders import check_order
+from springtide.checkpoint.fresh_start import check_order
 from springtide.cli.main import main
 from springtide.config import Config
 from springtide.config.steps import OrderStep

@@ -15,10 +15,9 @@ from saving import meta, resume, save, state
 
 from springtide.checkpoint import leases
 from springtide.checkpoint.format import ABANDONED, COMMITTED, QUARANTINED, committed, quarantine
-from springtide.checkpoint.fresh_start import begin_from_scratch, begin_once, has_ever_committed
+from springtide.checkpoint.fresh_start import begin_from_scratch, begin_once, check_order, has_ever_committed
 from springtide.checkpoint.inspect import inspect
 from springtide.checkpoint.leases import process_id
-from springtide.checkpoint.other_orders import check_order
 from springtide.checkpoint.restore import restore
 from springtide.checkpoint.second_reader import BadFileReport, second_readers
 from springtide.errors import CheckpointError, ConfigError, RunExists, UnfitNode

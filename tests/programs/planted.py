@@ -126,13 +126,13 @@ def current_folder_first() -> Plant:
 )
 def doctor_imports_from_here() -> Plant:
     """Processes that springtide doctor starts imported from the current folder first."""
-    from springtide.api import doctor_gpus
+    from springtide.api import doctor
 
     def start(command: Sequence[str], **options: Any) -> Any:
         options["env"] = {name: value for name, value in options["env"].items() if name != "PYTHONPATH"}
         return subprocess.Popen([part for part in command if part != "-P"], **options)
 
-    return patch(doctor_gpus, "subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": start}))
+    return patch(doctor, "subprocess", types.SimpleNamespace(**{**vars(subprocess), "Popen": start}))
 
 
 @fixed(

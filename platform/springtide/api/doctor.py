@@ -14,12 +14,20 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from springtide.api import doctor_checks as checks
 from springtide.api.doctor_checks import Check, Status
-from springtide.api.doctor_gpus import gpus, torch_and_gloo
 from springtide.errors import ConfigError, explain, redacted
 from springtide.storage import Folder
 
 if TYPE_CHECKING:  # Ray loads only when needed
     from springtide.ray.cluster.upload import Upload
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from typing import Any
+
+from springtide.storage.host_limits import lacks_locked_memory, lacks_shared_memory, locked_memory, rdma_devices
 
 _USUAL_S = 20.0
 """Time after which a check is cut off: all but the measured ones take milliseconds."""
@@ -275,3 +283,266 @@ class UploadCheck:
             return Check("upload, commit", "ok", f"{commit}, unchanged")
         remedy = "commit first: the job has no .git, so nothing can say later what it ran"
         return Check("upload, commit", "warn", f"{commit}, with changes that are not committed", "no changes", remedy)
+
+
+# The checks of ``springtide doctor`` that concern GPUs: their driver, themselves, torch's build, and what networks need; and
+# whether gloo works between two processes.
+
+_FIELDS = (
+    "name,driver_version,memory.total,memory.used,ecc.errors.uncorrected.volatile.total,"
+    "clocks_throttle_reasons.active,mig.mode.current"
+)
+_THROTTLED = {0x8: "hardware slowdown", 0x20: "thermal (software)", 0x40: "thermal (hardware)", 0x80: "power brake"}
+"""Bits of NVML's clock event reasons that cost speed and are not wanted; a power cap is usual under load."""
+_LEAST_DRIVER = {13: 580, 12: 525, 11: 450}
+"""CUDA's major version -> branch of the oldest driver that runs it. Source: NVIDIA, CUDA Compatibility, minor versions."""
+_LOST = ("is lost", "fallen off the bus", "Unable to determine the device handle")
+"""What nvidia-smi says of a GPU that no longer answers."""
+_LOST_REMEDY = "look for Xid 79 in the kernel's log (dmesg), and reboot the host; if it comes back, replace the GPU"
+_NVIDIA, _DISPLAYS = "0x10de", ("0x0300", "0x0302")
+"""PCI vendor, and the classes of its devices that compute: VGA and 3D controllers."""
+_GLOO_BYTES_PER_S = 100 * 2**20
+"""Slower, the gradient of a model of 100M parameters (fp32) takes more than four seconds per step."""
+
+
+def gpus(environment: Mapping[str, str], sys: str = "/sys", dev: str = "/dev") -> list[Check]:
+    """Check the NVIDIA devices of this machine by their driver: whether all answer and are alike, memory in use, ECC errors,
+    reasons to run slowly, slices; and what their network needs.
+
+    Args:
+        environment: name -> value of variables.
+        sys: where the kernel shows its devices.
+        dev: where their files are, as this container was given them.
+    """
+    on_bus, program = devices_on_bus(sys), shutil.which("nvidia-smi", path=environment.get("PATH"))
+    if program is None and on_bus:
+        remedy = "install NVIDIA's driver, or start the container with --gpus all; without them it trains on CPUs"
+        return [Check("devices", "warn", f"{on_bus} NVIDIA devices on the bus, and no driver here", "a driver", remedy)]
+    if program is None:
+        return [Check("devices", "ok", f"no NVIDIA driver; {os.cpu_count() or 1} CPUs")]
+    done = _ask(program, f"--query-gpu={_FIELDS}")
+    lines = [line for line in done.stdout.strip().splitlines() if line.count(",") >= 6]
+    if done.returncode and not lines:
+        said = (done.stderr or done.stdout).strip()[:200]
+        is_lost = any(text in said for text in _LOST)
+        remedy = _LOST_REMEDY if is_lost else "repair the driver: its module and its library must be of one version"
+        return [Check("devices", "fail", f"nvidia-smi ended with status {done.returncode}: {said}", "", remedy)]
+    found = [gpu(number, line) for number, line in enumerate(lines)]
+    return [*found, *together(lines, given(dev)), *network_of_gpus(sys)]
+
+
+def _ask(program: str, query: str) -> subprocess.CompletedProcess[str]:
+    command = [program, query, "--format=csv,noheader,nounits"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=15)
+
+
+def devices_on_bus(sys: str = "/sys") -> int:
+    """Return the number of NVIDIA's devices that the kernel sees, with a driver or without.
+
+    Args:
+        sys: where the kernel shows its devices.
+    """
+    found = 0
+    for device in Path(sys, "bus/pci/devices").glob("*"):
+        try:
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+        except OSError:
+            continue
+        found += vendor == _NVIDIA and kind.startswith(_DISPLAYS)
+    return found
+
+
+def gpu(number: int, line: str) -> Check:
+    """Return the check of one line of nvidia-smi.
+
+    Args:
+        number: of the device.
+        line: name, driver, memory and memory in use [MiB], ECC errors, throttle reasons (hexadecimal), whether it is sliced,
+            by commas.
+    """
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != 7:
+        return Check(f"GPU {number}", "fail", f"nvidia-smi said {line[:100]!r}", "", "repair the driver")
+    name, driver, total, used, errors, reasons, sliced = cells
+    figure = f"{name}, driver {driver}, {used} of {total} MiB in use, ECC errors {errors}"
+    why = [text for bit, text in _THROTTLED.items() if reasons.startswith("0x") and int(reasons, 16) & bit]
+    if errors.isdigit() and int(errors):
+        return Check(f"GPU {number}", "fail", figure, "no uncorrected errors", "reset or replace the device")
+    if sliced == "Enabled":
+        remedy = "one worker a slice, which reaches others through the host's memory; or nvidia-smi -mig 0"
+        return Check(f"GPU {number}", "warn", f"{figure}, cut into slices (MIG)", "whole GPUs", remedy)
+    if why:
+        remedy = "look at cooling and power; a slow rank holds up all others"
+        return Check(f"GPU {number}", "warn", f"{figure}, slowed down: {', '.join(why)}", "full clocks", remedy)
+    if used.isdigit() and total.isdigit() and int(used) > 0.1 * int(total):
+        remedy = "end the other programs on this device; nvidia-smi shows who"
+        return Check(f"GPU {number}", "warn", figure, "under 10% in use", remedy)
+    return Check(f"GPU {number}", "ok", figure)
+
+
+def given(dev: str = "/dev") -> int:
+    """Return the number of GPUs that the driver has made files for, and that this container was given.
+
+    Args:
+        dev: where these files are.
+    """
+    return sum(path.name.removeprefix("nvidia").isdigit() for path in Path(dev).glob("nvidia*"))
+
+
+def together(lines: Sequence[str], expected: int) -> list[Check]:
+    """Return the checks of all GPUs of this machine together: whether one is missing, and whether they are alike.
+
+    Args:
+        lines: of nvidia-smi, one a GPU.
+        expected: number of GPUs that this machine, or container, was given; 0 if it is not known.
+    """
+    found, names = [], Counter(line.split(",")[0].strip() for line in lines)
+    if len(lines) < expected:
+        figure = f"{len(lines)} of {expected} answer: the others fell off the bus, or failed"
+        found.append(Check("GPUs", "fail", figure, f"{expected}", _LOST_REMEDY))
+    if len(names) > 1:
+        figure = " and ".join(f"{number} x {name}" for name, number in sorted(names.items()))
+        remedy = "CUDA_VISIBLE_DEVICES with the GPUs of one kind: a step takes as long as the slowest"
+        found.append(Check("GPUs", "warn", figure, "one kind", remedy))
+    return found
+
+
+def network_of_gpus(sys: str = "/sys", shm: str = "/dev/shm") -> list[Check]:
+    """Check what NCCL needs of this machine: locked memory for devices that read memory themselves, and shared memory.
+
+    Args:
+        sys: where the kernel shows its devices.
+        shm: the memory file system.
+    """
+    devices, most = rdma_devices(sys), locked_memory()
+    may = "without limit" if most == float("inf") else f"{most / 2**20:g} MiB"
+    lacks, figure = lacks_locked_memory(sys), f"{may} (InfiniBand or EFA: {', '.join(devices) or 'none'})"
+    found = [Check("locked memory", "fail" if lacks else "ok", figure, "without limit" * bool(lacks), _after(lacks))]
+    if lacks := lacks_shared_memory(shm):
+        found.append(Check("shared memory of NCCL", "fail", lacks.partition(":")[0], "", _after(lacks)))
+    return found
+
+
+def _after(text: str) -> str:
+    """Return the remedy in a text that ends with one."""
+    return text.partition(": ")[2]
+
+
+def driver_of(environment: Mapping[str, str]) -> str:
+    """Return the version of this machine's NVIDIA driver; empty if there is none, or it does not answer.
+
+    Args:
+        environment: name -> value of variables.
+    """
+    program = shutil.which("nvidia-smi", path=environment.get("PATH"))
+    if program is None:
+        return ""
+    done = _ask(program, "--query-gpu=driver_version")
+    return "" if done.returncode else done.stdout.strip().partition("\n")[0].strip()
+
+
+def torch_and_gloo(environment: Mapping[str, str], timeout_s: float = 80.0) -> list[Check]:
+    """Measure an all-reduce between two processes of this machine, and compare torch's devices with the driver's.
+
+    Args:
+        environment: of both processes.
+        timeout_s: after which they are ended [s].
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        # as in checkpoint/writer_process.py: this process's sys.path, and not the working directory before it
+        command = [sys.executable, "-P", "-m", "springtide.distributed.gloo_speed", f"{folder}/meet"]
+        path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+        local = {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": {**environment, **local, **path}}
+        ranks = [subprocess.Popen([*command, str(rank)], **options) for rank in (0, 1)]  # type: ignore[call-overload]
+        try:
+            said, errors = ranks[0].communicate(timeout=timeout_s)
+        finally:
+            for one in ranks:
+                one.kill()
+                one.communicate()
+    if ranks[0].returncode:
+        last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
+        return [
+            Check("gloo", "fail", f"two local processes cannot talk: {last[0][:200]}", "", "look at firewall and torch")
+        ]
+    facts = json.loads(said)
+    speed = facts["bytes_per_s"]
+    slow = speed < _GLOO_BYTES_PER_S
+    limit, remedy = f"{_GLOO_BYTES_PER_S / 2**20:g} MiB/s", "free CPU cores; on GPUs NCCL is used" if slow else ""
+    found = [
+        Check(
+            "gloo", "warn" if slow else "ok", f"{speed / 2**20:.0f} MiB/s summed by two local processes", limit, remedy
+        )
+    ]
+    return [*found, torch_check(facts, driver_of(environment))]
+
+
+def torch_check(facts: Mapping[str, Any], driver: str) -> Check:
+    """Return the check of torch's build: whether it sees the driver's devices and has code for them.
+
+    Args:
+        facts: what ``springtide.distributed.gloo_speed`` prints.
+        driver: version of the driver; empty without one.
+    """
+    cuda, seen = str(facts["cuda"]), int(facts["num_gpus"])
+    build = f"CUDA {cuda}, NCCL {facts['nccl'] or 'none'}" if cuda else "without CUDA"
+    figure = f"built {build}, sees {seen} GPUs"
+    major, branch = (text.partition(".")[0] for text in (cuda, driver))
+    needed = _LEAST_DRIVER.get(int(major), 0) if major.isdigit() else 0
+    if driver and not cuda:
+        remedy = f"pip install torch --index-url https://download.pytorch.org/whl/{wheels(driver)}"
+        return Check("torch", "fail", f"{figure}, and the driver is {driver}", "a build with CUDA", remedy)
+    if not seen and branch.isdigit() and int(branch) < needed:  # NVIDIA's compatibility package makes some exceptions
+        remedy = f"a newer driver, or torch from https://download.pytorch.org/whl/{wheels(driver)}"
+        return Check(
+            "torch", "fail", f"{figure}; driver {driver}", f"driver {needed} or newer for CUDA {major}", remedy
+        )
+    if driver and not seen:
+        remedy = "look at CUDA_VISIBLE_DEVICES and the rights on /dev/nvidia*, or install a torch built for this driver"
+        return Check("torch", "fail", figure, "the driver's devices", remedy)
+    if old := [str(one) for one in facts.get("capabilities", ()) if not has_code(str(one), facts.get("archs", ()))]:
+        have = ", ".join(facts["archs"])
+        remedy = "another build of torch (https://download.pytorch.org/whl), which has code for this GPU"
+        return Check(
+            "torch", "fail", f"{figure}, with code for {have}", f"code for sm_{old[0].replace('.', '')}", remedy
+        )
+    return Check("torch", "ok", figure)
+
+
+def wheels(driver: str) -> str:
+    """Return the folder of torch's builds for a driver: ``cu`` and the CUDA version that it runs.
+
+    Args:
+        driver: its version.
+
+    Examples:
+        >>> wheels("580.95.05"), wheels("550.54")
+        ('cu130', 'cu126')
+    """
+    branch = driver.partition(".")[0]
+    return "cu130" if branch.isdigit() and int(branch) >= _LEAST_DRIVER[13] else "cu126"
+
+
+def has_code(capability: str, archs: Sequence[str]) -> bool:
+    """Return whether a build of torch runs on a GPU: it has code of the same major version and no later minor version, or code
+    that the driver translates.
+
+    Args:
+        capability: of the GPU, as ``9.0``.
+        archs: of the build, as ``torch.cuda.get_arch_list`` returns them; without any it counts as one that runs.
+
+    Examples:
+        >>> has_code("9.0", ["sm_80", "sm_90"]), has_code("8.9", ["sm_80"]), has_code("7.0", ["sm_75", "sm_80"])
+        (True, True, False)
+        >>> has_code("12.0", ["sm_90", "compute_90"])
+        True
+    """
+    major, minor = map(int, capability.split("."))
+    for arch in archs:
+        kind, _, digits = arch.partition("_")
+        digits = digits.rstrip("abcdefghijklmnopqrstuvwxyz")
+        there = int(digits[:-1]), int(digits[-1])
+        if there <= (major, minor) and (kind == "compute" or there[0] == major):
+            return True
+    return not archs

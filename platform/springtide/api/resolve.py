@@ -12,17 +12,17 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import math
 import posixpath
+import time
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from springtide import config as configs
-from springtide.api.deadline import check_deadline, remarks_on_markets
 from springtide.api.prepare import as_begun, prepare
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import step_of
-from springtide.checkpoint.fresh_start import check_fresh_start
-from springtide.checkpoint.other_orders import newer_of_other_orders
+from springtide.checkpoint.fresh_start import check_fresh_start, newer_of_other_orders
 from springtide.config import Config
 from springtide.config.code import find_code
 from springtide.config.objective import L2SP
@@ -40,8 +40,11 @@ from springtide.planning.estimate import (
 from springtide.run.find import check_taken_up, find_run
 from springtide.run.folder import Run
 from springtide.run.start_from import remarks_on
+from springtide.shards import TRAIN
 from springtide.storage import Folder
 from springtide.stream import Data, open_data
+from springtide.tracking.journal import stream_journal
+from springtide.tracking.ledger import SPOT
 
 _RATE_JUMP = 0.02
 """A branch whose learning rate differs by more from its trunk's is remarked on."""
@@ -294,3 +297,117 @@ def absolute(config: Config) -> Config:
     if config.shards.dataset:
         changes["shards.dataset"] = Folder(config.shards.dataset).url
     return config.override(changes)
+
+
+# The length of a run in epochs or steps, in place of ``train.total``.
+
+
+def with_steps(config: Config, steps: int) -> Config:
+    """Return ``config`` with the tokens of ``steps`` steps as ``train.total``. Raises ConfigError if that trains on nothing.
+
+    Examples:
+        >>> from springtide.api.resolve import with_steps
+        >>> with_steps(st.recipes.tiny(), 20).num_steps
+        20
+    """
+    if steps < 1:
+        raise ConfigError(explain("--steps", steps, "trains on nothing", "give at least one step"))
+    return config.override({"train.total": config.tokens_after(steps)})
+
+
+def with_epochs(
+    config: Config, epochs: float, resume: bool | Literal["auto"] = False, progress: Progress | None = None
+) -> Config:
+    """Return ``config`` with a ``train.total`` that reads its dataset ``epochs`` times, rounded up to whole steps.
+
+    Prepares the dataset if needed. A run that resumes counts the rows of the dataset that it began with. Raises
+    ``stream.max_epochs`` where it is less.
+
+    Args:
+        config: settings of the run.
+        epochs: times that each row is read.
+        resume: as for ``train``.
+        progress: receives the progress of ``prepare``.
+
+    Raises:
+        ConfigError: ``epochs`` is not a positive number, or the run mixes several datasets.
+        CorpusError: the corpus is missing, empty or too small.
+    """
+    if not (math.isfinite(epochs) and epochs > 0):
+        raise ConfigError(explain("--epochs", epochs, "is not a number above 0", "give one, such as 3"))
+    config = absolute(config)
+    run = Run(Folder(config.run.root) / config.run.id) if resume and config.run.id else None
+    if run is not None and run.folder.exists(configs.RUN_CONFIG):
+        config, _ = as_begun(config, run.config)
+    config = prepare(config, progress)
+    data = open_data(config.data)
+    if len(data.corpora) > 1:
+        limit = (
+            f"is not defined for a mixture of {len(data.corpora)} datasets, each of which is read as its weight says"
+        )
+        raise ConfigError(explain("--epochs", epochs, limit, "give --steps or --train.total"))
+    rows = data.corpora[0].manifest.splits[TRAIN].rows
+    config = config.override({"train.total": math.ceil(rows * epochs) * config.shards.sequence_length})
+    (drawn,) = open_data(config.data).drawn(config.num_steps).values()
+    return config.override({"stream.max_epochs": max(config.stream.max_epochs, math.ceil(drawn.epochs * 100) / 100)})
+
+
+# What is checked of a run's deadline before anything is written.
+
+_DEADLINE = "elastic.deadline"
+_MOST_S = 366 * 86400.0
+"""A deadline that is further away is a mistake, such as a wrong year [s]."""
+_MARKETS = ("on-demand", *SPOT)
+_LABEL = "ray start --labels ray.io/market-type=spot, or on-demand"
+
+
+def begun_s(run: Run) -> float:
+    """Return when a run was first started, seconds since 1970; now, if it was not."""
+    first = next(
+        stream_journal(run.folder), None
+    )  # of the first segment that has one: a long journal takes seconds to read
+    return time.time() if first is None else first.time_s
+
+
+def check_deadline(config: Config, run: Run) -> None:
+    """Raise ConfigError if the run's deadline is over or far away, a price is missing, or the workers are not its own."""
+    deadline, track = config.elastic.deadline, config.track
+    if not deadline.is_set:
+        return
+    left_s = deadline.at_s(begun_s(run)) - time.time()
+    if left_s <= 0:
+        over = f"is over since {-left_s / 3600:.1f} h" if left_s < -3600 else f"is over since {-left_s:.0f} s"
+        raise ConfigError(explain(_DEADLINE, str(deadline), over, "give a later one, or 0 to train without one"))
+    if left_s > _MOST_S:
+        limit = f"is {left_s / 86400:.0f} days away, more than a year"
+        raise ConfigError(explain(_DEADLINE, str(deadline), limit, "give an earlier one, or 0 to train without one"))
+    for field, price in (("track.price", track.price), ("track.spot_price", track.spot_price)):
+        if not price:
+            remedy = "give the dollars per worker and hour on demand and on spot nodes"
+            raise ConfigError(
+                explain(field, price, f"is missing, and {_DEADLINE} = {str(deadline)!r} weighs costs", remedy)
+            )
+    if track.spot_price >= track.price:
+        limit = f"is not less than track.price ({track.price:g}), so spot nodes save nothing"
+        raise ConfigError(explain("track.spot_price", track.spot_price, limit, f"correct it, or leave {_DEADLINE} out"))
+    if config.run.queue:
+        limit = f"shares the nodes of both markets with other runs, whoever orders them under {_DEADLINE}"
+        raise ConfigError(explain("run.queue", config.run.queue, limit, "leave one of the two out"))
+
+
+def remarks_on_markets(config: Config) -> list[str]:
+    """Return what the user should know of the markets of the connected cluster's nodes, if the run has a deadline."""
+    if not config.elastic.deadline.is_set:
+        return []
+    from springtide.ray.cluster.nodes import markets  # Ray loads only when needed
+
+    found = markets()
+    unknown = [market for market in found.values() if market not in _MARKETS]
+    if not unknown:
+        return []
+    odd = sorted({market for market in unknown if market})
+    what = f"a market that is not known ({', '.join(odd)})" if odd else "no market label"
+    return [
+        f"{_DEADLINE}: {len(unknown)} of {len(found)} nodes have {what}: they count as spot nodes for the deadline, and cost "
+        f"track.price ({_LABEL})"
+    ]

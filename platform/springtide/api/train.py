@@ -14,25 +14,24 @@ from typing import Any, Literal
 
 from springtide import config as configs
 from springtide.api import provenance
-from springtide.api.deadline import begun_s
-from springtide.api.resolve import ResolvedRun, resolved
+from springtide.api.resolve import ResolvedRun, begun_s, resolved
 from springtide.api.tracking_server import mlflow_uri
 from springtide.checkpoint import branch, leases
 from springtide.checkpoint.format import step_of
-from springtide.checkpoint.fresh_start import begin_from_scratch
-from springtide.checkpoint.other_orders import check_order
+from springtide.checkpoint.fresh_start import begin_from_scratch, check_order
 from springtide.config import Config
 from springtide.config.code import LISTENER, find_code
 from springtide.config.schema import SAMPLE_PROMPT, SAMPLE_TEMPERATURE
 from springtide.config.steps import StepsDone
 from springtide.dataset import Progress
-from springtide.events import Event, Sampled, Started, Stopped
+from springtide.events import Event, Sampled, Started, StepDone, Stopped
 from springtide.events.listeners import Listeners
 from springtide.run.folder import Run
 from springtide.run.live_report import live_report
 from springtide.run.origin import read_origin, write_origin
 from springtide.tracking.console import Console
 from springtide.tracking.journal import Journal, stream_journal
+from springtide.tracking.ledger import Restart
 from springtide.tracking.mlflow_client import OFF
 from springtide.tracking.mlflow_sink import MlflowSink
 from springtide.tracking.own_listener import OwnListener
@@ -270,3 +269,48 @@ def sample(
         prompt, tokens or run.config.train.sample_tokens, temperature, seed=seed, step=step, trust_code=trust_code
     )
     return Sampled(step=step, prompt=prompt, text=found.text)
+
+
+# ``make demo``: a short training of which two workers are killed, and what each kill cost.
+
+_PARTS = (1 / 3, 2 / 3)
+"""When a worker is killed, in parts of the training."""
+
+
+def demonstrate(config: Config, progress: Progress | None = None, say: Callable[[str], None] = print) -> Run:
+    """Train ``config`` and kill a worker with SIGKILL at one and at two thirds of its steps; returns the run. No worker of a
+    cluster that the user named is killed."""
+    from springtide.ray.cluster.local import kill_worker
+
+    due = [round(config.num_steps * part) for part in _PARTS]
+
+    def kill_when_due(event: Event) -> None:
+        if isinstance(event, StepDone) and due and event.step >= due[0]:
+            del due[0]
+            if pid := kill_worker():
+                say(f"step {event.step}: kill -9 {pid}, one of {event.world_size} workers")
+
+    return train(config, listen=kill_when_due, progress=progress)
+
+
+def account(run: Run) -> str:
+    """Return what a finished demo shows, as text: its restarts, held-out loss, proof and report."""
+    before, after = (run.evaluations[at].heldout_bits_per_byte for at in (0, -1))
+    restarts = [_words(restart) for restart in run.ledger.restarts]
+    found = run.verify()
+    proof = f"{found.steps_checked} steps trained on exactly the samples of the uninterrupted run"
+    again = f"; {found.steps_trained_again} of them twice" if found.steps_trained_again else ""
+    return "\n".join(
+        [
+            *restarts,
+            f"held-out  {before:.3f} -> {after:.3f} bits per byte ({1 - after / before:.0%} less)",
+            f"verify    {proof + again if found.ok else 'NOT the samples of the uninterrupted run: springtide verify'}",
+            f"report    {run.report}",
+        ]
+    )
+
+
+def _words(restart: Restart) -> str:
+    steps = f"{restart.steps_lost} step{'s' * (restart.steps_lost != 1)} trained again"
+    workers = f"{restart.workers_before} -> {restart.workers_after} workers"
+    return f"restart   step {restart.step}: {restart.gap_s:.1f} s without training, {steps}, {workers}"

@@ -33,9 +33,8 @@ from springtide.checkpoint.format import (
     quarantine,
     read_manifest,
 )
-from springtide.checkpoint.fresh_start import check_fresh_start
+from springtide.checkpoint.fresh_start import check_fresh_start, of_another_order
 from springtide.checkpoint.load import Convert, Mismatch, load, read_pieces
-from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.piece_table import PieceTable, share
 from springtide.checkpoint.retention import note_reader
 from springtide.checkpoint.second_reader import BadFileReport, ReadElsewhere, read_again, second_readers

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from springtide.checkpoint.agreed import agreed_step, counting
 from springtide.checkpoint.format import BadFile, Identity, Meta, committed, name_of
+from springtide.checkpoint.fresh_start import of_another_order
 from springtide.checkpoint.load import PieceSource, read_state
-from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.piece_table import PieceTable, share
 from springtide.checkpoint.restore import Restored
 from springtide.checkpoint.shared_memory import GROUP_BYTES, NO_STEP

@@ -64,9 +64,8 @@ def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> int:
-    from springtide.api.demo import demonstrate
     from springtide.api.resolve import resolve
-    from springtide.api.train import train
+    from springtide.api.train import demonstrate, train
 
     config = config_of(options)
     how = {name: getattr(options, name) for name in ("resume", "accept_changes", "from_scratch")}
@@ -100,7 +99,7 @@ def _how_it_goes_on(run: Run) -> str:
 
 def _of_length(config: Config, options: argparse.Namespace, progress: Progress) -> Config:
     """Set ``train.total`` from --epochs or --steps, and print it. Raises ConfigError if the length is given more than once."""
-    from springtide.api.length import with_epochs, with_steps
+    from springtide.api.resolve import with_epochs, with_steps
 
     lengths = {"--epochs": options.epochs, "--steps": options.steps, "--train.total": vars(options).get("train.total")}
     given = {name: value for name, value in lengths.items() if value is not None}
@@ -148,7 +147,7 @@ def _decided(found: ResolvedRun) -> list[str]:
 
 def _farewell(run: Run) -> None:
     """Print what the demo showed, and what to try next."""
-    from springtide.api.demo import account
+    from springtide.api.train import account
 
     root, folder, springtide = run.config.run.root, run.folder.url, program()
     say(

@@ -54,11 +54,10 @@ from springtide.dataset.parts import (
 from springtide.dataset.plan import check_plan, make_plan
 from springtide.dataset.plan_files import Planned, read_plan, write_plan
 from springtide.dataset.repeats import buckets, find_repeats
-from springtide.dataset.sealing import SealJob, read_records, seal_shards
+from springtide.dataset.sealing import SealJob, read_records, seal_shards, statistics
 from springtide.dataset.segments import Segment, merge, merges
 from springtide.dataset.signatures import SIGNATURES
 from springtide.dataset.stages import Map, Progress, in_process, silent
-from springtide.dataset.statistics import statistics
 from springtide.errors import ConfigError, CorpusError, explain, redacted
 from springtide.shards import (
     CHAT_TEMPLATE,

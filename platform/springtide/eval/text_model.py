@@ -25,7 +25,7 @@ from springtide.eval.sampling import Sampling
 from springtide.eval.writer import write
 from springtide.hf import open_model, read_weights, their_template
 from springtide.hf.export_files import MARKER
-from springtide.hf.hf_generation import ids_of
+from springtide.hf.hf_files import ids_of
 from springtide.hf.hf_tokenizer import tokenizer_files
 from springtide.model import make, num_parameters, skeleton, whole
 from springtide.shards import CHAT_TEMPLATE, TOKENIZER

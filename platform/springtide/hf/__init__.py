@@ -8,7 +8,7 @@ from springtide.hf.adapters import export_adapter
 from springtide.hf.export_files import Exported
 from springtide.hf.hf_config import FILE as HF_CONFIG
 from springtide.hf.hf_export import export_checkpoint
-from springtide.hf.hf_generation import GENERATION
+from springtide.hf.hf_files import GENERATION
 from springtide.hf.hf_import import ImportedModel, model_folder, open_model, read_weights, write_checkpoint
 from springtide.hf.hf_tokenizer import their_template
 from springtide.hf.peft_import import with_adapter

@@ -20,13 +20,13 @@ from springtide.hf.export_files import (
     Exported,
     Source,
     begin,
+    card,
     check_target,
     entries_of,
     facts_of,
     write_file,
 )
 from springtide.hf.families import Family, Match
-from springtide.hf.hf_card import card
 from springtide.hf.hf_config import choose_family
 from springtide.model import Decoder, merged, packed_shapes, skeleton
 from springtide.storage import Folder, to_json

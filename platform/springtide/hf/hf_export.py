@@ -19,12 +19,12 @@ from springtide.hf.export_files import (
     Exported,
     Source,
     begin,
+    card,
     check_target,
     entries_of,
     facts_of,
     write_file,
 )
-from springtide.hf.hf_card import card
 from springtide.hf.hf_config import FILE, choose_family, written_config
 from springtide.hf.hf_tokenizer import tokenizer_files
 from springtide.hf.safetensors_header import INDEX, SINGLE, Entry

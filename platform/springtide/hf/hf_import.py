@@ -32,8 +32,7 @@ from springtide.errors import ConfigError, SpringtideError, explain, printable, 
 from springtide.hf.export_files import MARKER
 from springtide.hf.families import Family
 from springtide.hf.hf_config import FILE, read_config
-from springtide.hf.hf_files import read_settings, read_tokenizer
-from springtide.hf.hf_generation import ids_of, read_generation
+from springtide.hf.hf_files import ids_of, read_generation, read_settings, read_tokenizer
 from springtide.hf.hf_tokenizer import BOS_LABEL, EOS_LABEL, their_template, token_of
 from springtide.hf.safetensors_header import Stored, read_tensors
 from springtide.model import skeleton

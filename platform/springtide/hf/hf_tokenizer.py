@@ -9,8 +9,16 @@ from typing import Any, NamedTuple
 from springtide.checkpoint.format import Meta
 from springtide.corpus import TEMPLATE_BYTES, ChatTemplate, Tokenizer
 from springtide.errors import ConfigError, SpringtideError, explain, in_one_line
-from springtide.hf.hf_files import SETTINGS_BYTES, read_file, read_settings, read_tokenizer
-from springtide.hf.hf_generation import GENERATION, ids_of, read_generation, written_generation
+from springtide.hf.hf_files import (
+    GENERATION,
+    SETTINGS_BYTES,
+    ids_of,
+    read_file,
+    read_generation,
+    read_settings,
+    read_tokenizer,
+    written_generation,
+)
 from springtide.shards import CHAT_TEMPLATE, MANIFEST, TOKENIZER, Manifest, load_manifest
 from springtide.storage import Folder, digest, to_json
 

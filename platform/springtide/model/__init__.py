@@ -6,8 +6,16 @@ a micro-batch; its results are sums over tokens or rows, never means.
 
 from springtide.model.adapter import AdaptedLinear, matrices, merged
 from springtide.model.attention import KVCache
-from springtide.model.decoder import Decoder, build, fill, initial, skeleton
-from springtide.model.flops import flops_per_token, hardware_flops_per_token, num_parameters
+from springtide.model.decoder import (
+    Decoder,
+    build,
+    fill,
+    flops_per_token,
+    hardware_flops_per_token,
+    initial,
+    num_parameters,
+    skeleton,
+)
 from springtide.model.frozen import as_held, converted, packed_shapes
 from springtide.model.loss import IGNORE_INDEX, LargestLogit, are_watched, logits_watched, see_logits
 from springtide.model.positions import document_begins, documents

@@ -50,12 +50,12 @@ class ModelSize(NamedTuple):
 
     @property
     def num_parameters(self) -> int:
-        """All weights, as ``model/flops.py`` counts them."""
+        """All weights, as ``model/decoder.py`` counts them."""
         return self.num_layers * self.block + self.root
 
     @property
     def flops_per_token(self) -> float:
-        """FLOPs for a token, forward and backward, as ``model/flops.py`` counts them."""
+        """FLOPs for a token, forward and backward, as ``model/decoder.py`` counts them."""
         return 6.0 * (self.num_layers * self.block_matrices + self.table) + 12.0 * self.attended
 
     def hardware_flops_per_token(self, recompute: str) -> float:

@@ -1,7 +1,6 @@
 """Preemption notices of this machine, polled from its cloud's metadata service and from a file. Rule: no Ray, no torch;
 ``elastic`` parses what is answered."""
 
-from springtide.preemption.metadata import MetadataService, cloud_here
-from springtide.preemption.sources import NoticeSource, left_in, open_sources, poll
+from springtide.preemption.sources import MetadataService, NoticeSource, cloud_here, left_in, open_sources, poll
 
 __all__ = ["MetadataService", "NoticeSource", "cloud_here", "left_in", "open_sources", "poll"]

@@ -27,9 +27,8 @@ from springtide.shards.manifest import (
 )
 from springtide.shards.packing import best_fit, shuffle_rows
 from springtide.shards.read import SplitReader, check_shard
-from springtide.shards.row_group import Rows
 from springtide.shards.row_group_index import ROW_GROUPS
-from springtide.shards.shard_table import Shard, ShardTable
+from springtide.shards.shard_table import Rows, Shard, ShardTable
 from springtide.shards.write import write_shard
 
 __all__ = [

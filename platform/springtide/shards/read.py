@@ -15,8 +15,7 @@ from springtide.errors import CorruptShard
 from springtide.shards.loss_mask import ids_of
 from springtide.shards.manifest import Manifest
 from springtide.shards.ranges import REMEDY, ByteRange, CheckedRanges, OpenGroups, corruption, digest_of
-from springtide.shards.row_group import RowGroupView, Rows
-from springtide.shards.shard_table import Shard, ShardTable
+from springtide.shards.shard_table import RowGroupView, Rows, Shard, ShardTable
 from springtide.storage import Cache, Folder
 
 

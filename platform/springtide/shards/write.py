@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from springtide.config.data import ShardsConfig
-from springtide.shards.row_group import RowGroupView
-from springtide.shards.shard_table import RowGroup, Shard
+from springtide.shards.shard_table import RowGroup, RowGroupView, Shard
 from springtide.storage import Folder, digest
 
 _TOKENS_PATH = "tokens.list.element"

@@ -10,8 +10,7 @@ from springtide import config as configs
 from springtide.checkpoint import leases
 from springtide.checkpoint.agreed import abandon_after
 from springtide.checkpoint.format import Identity
-from springtide.checkpoint.fresh_start import begin_from_scratch
-from springtide.checkpoint.other_orders import check_order
+from springtide.checkpoint.fresh_start import begin_from_scratch, check_order
 from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.errors import UnfitNode

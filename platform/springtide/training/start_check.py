@@ -9,9 +9,9 @@ from springtide.checkpoint.adapters import has_adapter, without_adapter
 from springtide.checkpoint.averages import match_averages
 from springtide.checkpoint.branch import FIELD, split
 from springtide.checkpoint.format import AVERAGED, FISHER, IMPORTED, Identity, read_manifest
+from springtide.checkpoint.fresh_start import of_another_order
 from springtide.checkpoint.load import Mismatch, by_tensor, check_names, read_pieces, wider_tensors, without
 from springtide.checkpoint.new_blocks import new_outputs, with_new_blocks
-from springtide.checkpoint.other_orders import of_another_order
 from springtide.checkpoint.tensors import materialize, named_tensors
 from springtide.config import Config
 from springtide.config.objective import OBJECTIVES, OF_PAIRS

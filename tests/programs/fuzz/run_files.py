@@ -26,10 +26,9 @@ from springtide.checkpoint.format import (
     name_of,
     quarantine,
 )
-from springtide.checkpoint.fresh_start import has_ever_committed
+from springtide.checkpoint.fresh_start import has_ever_committed, newer_of_other_orders
 from springtide.checkpoint.inspect import inspect
 from springtide.checkpoint.load import load
-from springtide.checkpoint.other_orders import newer_of_other_orders
 from springtide.checkpoint.restore import restore
 from springtide.checkpoint.retention import Rule, being_read, hold
 from springtide.checkpoint.tensors import materialize, named_tensors, raw, type_name

@@ -12,7 +12,7 @@ from unittest import mock
 
 from springtide.api import resolve as resolving
 from springtide.checkpoint import restore as restoring
-from springtide.checkpoint.other_orders import check_order
+from springtide.checkpoint.fresh_start import check_order
 from springtide.elastic.forecast import RestartForecast
 from springtide.events import StepDone, Stopped, listeners, record
 from springtide.ray.train import hang, process_pool, snapshot_saver

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from springtide import config as configs
-from springtide.api.deadline import begun_s, check_deadline, remarks_on_markets
+from springtide.api.resolve import begun_s, check_deadline, remarks_on_markets
 from springtide.config import Config
 from springtide.config.quantities import Until
 from springtide.errors import ConfigError

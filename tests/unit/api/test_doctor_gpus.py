@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from springtide.api import doctor_gpus as checks
+from springtide.api import doctor as checks
 
 pytestmark = pytest.mark.processes
 

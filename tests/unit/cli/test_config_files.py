@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from springtide import config as configs
-from springtide.api.length import with_epochs
 from springtide.api.prepare import prepare
+from springtide.api.resolve import with_epochs
 from springtide.cli.main import main, parser
 from springtide.cli.options import config_of
 from springtide.config import Config

@@ -13,7 +13,7 @@ import springtide as st
 from springtide.api.prepare import CARD
 from springtide.corpus import sources
 from springtide.dataset import open_dataset
-from springtide.dataset.statistics import _total
+from springtide.dataset.sealing import _total
 
 
 def _write(folder: Path) -> None:

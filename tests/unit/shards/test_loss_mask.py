@@ -22,8 +22,7 @@ from springtide.shards import (
     signed,
     write_shard,
 )
-from springtide.shards.row_group import RowGroupView
-from springtide.shards.shard_table import RowGroup
+from springtide.shards.shard_table import RowGroup, RowGroupView
 from springtide.storage import Folder
 from springtide.stream import Batch
 
