@@ -49,9 +49,9 @@ def waiting(nodes: int, wait_s: float) -> dict[str, Any]:
     from springtide.elastic.limits import MemoryLimits
     from springtide.elastic.policy import Bounds
     from springtide.ray.cluster import nodes as cluster
+    from springtide.ray.train.job import TrainJob
     from springtide.ray.train.mailbox import Progress
     from springtide.ray.train.policy import SpringtideScalingPolicy
-    from springtide.ray.train.worker import TrainJob
     from springtide.ray.train.worker_lender import WorkerLender
 
     names = [f"{number:056x}" for number in range(nodes)]

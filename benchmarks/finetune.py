@@ -96,14 +96,14 @@ def prepared(folder: str, steps: int, small: bool) -> dict[str, Any]:
     from springtide.run.exchange import export_model
     from springtide.run.folder import Run
     from springtide.storage import Folder
-    from springtide.stream import load, open_data
+    from springtide.stream import RankReader, load, open_data
 
     write_chats(Path(folder) / "chats.jsonl", 300 if small else 4000, 12 if small else 48)
     found = {}
     for task in TASKS:
         config = st.prepare(config_of(folder, task, steps, small))
         data = open_data(config.data)
-        reader = data.reader(0, 1)
+        reader = RankReader(data, 0, 1)
         batches = list(load(reader, reader.plan(0, config.num_steps, int(config.feed.read_bytes))))
         ends = [*data.document_ids] if data.eos_id is not None else []
         rows = {"ids": np.stack([one.ids for one in batches]), "labels": np.stack([one.labels for one in batches])}

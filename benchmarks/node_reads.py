@@ -38,7 +38,7 @@ from springtide.config.steps import StepsDone
 from springtide.ray.cluster.local import LocalCluster
 from springtide.ray.data import feed as feeds
 from springtide.storage import Folder
-from springtide.stream import check, open_data
+from springtide.stream import RankReader, check, open_data
 from springtide.stream.sample_ids import corpus_and_row
 
 ROOT = Path(__file__).parent.parent
@@ -72,7 +72,7 @@ class Rank:
     def read(self, dataset: str, rank: int, first: int, last: int, spread: bool) -> int:
         """Read and check the batches of some steps; the number of them."""
         config = config_of(dataset)
-        reader = open_data(config.data).reader(rank, RANKS)
+        reader = RankReader(open_data(config.data), rank, RANKS)
         plan = reader.plan(StepsDone(first), StepsDone(last), int(config.feed.read_bytes))
         count = 0
         prefer = (lambda node: "SPREAD") if spread else feeds.node_affinity

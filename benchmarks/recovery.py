@@ -339,8 +339,9 @@ def _without(config: Config) -> None:
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
+    from springtide.ray.train.job import TrainJob
     from springtide.ray.train.mailbox import open_mailbox
-    from springtide.ray.train.worker import TrainJob, work
+    from springtide.ray.train.worker import work
     from springtide.tracking.journal import Journal
 
     mailbox, folder = open_mailbox(config.run.id), Folder(config.run.root) / config.run.id

@@ -26,8 +26,8 @@ def start(ranks: int, rounds: int) -> Cost:
     from springtide.ray.cluster import liveness
     from springtide.ray.cluster import nodes as cluster_nodes
     from springtide.ray.train import process_pool
+    from springtide.ray.train.job import TrainJob
     from springtide.ray.train.process_pool import WorkerProcessPool
-    from springtide.ray.train.worker import TrainJob
 
     called, health = Calls(), Health(1e12, 1e11, network_bytes_per_s=1e9)
 

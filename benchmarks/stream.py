@@ -107,7 +107,7 @@ def write_ours(rows: np.ndarray, folder: str, config: ShardsConfig | None = None
 def opened(dataset: str, cache: str, first: int, last: int) -> tuple[st.Config, RankReader, list[Read]]:
     """The one rank's reader, and its reads of the steps [first, last)."""
     config = config_of(dataset, cache)
-    reader = open_data(config.data).reader(0, 1)
+    reader = RankReader(open_data(config.data), 0, 1)
     return config, reader, reader.plan(first, last, int(config.feed.read_bytes))
 
 

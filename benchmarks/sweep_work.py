@@ -19,7 +19,7 @@ from springtide import config as configs
 from springtide.config import Config
 from springtide.model import build
 from springtide.shards import HELDOUT
-from springtide.stream import open_data
+from springtide.stream import RankReader, open_data
 from springtide.training.state import initialize, rate_after
 from springtide.tune import name_of, random_points, read, trial_config
 
@@ -109,7 +109,7 @@ def _write(config: Config, folder: Path) -> int:
     assert data.eos_id is None, "the peer counts every token"
     if not folder.exists():
         folder.mkdir(parents=True)
-        reader = data.reader(0, 1)
+        reader = RankReader(data, 0, 1)
         reads = reader.plan(0, config.num_steps, int(config.feed.read_bytes))
         np.save(folder / "rows.npy", np.concatenate([reader.fetch(read).tokens for read in reads]))
         split, rows = data.splits(HELDOUT)[0], data.manifests[0].splits[HELDOUT].rows

@@ -28,7 +28,7 @@ from springtide.planning.step_memory import predicted_bytes
 from springtide.run.find import find_run
 from springtide.shards import LabelLayout, ids_of, load_labels
 from springtide.storage import Folder
-from springtide.stream import load, open_data
+from springtide.stream import RankReader, load, open_data
 from springtide.training.evaluate import evaluate_checkpoint
 from springtide.training.start_check import check_objective
 from springtide.training.teacher import Teacher
@@ -93,7 +93,7 @@ def test_the_loss_is_what_plain_torch_says(taught: Config, ranks: Ranks) -> None
     config = student(taught, "other", objective__cross_entropy=0.0, train__total=768)
     [(loss, _)] = told(ranks(1, train, config)[0]).values()
     data = open_data(config.data)
-    [batch] = load(data.reader(0, 1), data.reader(0, 1).plan(0, 1, 2**20))
+    [batch] = load(RankReader(data, 0, 1), RankReader(data, 0, 1).plan(0, 1, 2**20))
     _, teacher_TLV = plain_log_probabilities(taught, f"{taught.run.root}/teacher", "train")
     student_TLV = initial_log_probabilities(config)
     rows = batch.sample_ids.astype(np.int64)
@@ -177,7 +177,7 @@ def online(taught: Config, name: str, **changes: Any) -> Config:
 def test_a_teacher_in_the_step_says_what_its_labels_say(taught: Config) -> None:
     """Labels are rounded to fp16; all else is the same."""
     data = open_data(student(taught, "x").data)
-    [batch] = load(data.reader(0, 1), data.reader(0, 1).plan(0, 1, 2**20))
+    [batch] = load(RankReader(data, 0, 1), RankReader(data, 0, 1).plan(0, 1, 2**20))
     rows_BL = torch.from_numpy(ids_of(batch.tokens).astype(np.int64))[:, :-1]
     some, every = (teacher_of(online(taught, "x", objective__teacher_k=k)) for k in (8, 0))
     found = some(rows_BL)
@@ -245,7 +245,7 @@ def test_a_damaged_group_ends_training_by_name(taught: Config, tmp_path: Path) -
         data = bytearray(Path(url, name).read_bytes())
         data[-1] ^= 1
         Path(url, name).write_bytes(data)
-    reader = open_data(student(taught, "damaged", objective__labels=url).data).reader(0, 1)
+    reader = RankReader(open_data(student(taught, "damaged", objective__labels=url).data), 0, 1)
     with pytest.raises(CorruptShard, match="|".join(map(re.escape, names))):
         list(load(reader, reader.plan(0, 1, 2**20)))
 
@@ -265,4 +265,4 @@ def test_a_function_of_ones_own_gets_the_labels(taught: Config, ranks: Ranks) ->
     assert predicted_bytes(student(taught, "bytes"), 257, 256, 2) > predicted_bytes(plain, 257, 256, 2)
     best = LabelLayout("topk", 8, "uint16", 64)
     assert best.size_bytes(1) == 8 + 64 * 8 * 4
-    assert open_data(config.data).reader(0, 1).nothing(3).columns["logprobs"].shape == (0, 64)
+    assert RankReader(open_data(config.data), 0, 1).nothing(3).columns["logprobs"].shape == (0, 64)

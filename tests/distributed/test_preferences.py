@@ -20,7 +20,7 @@ from springtide.errors import ConfigError
 from springtide.events import Event, StepDone
 from springtide.shards import SplitReader, is_predicted, load_manifest
 from springtide.storage import Folder
-from springtide.stream import load, open_data
+from springtide.stream import RankReader, load, open_data
 from springtide.training.start_check import check_objective
 
 pytestmark = pytest.mark.distributed
@@ -53,7 +53,7 @@ def test_the_loss_is_what_plain_torch_says(paired: Config, ranks: Ranks) -> None
         {"run.id": "other", "train.start_from": "", "model.init_seed": 5, "train.total": 2 * paired.tokens_per_step}
     )
     (_, _), (loss, parts) = told(ranks(1, train, other.override({"checkpoint.every_steps": 1}))[0]).values()
-    reader = open_data(other.data).reader(0, 1)
+    reader = RankReader(open_data(other.data), 0, 1)
     batch = next(iter(load(reader, reader.plan(1, 2, 2**20))))
     manifest = load_manifest(Folder(other.shards.dataset))
     tokens = (

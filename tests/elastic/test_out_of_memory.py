@@ -11,9 +11,9 @@ from ray.train.v2._internal.execution.failure_handling.failure_policy import Fai
 from springtide.config import Config
 from springtide.elastic.limits import MemoryLimits
 from springtide.ray.train.failure_policy import SpringtideFailurePolicy, is_out_of_memory
+from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import open_mailbox
 from springtide.ray.train.process_pool import WorkerProcessPool
-from springtide.ray.train.worker import TrainJob
 
 pytestmark = pytest.mark.cluster
 

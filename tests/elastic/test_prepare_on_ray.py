@@ -19,7 +19,7 @@ from springtide.errors import CorpusError
 from springtide.ray.data.feed import feed
 from springtide.ray.data.prepare import ray_map
 from springtide.storage import Folder
-from springtide.stream import load, open_data
+from springtide.stream import RankReader, load, open_data
 
 pytestmark = pytest.mark.cluster
 
@@ -67,7 +67,7 @@ def test_on_a_cluster_the_labels_are_those_of_one_process(
     monkeypatch.setattr(labelling, "_LARGE_GROUPS", 1000)
     assert contents(found) == contents(labelling.label(*how, str(tmp_path / "one"), k=3))
     learns = {"shards.dataset": dataset, "objective.source": "distill", "objective.labels": found}
-    reader = open_data(taught.override(learns).data).reader(0, 2)
+    reader = RankReader(open_data(taught.override(learns).data), 0, 2)
     plan = reader.plan(0, 9, 2**14)
     for one, other in zip(feed(reader, plan, taught.feed), load(reader, plan), strict=True):
         assert one.step == other.step

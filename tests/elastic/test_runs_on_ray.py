@@ -36,7 +36,7 @@ from springtide.ray.train.trainer import run_as_actor
 from springtide.ray.train.worker_lender import WorkerLender
 from springtide.shards import HELDOUT, TRAIN, load_manifest
 from springtide.storage import Folder
-from springtide.stream import open_data
+from springtide.stream import RankReader, open_data
 from springtide.tracking.mlflow_client import default_uri
 
 pytestmark = pytest.mark.cluster
@@ -372,7 +372,7 @@ def test_the_feed_gives_each_rank_its_batches_in_order(
     whole = open_data(tiny.data).order
     all_of_a_step = [int(sample) for step in (first + 3, first + 24) for sample in whole.rank_batch(step, 1, 3)]
     data = open_data(tiny.override({"stream.skip_samples": [{"samples": all_of_a_step}]}).data)
-    order, reader = data.order, data.reader(1, 3)
+    order, reader = data.order, RankReader(data, 1, 3)
     plan = reader.plan(first, first + 25, 4 * 3 * 2 * (data.sequence_length + 1))
     assert len(plan) > 6
     monkeypatch.setattr(DefaultAutoscalingCoordinator, "__init__", None)  # a pipeline that registers fails

@@ -30,10 +30,11 @@ from springtide.elastic.copies import place
 from springtide.ray.cluster.notices import PreemptionWatchers
 from springtide.ray.cluster.session import NAMESPACE
 from springtide.ray.train import snapshot_saver
+from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import MailboxClient, NoticeSender, open_mailbox
 from springtide.ray.train.snapshot_client import SnapshotClient, snapshot_servers_follow
 from springtide.ray.train.snapshot_lookup import name_prefix, servers_named
-from springtide.ray.train.worker import TrainJob, read_elsewhere
+from springtide.ray.train.worker import read_elsewhere
 from springtide.storage import Folder
 
 WORLD_SIZE = 3

@@ -21,7 +21,6 @@ from springtide.storage import Cache, Folder
 from springtide.stream.corpora import Corpus, by_dataset, leaks, open_corpora, open_labels
 from springtide.stream.mixture import MixtureSchedule, WeightTable
 from springtide.stream.order import Order
-from springtide.stream.reader import RankReader
 from springtide.stream.sample_ids import corpus_and_row, join
 
 _FEW_EPOCHS = 4
@@ -118,10 +117,6 @@ class Data:
     def has_loss_mask(self) -> bool:
         """Whether some tokens of some rows are not predicted."""
         return any(corpus.whole.has_loss_mask for corpus in self.corpora)
-
-    def reader(self, rank: int, world_size: int) -> RankReader:
-        """Return the reader that fetches the rows of ``rank``."""
-        return RankReader(self, rank, world_size)
 
     def skipping(self, steps: Iterable[OrderStep]) -> Data:
         """Return the same data with these steps of the order skipped, too."""

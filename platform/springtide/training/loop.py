@@ -133,7 +133,7 @@ class TrainLoop:
     def _stretch(self, feed: Feed) -> Generator[Event, None, Verdict]:
         """Train in one order of samples: to the end of the run, or until a part decides otherwise. Returns why it ended."""
         state, last, world = self.state, self.config.num_steps, self.world
-        reader = self.data.reader(world.rank, world.size)
+        reader = RankReader(self.data, world.rank, world.size)
         batches = to_device(feed(reader, state.step) if state.step < last else (), world.device)
         verdict = Verdict.CONTINUE if state.step < last else Verdict.FINISH
         clock = time.perf_counter()

@@ -24,9 +24,9 @@ from springtide.ray._ray_private import WorkerGroupStartupFailedError, WorkerHea
 from springtide.ray.cluster import nodes
 from springtide.ray.train import failure_policy
 from springtide.ray.train.failure_policy import SpringtideFailurePolicy, is_echo
+from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import Progress
 from springtide.ray.train.process_pool import StartCancelledError, UnfitNodesError, WorkerProcessPool
-from springtide.ray.train.worker import TrainJob
 
 RETRY, RAISE = FailureDecision.RETRY, FailureDecision.RAISE
 

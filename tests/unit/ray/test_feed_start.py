@@ -23,7 +23,7 @@ def test_a_pipeline_starts_after_the_first_step_unless_the_next_one_needs_it(
         return load(reader, plan)
 
     monkeypatch.setattr(feed_module, "_by_tasks", by_tasks)
-    reader = open_data(tiny.data).reader(1, 3)
+    reader = RankReader(open_data(tiny.data), 1, 3)
     row_bytes = 2 * (tiny.shards.sequence_length + 1)
     plan = reader.plan(5, 17, steps_per_read * len(reader.data.order.rank_batch(0, 1, 3)) * row_bytes)
     assert len(plan[0].steps) == steps_per_read

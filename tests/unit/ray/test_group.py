@@ -19,8 +19,8 @@ from springtide.ray._ray_private import WorkerGroupStartupFailedError
 from springtide.ray.train import group
 from springtide.ray.train.failure_policy import fatal
 from springtide.ray.train.group import PooledWorkerGroup
+from springtide.ray.train.job import TrainJob
 from springtide.ray.train.process_pool import WorkerProcessPool
-from springtide.ray.train.worker import TrainJob
 
 
 @pytest.fixture

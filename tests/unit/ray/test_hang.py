@@ -19,8 +19,8 @@ from springtide.elastic.policy import RestartForecast
 from springtide.elastic.stalled import BUSY, STARVED, Frames, stalled
 from springtide.ray.cluster import liveness
 from springtide.ray.train import hang, worker
+from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import Progress
-from springtide.ray.train.worker import TrainJob
 
 
 class Actor(SimpleNamespace):

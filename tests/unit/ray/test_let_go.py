@@ -17,7 +17,7 @@ from springtide.config import recipes
 from springtide.distributed import CollectiveError, CutOff, World, collectives, process_group, sum_over_ranks, world
 from springtide.elastic.copies import LiveShard
 from springtide.ray.train import worker
-from springtide.ray.train.worker import TrainJob
+from springtide.ray.train.job import TrainJob
 
 
 class Nccl:

@@ -16,8 +16,8 @@ from springtide.elastic.forecast import RestartForecast
 from springtide.elastic.notices import TimeLeft
 from springtide.events import Decided, Evaluated, Left
 from springtide.ray.train import mailbox as mailboxes
+from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import Mailbox, MailboxClient, Progress
-from springtide.ray.train.worker import TrainJob
 
 EVALUATED = Evaluated(step=1, heldout_loss=1.0, heldout_bits_per_byte=1.0, rows=1)
 LEFT = Left(step=3, kept_in="memory")

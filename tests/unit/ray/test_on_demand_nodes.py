@@ -18,9 +18,9 @@ from springtide.elastic.policy import Bounds, Node
 from springtide.events import DeadlineChecked, Ordered
 from springtide.ray._ray_private import HEAD, MARKET_LABEL
 from springtide.ray.train import on_demand
+from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import Progress
 from springtide.ray.train.on_demand import OnDemandNodes, Provision
-from springtide.ray.train.worker import TrainJob
 
 BEGUN_S, STEP_S = 1000.0, 10.0
 ORDERED, OTHERS = {MARKET_LABEL: "on-demand"}, {MARKET_LABEL: "!on-demand"}

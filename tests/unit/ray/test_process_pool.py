@@ -18,8 +18,8 @@ from springtide.elastic.health import Health
 from springtide.elastic.policy import Node
 from springtide.ray._ray_private import WorkerGroupStartupFailedError
 from springtide.ray.cluster import liveness
+from springtide.ray.train.job import TrainJob
 from springtide.ray.train.process_pool import StartCancelledError, UnfitNodesError, WorkerProcess, WorkerProcessPool
-from springtide.ray.train.worker import TrainJob
 
 
 @pytest.fixture

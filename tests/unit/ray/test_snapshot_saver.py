@@ -21,9 +21,9 @@ from springtide.config import Config
 from springtide.events import Saved
 from springtide.ray.cluster import liveness
 from springtide.ray.train import snapshot_saver
+from springtide.ray.train.job import TrainJob
 from springtide.ray.train.snapshot_lookup import ServerContents
 from springtide.ray.train.snapshot_saver import OrphanedRun, SnapshotSaver
-from springtide.ray.train.worker import TrainJob
 from springtide.storage import Folder, digest
 
 

@@ -16,8 +16,8 @@ from springtide.config import Config
 from springtide.errors import StoppedWaiting, StoreLost, TrainingFailed, TrainingInterrupted, redacted
 from springtide.ray._ray_private import CONTROLLER_LOG, WorkerHealthCheckFailedError
 from springtide.ray.train import trainer
+from springtide.ray.train.job import TrainJob
 from springtide.ray.train.process_pool import StartCancelledError
-from springtide.ray.train.worker import TrainJob
 from springtide.ray.train.worker_lender import WorkerLender
 from springtide.storage import Folder
 

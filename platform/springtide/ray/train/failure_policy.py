@@ -24,9 +24,9 @@ from springtide.ray._ray_private import (
     WorkerHealthCheckFailedError,
 )
 from springtide.ray.cluster.nodes import leaving, lost, unanswering
+from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import Progress
 from springtide.ray.train.process_pool import StartCancelledError, UnfitNodesError, WorkerProcessPool, last_line
-from springtide.ray.train.worker import TrainJob
 from springtide.storage.errors import FINAL, is_full, may_pass, of_store
 from springtide.training.message import PeerFailed
 

@@ -36,10 +36,10 @@ from springtide.events import DeadlineChecked, Ordered
 from springtide.ray._ray_private import HEAD, MARKET_LABEL, GcsClient, GetClusterStatusReply, is_autoscaler_v2
 from springtide.ray.cluster.nodes import drain
 from springtide.ray.cluster.session import NAMESPACE
+from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import Progress
 from springtide.ray.train.process_pool import WorkerProcessPool
 from springtide.ray.train.snapshot_lookup import name_prefix
-from springtide.ray.train.worker import TrainJob
 
 ON_DEMAND = "on-demand"
 """Market label of nodes that are not taken away, as Ray's documentation writes it."""

@@ -48,10 +48,10 @@ from springtide.ray._ray_private import (
 from springtide.ray.cluster.nodes import live, observed, unanswering
 from springtide.ray.cluster.notices import PreemptionWatchers
 from springtide.ray.train.hang import MOST_HANGS, MOST_SILENT, Watch, diagnose
+from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import Progress, WorkerLimit
 from springtide.ray.train.on_demand import OnDemandNodes
 from springtide.ray.train.snapshot_saver import SnapshotSaver
-from springtide.ray.train.worker import TrainJob
 from springtide.ray.train.worker_lender import WorkerLender
 
 _ANSWER_S = 2.0

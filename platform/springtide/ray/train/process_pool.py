@@ -24,7 +24,8 @@ from springtide.ray.cluster.liveness import QUIET_S, Liveness, answers
 from springtide.ray.cluster.nodes import silent_nodes
 from springtide.ray.loading import load_worker
 from springtide.ray.names import name_of
-from springtide.ray.train.worker import TrainJob, let_go, settle, warm_up
+from springtide.ray.train.job import TrainJob
+from springtide.ray.train.worker import let_go, settle, warm_up
 
 _log = logging.getLogger(__name__)
 

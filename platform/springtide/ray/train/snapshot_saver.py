@@ -39,7 +39,7 @@ from springtide.storage import Folder
 
 if TYPE_CHECKING:  # servers import this file, and need no torch
     from springtide.config import Config
-    from springtide.ray.train.worker import TrainJob
+    from springtide.ray.train.job import TrainJob
 
 _LOOK_S = 0.2
 _WRITE_S = PARTS_S + 60.0

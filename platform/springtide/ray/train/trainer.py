@@ -43,12 +43,13 @@ from springtide.ray.cluster.stop_signals import stop_signals
 from springtide.ray.names import name_of
 from springtide.ray.train.failure_policy import SpringtideFailurePolicy, fatal, first_failure, only_stores
 from springtide.ray.train.group import Controller
+from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import MailboxClient, NoticeSender, Reply
 from springtide.ray.train.policy import PrivateScalingPolicy, SpringtideScalingPolicy
 from springtide.ray.train.process_pool import StartCancelledError, last_line
 from springtide.ray.train.snapshot_client import snapshot_servers_follow
 from springtide.ray.train.snapshot_saver import OrphanedRun
-from springtide.ray.train.worker import TrainJob, work
+from springtide.ray.train.worker import work
 from springtide.ray.train.worker_lender import WorkerLender
 from springtide.storage import Folder
 from springtide.training.compile_cache import key_of

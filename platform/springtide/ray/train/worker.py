@@ -25,7 +25,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.checkpoint import leases
 from springtide.checkpoint.second_reader import still_bad
-from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.distributed import Connections, abort, end_group, gathered, world
 from springtide.elastic.copies import LiveShard
@@ -34,12 +33,12 @@ from springtide.events import Left, Started
 from springtide.faults import arm, fault_point
 from springtide.ray.cluster.nodes import accepting, where
 from springtide.ray.data.feed import feed
+from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import EventSender, MailboxClient
 from springtide.ray.train.snapshot_client import SnapshotClient
 from springtide.storage import Folder
 from springtide.stream import Batch, RankReader, open_data
 from springtide.training import GroupContext, TrainLoop
-from springtide.training.compile_cache import CompileCache
 from springtide.training.live_state import LiveState
 from springtide.training.preflight import preflight
 
@@ -58,39 +57,6 @@ _free_since_s = 0.0
 """When this process let go of its newest group, of ``time.perf_counter``; 0 before [s]."""
 _LEFT_BYTES = 64 * 2**20
 """Device memory that a process may still hold after it let go of a group; with more it has no room for the next [bytes]."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainJob:
-    """What a worker's process needs to train a run."""
-
-    config: Config
-    mailbox: MailboxClient
-    labels: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Labels of the run's checkpoints."""
-    owner: str = ""
-    """Who has claimed the run."""
-    fault_points: str = ""
-    """Address of the test to which fault points are reported; empty for none."""
-    begun_s: float = 0.0
-    """When the run was first started, seconds since 1970; only a run with a deadline needs it."""
-    compiled_key: str = dataclasses.field(default="", repr=False)
-    """Key of the seals of the run's compiled code; empty keeps none."""
-
-    @property
-    def folder(self) -> Folder:
-        """The run's folder."""
-        return Folder(self.config.run.root) / self.config.run.id
-
-    @property
-    def compiled(self) -> CompileCache:
-        """The run's compiled code."""
-        return CompileCache(self.folder, self.compiled_key, self.config)
-
-    @property
-    def keeps_snapshots(self) -> bool:
-        """Whether the run keeps snapshots in memory."""
-        return bool(self.config.checkpoint.memory_every and self.config.checkpoint.stage)
 
 
 def work(job: TrainJob) -> None:

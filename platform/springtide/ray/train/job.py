@@ -1,0 +1,43 @@
+"""What the driver hands to each worker's process."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from springtide.config import Config
+from springtide.ray.train.mailbox import MailboxClient
+from springtide.storage import Folder
+from springtide.training.compile_cache import CompileCache
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainJob:
+    """What a worker's process needs to train a run."""
+
+    config: Config
+    mailbox: MailboxClient
+    labels: dict[str, str] = dataclasses.field(default_factory=dict)
+    """Labels of the run's checkpoints."""
+    owner: str = ""
+    """Who has claimed the run."""
+    fault_points: str = ""
+    """Address of the test to which fault points are reported; empty for none."""
+    begun_s: float = 0.0
+    """When the run was first started, seconds since 1970; only a run with a deadline needs it."""
+    compiled_key: str = dataclasses.field(default="", repr=False)
+    """Key of the seals of the run's compiled code; empty keeps none."""
+
+    @property
+    def folder(self) -> Folder:
+        """The run's folder."""
+        return Folder(self.config.run.root) / self.config.run.id
+
+    @property
+    def compiled(self) -> CompileCache:
+        """The run's compiled code."""
+        return CompileCache(self.folder, self.compiled_key, self.config)
+
+    @property
+    def keeps_snapshots(self) -> bool:
+        """Whether the run keeps snapshots in memory."""
+        return bool(self.config.checkpoint.memory_every and self.config.checkpoint.stage)
