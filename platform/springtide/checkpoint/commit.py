@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,7 @@ from springtide.checkpoint.format import (
     read_manifest,
     step_of,
 )
+from springtide.config.steps import StepsDone
 from springtide.errors import CheckpointError, RunExists
 from springtide.faults import fault_point
 from springtide.storage import Folder, digest, to_json
@@ -53,6 +55,8 @@ _LEFT_S = 3600.0
 _LOOK_S = (0.05, 1.0)
 """First and longest pause between checks for the other ranks' indexes [s]."""
 _READERS = 8
+_REREAD_BLOCKS = 16
+"""Blocks of unchanged pieces that a save reads again: what rots there is lost to every checkpoint that refers to it."""
 _MOST_INDEXES = 64
 """Most indexes of another world size's checkpoint that each rank reads, to find pieces that did not change."""
 
@@ -126,17 +130,15 @@ class PieceWriter:
 
     def _part(self, job: CommitJob, view: Callable[[StagedPiece], memoryview]) -> tuple[list[Piece], int]:
         folder, own = checkpoints(self._run) / job.name, f"{job.name}/{data_name(job.term, job.rank)}"
-        known = self._base(job)
-        pieces, changed = [], []
+        pieces, known = [], self._base(job)
         for staged in job.pieces:
             digests = tuple(digest.of_bytes(block) for block in cut(view(staged), BLOCK_BYTES))
             piece = Piece(*staged[:5], own, 0, staged.size_bytes, digests)
             same = known.get(piece.box)
-            if same is not None and same.digests == digests:
-                piece = same
-            else:
-                changed.append(staged)
-            pieces.append(piece)
+            pieces.append(same if same is not None and same.digests == digests else piece)
+        rotten = self._rotten([piece for piece in pieces if piece.file != own], job.meta.step)
+        pieces = [piece._replace(file=own) if piece.box in rotten else piece for piece in pieces]
+        changed = [staged for staged, piece in zip(job.pieces, pieces, strict=True) if piece.file == own]
         header, begins = header_of(changed)
         pieces = [piece._replace(begin=begins[piece.tensor]) if piece.file == own else piece for piece in pieces]
         index: dict[str, Any] = {"size_bytes": 0}
@@ -151,6 +153,27 @@ class PieceWriter:
         folder.write(index_name(job.term, job.rank), to_json({**index, "pieces": pieces}))
         self._written = job.name, job.term, pieces
         return pieces, index["size_bytes"]
+
+    def _rotten(self, pieces: Sequence[Piece], step: StepsDone) -> set[Any]:
+        """Read some blocks of pieces that lie on the store already. Returns the pieces of which one is not what it was. They
+        are drawn by the step: every try of a job, in a new process too, writes the same bytes."""
+        blocks = [(piece, number) for piece in pieces for number in range(len(piece.digests))]
+        drawn = random.Random(int(step)).sample(blocks, min(_REREAD_BLOCKS, len(blocks)))
+        rotten = set()
+        for piece, number in drawn:
+            begin = number * BLOCK_BYTES
+            end = min(begin + BLOCK_BYTES, piece.size_bytes)
+            try:
+                data = checkpoints(self._run).read_range(piece.file, piece.begin + begin, piece.begin + end)
+            except FileNotFoundError:
+                data = b""
+            if digest.of_bytes(data) != piece.digests[number]:
+                place = f"{piece.file}: bytes {piece.begin + begin} to {piece.begin + end} of {piece.tensor}"
+                _log.warning(
+                    "%s are not what was written there; checkpoints that refer to them are bad, new ones do not", place
+                )
+                rotten.add(piece.box)
+        return rotten
 
     def _base(self, job: CommitJob) -> dict[Any, Piece]:
         """Return box -> piece of the newest older checkpoint: pieces that need not be written."""

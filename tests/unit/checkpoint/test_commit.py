@@ -243,6 +243,29 @@ def test_a_piece_of_a_replaced_checkpoint_is_not_reused(run: Folder) -> None:
     assert refers <= set(checkpoints(run).files())
 
 
+def test_a_shared_piece_that_has_rotted_is_written_again(run: Folder, caplog: pytest.LogCaptureFixture) -> None:
+    """A tensor that never changes lies in one file for all checkpoints. Each save reads some of it again, drawn by its step, so
+    that a new writer process, which tries the same save again, writes the same bytes."""
+    writer = Writer(run)
+    whole, changed = writer.save(1).written_bytes, writer.save(2).written_bytes
+    assert changed < whole
+    data = Path(run.path) / "checkpoints" / "step-0000000001" / "a0001-r0000.safetensors"
+    damaged = bytearray(data.read_bytes())
+    damaged[damaged.index(FROZEN) + 7] ^= 1
+    data.write_bytes(damaged)
+    index = Path(run.path) / "checkpoints" / "step-0000000003" / "a0001-r0000.json"
+    written = []
+    for _ in range(2):
+        assert writer.save(3).written_bytes == whole
+        assert "step-0000000001/a0001-r0000.safetensors" in caplog.text
+        written.append(index.read_bytes())
+        writer.pieces, writer.clock = PieceWriter(run), itertools.count(3.0)
+        (checkpoints(run) / "step-0000000003").remove(COMMITTED)
+    assert written[0] == written[1]
+    writer.save(3)
+    assert writer.save(4).written_bytes == changed, "and the next one refers to what was written again"
+
+
 def test_an_unreadable_manifest_keeps_the_files_it_may_name(run: Folder) -> None:
     """A checkpoint whose manifest cannot be read keeps the files that it may refer to."""
     writer = Writer(run)
