@@ -8,6 +8,7 @@
              0003.back       what older leases wrote after the step in it is of a device that computes wrong results
 
 The holder of an older lease that is still alive (network partition, second driver) is refused at its next commit.
+Its journal is not: readers take back what it writes in its own segments at the newer start (``tracking/segments.py``).
 Only terms are compared, never clocks.
 """
 

@@ -2,7 +2,9 @@
 
     <run>/journal/0002-0000.jsonl     the first segment of lease 2
 
-A segment belongs to the journal that created its file exclusively; no journal overwrites the segment of another. Segments
+A segment belongs to the journal that created its file exclusively; no journal overwrites the segment of another. A journal asks
+for no lease: a driver that is cut off from the run goes on with segments of its own term. They stand before those of the newer
+term, whose start takes back every later step, so readers show the run of the newest lease and keep the rest as tries. Segments
 that the store does not accept stay in memory, and beyond a limit in files of the driver's temporary folder.
 """
 

@@ -26,6 +26,8 @@ from journal_events import step
 from springtide.events import EVENTS, Evaluated, Event, Started, StepDone, Stopped, event, record
 from springtide.storage import Folder, s3
 from springtide.tracking.journal import Journal, frame, last_steps, read_journal
+from springtide.tracking.journal_reader import JournalReader
+from springtide.tracking.timeline import timeline_of
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -70,6 +72,24 @@ def test_each_start_writes_segments_that_are_read_in_order(run: Folder) -> None:
     events = read_journal(run)
     assert [one.term for one in events] == [1, 1, 2, 2, 3, 3]
     assert [one.step for one in events if isinstance(one, StepDone)] == [1, 2, 3]
+
+
+def test_what_a_driver_writes_after_another_took_over_is_taken_back(run: Folder) -> None:
+    """A driver that is cut off goes on writing its own segments. Readers order by term, and the newer start takes them back."""
+    reader = JournalReader(run)
+    with Journal(run, term=1) as old, Journal(run, term=2) as new:
+        for one in (Started(step=0, world_size=1), *map(step, range(1, 5))):
+            old(one)
+        new(Started(step=4, world_size=1))
+        new(step(5, 2.0))
+        reader.read()
+        for late in range(5, 9):
+            old(step(late, 1.0))
+    reader.read()
+    for steps in (reader.timeline.steps, timeline_of(read_journal(run)).steps):
+        assert steps["step"].tolist() == [1, 2, 3, 4, 5]
+        assert steps["loss"][-1] == 2.0
+    assert len(reader.timeline.tries["step"]) == 9, "and the older driver's work is on record"
 
 
 def test_a_start_that_wrote_nothing_leaves_nothing(run: Folder) -> None:
