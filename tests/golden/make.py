@@ -51,7 +51,7 @@ LONGER = 240
 """Steps of the run that gets commands while it trains."""
 
 SPRINGTIDE = "import sys; sys.argv[0] = 'springtide'; from springtide.cli.main import main; sys.exit(main())"
-TAKE_UP = f"from springtide.api import take_up; take_up.LOOK_S = 0.2; {SPRINGTIDE}"
+TAKE_UP = f"from springtide.app import take_up; take_up.LOOK_S = 0.2; {SPRINGTIDE}"
 """As ``springtide``, which looks for new datasets once a minute."""
 
 MODEL = '''"""A user's own model: a causal convolution."""

@@ -147,7 +147,7 @@ def sweep(
         about = {
             "springtide.sweep": folder.root.name,
             "springtide.folder": folder.root.url,
-            "springtide.run.report": folder.page,
+            "springtide.report": folder.page,
         }
         shared = cluster(base, dashboard=dashboard, metadata=about)
         with shared, open_worker_pool(_worker(base), folder.root.name) as pool:

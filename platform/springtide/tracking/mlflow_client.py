@@ -156,7 +156,7 @@ class SweepSink:
         try:
             client, run_id = client_of(uri), read_run_note(folder)
             if not run_id:
-                experiment_id, tags = experiment_of(client, settings, uri), {"springtide.tune": redacted(folder.url)}
+                experiment_id, tags = experiment_of(client, settings, uri), {"springtide.tuning": redacted(folder.url)}
                 run_id = str(client.create_run(experiment_id, tags=tags, run_name=folder.name).info.run_id)
                 write_run_note(folder, run_id, experiment_id)
             self.id = run_id

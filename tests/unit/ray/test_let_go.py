@@ -82,7 +82,7 @@ def start(monkeypatch: pytest.MonkeyPatch, train: Any) -> tuple[threading.Thread
 
 def test_a_rank_that_waits_in_nccl_is_released_in_process(monkeypatch: pytest.MonkeyPatch, nccl: Nccl) -> None:
     """A rank that waits in NCCL is released in process and uses nothing of what came back."""
-    here: World = world("cpu", cut=worker._LET_GO)
+    here: World = world("cpu", aborted=worker._LET_GO)
     thread, raised = start(monkeypatch, lambda job: sum_over_ranks(torch.ones(3), here))
     assert nccl.waits.wait(30)
     assert worker.let_go(30.0)

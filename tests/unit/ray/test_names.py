@@ -23,7 +23,7 @@ def test_a_job_says_what_it_trains_and_no_password() -> None:
     found = job_metadata(configs.recipes.tiny().override(changes))
     assert found["springtide.run"] == "mine"
     assert found["springtide.folder"] == "/data/runs/mine"
-    assert found["springtide.run.report"] == "/data/runs/mine/report.html"
+    assert found["springtide.report"] == "/data/runs/mine/report.html"
     assert "tracking.example.org" in found["springtide.mlflow"]
     assert "secret" not in str(found)
     assert job_metadata(configs.recipes.tiny()) == {}

@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from springtide.run.report.charts import (
@@ -82,6 +82,7 @@ def test_bars_and_columns_are_as_long_as_their_amounts() -> None:
 
 @pytest.mark.parametrize("is_log", [False, True])
 @given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=6), st.floats(1e-2, 1e3), st.floats(1, 1e3))
+@example([1.0, 41617.5], 242.0, 1.0000000000000002)
 def test_a_strand_stays_between_the_limits(is_log: bool, values: list[float], low: float, factor: float) -> None:
     points = [(float(at), value) for at, value in enumerate(values)]
     picture = drawn(Strands("", "", "", [Strand(points, "n", 0.5)], (low, low * factor), is_log))

@@ -231,9 +231,7 @@ def _draw_columns(chart: Columns, width: float, height: float) -> Iterable[str]:
 def _draw_strands(chart: Strands, width: float, height: float) -> Iterable[str]:
     frame = _Frame(_LEFT, _TOP, width - _RIGHT, height - _BOTTOM)
     scale: Callable[[float], float] = math.log10 if chart.is_log else float
-    low, high = map(scale, chart.y_limits)
-    room = 0.04 * (high - low) or 0.05
-    low, high = low - room, high + room
+    low, high = limits(np.array([scale(limit) for limit in chart.y_limits]), 0.04)
     most = 1.02 * max([x for strand in chart.strands for x, _ in strand.points], default=0) or 1.0
     ticks = even_ticks(low, high, 5)
     if chart.is_log:
