@@ -347,8 +347,6 @@ class OptimConfig(Section):
     batches; or Adafactor, whose state takes little memory, and whose rates are shares of a tensor's root mean square [name]."""
     moments: Literal["fp32", "bf16", "int8"] = "fp32"
     """Type of AdamW's moments, which take 8, 4 or 2 bytes a parameter; int8 has a scale for each 256 of a row [type]."""
-    momentum: float = Field(0.95, ge=0, lt=1)
-    """Momentum of Muon [ratio]."""
     peak_lr: float = Field(3e-3, gt=0)
     """Learning rate after warm-up [1]."""
     schedule: Literal["cosine", "linear", "wsd", "wsd_sqrt"] = "cosine"
@@ -385,8 +383,6 @@ class OptimConfig(Section):
     """Steps before a spike that a rollback also jumps over [steps]."""
     spike_deviations: float = Field(12.0, gt=0)
     """Distance above the median from which a step is a spike, in robust standard deviations [1]."""
-    spike_window: int = Field(128, ge=16)
-    """Preceding steps that a step is compared with [steps]."""
     max_left_out: int = free(default=20, ge=0)
     """Steps in a row that may be skipped or jumped over, as spikes or because a gradient is infinite or NaN, before the run
     stops [steps]."""

@@ -37,6 +37,9 @@ class Retired:
 
 RETIRED_SETTINGS: dict[str, Retired] = {
     "stream.follow": Retired("", "prepare each batch of new text, then resume with it in stream.mixture"),
+    "optim.momentum": Retired(0.95, "leave it out: Muon's momentum is 0.95", True, False),
+    "optim.spike_window": Retired(128, "leave it out: a step is compared with the 128 before it", True, False),
+    "checkpoint.expected_loss": Retired(14400.0, "leave it out: four hours are assumed until the run has seen a loss"),
 }
 """Dotted name -> what it was."""
 

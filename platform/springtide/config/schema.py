@@ -91,8 +91,6 @@ class CheckpointConfig(Section):
     """Least time between checkpoints of ``auto`` [s]."""
     max_every: Seconds = free(default=Seconds(1800.0), gt=0)
     """Most time between checkpoints of ``auto`` [s]."""
-    expected_loss: Seconds = free(default=Seconds(4 * 3600.0), gt=0)
-    """Expected training time between losses of workers; weighs as one loss among those the run observes; for ``auto`` [s]."""
     when_busy: Literal["skip", "queue"] = free(default="skip")
     """What to do when a save is due while the previous one is being written: skip it, or let training wait [name]."""
     stage: str = free(default="/dev/shm")

@@ -1,9 +1,16 @@
 """Decisions as values. Rule: no I/O, no clock of its own, no torch; the callers carry decisions out."""
 
-from springtide.elastic.forecast import SaveInterval, mean_time_to_loss, snapshot_every, young_daly_interval
+from springtide.elastic.forecast import (
+    ASSUMED_LOSS_S,
+    SaveInterval,
+    mean_time_to_loss,
+    snapshot_every,
+    young_daly_interval,
+)
 from springtide.elastic.group_request import GroupRequest
 
 __all__ = [
+    "ASSUMED_LOSS_S",
     "GroupRequest",
     "SaveInterval",
     "mean_time_to_loss",

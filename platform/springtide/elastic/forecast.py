@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from springtide.elastic.patience import StartTimes
 
+ASSUMED_LOSS_S = 4 * 3600.0
+"""Training time between losses of workers, before one is seen [s]."""
 _FIRST_RESTART_S = 10.0
 """Assumed time of a restart until one is measured [s]."""
 _REMEMBERED = 9

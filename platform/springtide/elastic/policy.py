@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from springtide.elastic.evenness import most_lanes, speed
-from springtide.elastic.forecast import RestartForecast, mean_time_to_loss
+from springtide.elastic.forecast import ASSUMED_LOSS_S, RestartForecast, mean_time_to_loss
 from springtide.elastic.node_table import Node as Node  # the policy's own word for others
 from springtide.elastic.node_table import NodeTable
 
@@ -44,7 +44,7 @@ class Bounds:
     grow: Literal["when_it_pays", "always", "never"] = "when_it_pays"
     wait_s: float = math.inf
     """How long to wait for ``min_workers`` [s]."""
-    expected_loss_s: float = 4 * 3600.0
+    expected_loss_s: float = ASSUMED_LOSS_S
     """Mean time between node losses, assumed before one is seen [s]."""
     lanes: int = 0
     """Parts of a step that are never divided: a step takes as long as the worker with the most of them. 0: there are none."""

@@ -75,7 +75,7 @@ def _muon(others: _Groups, matrices: _Groups, config: OptimConfig, fused: bool) 
     if not matrices:
         remedy = "give it ``blocks`` (springtide.model.source), or use adamw"
         raise ConfigError(explain("optim.optimizer", "muon", "finds no matrices in the blocks of this model", remedy))
-    return Muon(matrices, others, config.momentum, **_options(config, fused))
+    return Muon(matrices, others, **_options(config, fused))
 
 
 def _options(config: OptimConfig, fused: bool) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from springtide.checkpoint.tensors import local
 from springtide.optim.adamw import ShardAdamW
 
+_MOMENTUM = 0.95
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
 _RMS = 0.2
@@ -28,14 +29,12 @@ _RMS = 0.2
 
 
 class Muon(ShardAdamW):
-    """Optimizer of ``matrices``, parameter groups, by Muon with ``momentum``, and of ``groups`` by AdamW with the options
+    """Optimizer of ``matrices``, parameter groups, by Muon, and of ``groups`` by AdamW with the options
     ``adamw``."""
 
-    def __init__(
-        self, matrices: list[dict[str, Any]], groups: list[dict[str, Any]], momentum: float, **adamw: Any
-    ) -> None:
+    def __init__(self, matrices: list[dict[str, Any]], groups: list[dict[str, Any]], **adamw: Any) -> None:
         super().__init__([*matrices, *groups], **adamw)
-        self._num_matrices, self._momentum = len(matrices), momentum
+        self._num_matrices = len(matrices)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -60,8 +59,8 @@ class Muon(ShardAdamW):
             state["momentum"] = torch.zeros_like(parameter)
         assert parameter.grad is not None
         gradient, momentum = local(parameter.grad), local(state["momentum"])
-        momentum.mul_(self._momentum).add_(gradient)
-        return gradient.add(momentum, alpha=self._momentum)
+        momentum.mul_(_MOMENTUM).add_(gradient)
+        return gradient.add(momentum, alpha=_MOMENTUM)
 
 
 def _shape(parameter: Tensor) -> tuple[int, ...]:

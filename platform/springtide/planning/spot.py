@@ -10,7 +10,7 @@ from typing import NamedTuple
 from springtide.config import Config
 from springtide.config.cluster_file import NodeType
 from springtide.elastic.evenness import evenness
-from springtide.elastic.forecast import young_daly_interval
+from springtide.elastic.forecast import ASSUMED_LOSS_S, young_daly_interval
 from springtide.elastic.policy import Bounds
 from springtide.elastic.simulate import Costs, simulate
 from springtide.elastic.traces import Trace, larger
@@ -93,10 +93,10 @@ def saves_of(
     told = "assumed" if calibration is None or known is None else f"measured in {calibration.run}"
     if checkpoint.every_steps == "auto":
         seen_s = market.loss_s(nodes)
-        loss_s = seen_s or float(checkpoint.expected_loss)
+        loss_s = seen_s or ASSUMED_LOSS_S
         found = young_daly_interval(cost_s, loss_s, float(checkpoint.min_every), float(checkpoint.max_every))
-        from_where = market.describe() if seen_s else "checkpoint.expected_loss"
-        return Saves(found.every_s, cost_s, f"{found.reason} (its cost {told}, losses from {from_where})")
+        from_where = f"from {market.describe()}" if seen_s else f"assumed: one in {ASSUMED_LOSS_S / 3600:.0f} h"
+        return Saves(found.every_s, cost_s, f"{found.reason} (its cost {told}, losses {from_where})")
     every_s = checkpoint.every_steps * step_s if checkpoint.every_steps else math.inf
     return Saves(
         every_s, cost_s, f"checkpoint.every_steps = {checkpoint.every_steps}; a save costs {cost_s:.2g} s ({told})"

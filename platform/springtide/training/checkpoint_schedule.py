@@ -17,7 +17,7 @@ from springtide.checkpoint.retention import Rule
 from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.distributed import World, gathered
-from springtide.elastic import GroupRequest, SaveInterval, mean_time_to_loss, young_daly_interval
+from springtide.elastic import ASSUMED_LOSS_S, GroupRequest, SaveInterval, mean_time_to_loss, young_daly_interval
 from springtide.errors import CheckpointError, DiskFull, SpringtideError, StoreUnavailable
 from springtide.events import Event, Saved, SaveFailed, SaveIntervalChanged, SaveSkipped
 from springtide.storage import Folder
@@ -246,7 +246,7 @@ class CheckpointSchedule(Part):
         config = self._checkpoint
         if config.every_steps != "auto":
             return
-        loss_s = mean_time_to_loss(float(config.expected_loss), self._trained_s, self._num_lost)
+        loss_s = mean_time_to_loss(ASSUMED_LOSS_S, self._trained_s, self._num_lost)
         least = max(float(config.min_every), self._duration_s)
         found = young_daly_interval(self._stall_s, loss_s, least, max(float(config.max_every), least))
         before, self._cadence = self._cadence, found

@@ -30,7 +30,7 @@ class StepGuard(Part):
     def begin(self, found: Restored | None) -> None:
         components = found.meta.components if found else {}
         self._scale.begin(components.get("loss_scale", {}))
-        self._spikes = Spikes(self._optim.spike_window, self._optim.spike_deviations)
+        self._spikes = Spikes(_WINDOW, self._optim.spike_deviations)
         self._spikes.load(components.get("spikes", {}))
         self._spike: Spike | None = None
         """Spike of the current step."""
@@ -81,6 +81,8 @@ class StepGuard(Part):
 # Detection of steps whose loss or gradient norm is far above those before: before the weights change, and by robust
 # statistics, so that one spike does not hide the next.
 
+_WINDOW = 128
+"""Preceding steps that a step is compared with."""
 _FEWEST = 16
 """Least number of steps to compare with; with fewer, nothing is a spike."""
 _RECENT = 9

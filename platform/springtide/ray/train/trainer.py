@@ -159,7 +159,6 @@ def _trainer(run: Folder, term: int, job: TrainJob, workers: WorkerLender) -> Sp
         reserve_s=float(elastic.reserve),
         grow=elastic.grow,
         wait_s=float(elastic.wait) or math.inf,
-        expected_loss_s=float(config.checkpoint.expected_loss),
         lanes=config.stream.num_lanes,
         cluster_is_shared=workers.share is not None,
     )
