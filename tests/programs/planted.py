@@ -306,7 +306,7 @@ def failed_node_stays() -> Plant:
 )
 def auto_with_a_range() -> Plant:
     """A run with train.micro_batch = auto and a range of workers ended with a traceback before it began."""
-    from springtide.api import estimate
+    from springtide.planning import estimate
 
     least = estimate.least_workers
 
