@@ -381,7 +381,7 @@ class Simulated:
             mock.patch.object(hang, "look", lambda workers: [()] * len(workers)),
             mock.patch.object(process_pool, "ray", Ray(clock)),
             mock.patch.object(cluster_nodes, "unanswering", cluster.unanswering),
-            mock.patch.object(snapshot_saver, "servers_named", lambda name: []),
+            mock.patch.object(snapshot_saver, "servers_named", lambda name: cluster.alive),
             mock.patch.object(snapshot_saver, "contents_of", cluster.contents),
             mock.patch.object(snapshot_saver, "staying", cluster.staying),
             mock.patch.object(snapshot_saver, "ray", Ray(clock)),

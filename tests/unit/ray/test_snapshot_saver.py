@@ -34,15 +34,18 @@ class Waiting:
         self.config: Config = configs.recipes.tiny().override({"run.root": str(root), "run.id": "run"})
         self.run, self.posted, self.answers = Folder(root / "run"), list[Any](), dict[int, Any]()
         self.asked: list[tuple[str, int]] = []
+        self.servers = ["node0", "node1"]
         self.rotten: set[tuple[str, int, int]] = set()
         """Node, step and rank of copies whose bytes have changed."""
         self.silent = False
+        self.stopped: set[str] = set()
+        """Nodes whose snapshot servers do not answer."""
         leases.claim(self.run, "driver", trains=False)
         self.term = leases.claim(self.run, "driver", again=True).term
         self.parts = [self.part(step, rank) for step in (6, 7) for rank in (0, 1)]
         mailbox: Any = SimpleNamespace(post=self.posted.extend)
         self.saver = SnapshotSaver(TrainJob(self.config, mailbox, {}, "driver"))
-        monkeypatch.setattr(snapshot_saver, "servers_named", lambda name: [])
+        monkeypatch.setattr(snapshot_saver, "servers_named", lambda name: self.servers)
         monkeypatch.setattr(snapshot_saver, "contents_of", lambda servers: self.contents())
         monkeypatch.setattr(snapshot_saver, "staying", lambda: ["node1"])
         monkeypatch.setattr(snapshot_saver, "ray", SimpleNamespace(get=self.get, wait=self.wait))
@@ -65,6 +68,7 @@ class Waiting:
         return [
             ServerContents((node, 1), [(held.part, 0) for held in parts], self.server(node))
             for node, parts in held.items()
+            if node not in self.stopped
         ]
 
     def server(self, node: str) -> Any:
@@ -131,6 +135,36 @@ def test_what_must_not_or_need_not_be_committed_is_not(waiting: Waiting, why: st
     assert waiting.save() == ""
     assert committed(waiting.run) == before
     assert leases.newest(waiting.run).term == term  # type: ignore[union-attr]
+
+
+def test_a_state_that_a_stopped_server_may_hold_is_looked_for_again(waiting: Waiting) -> None:
+    waiting.stopped = {"node0"}
+    assert "1 snapshot servers do not answer" in waiting.save()
+    assert not waiting.saver.is_safe
+    waiting.stopped = set()
+    assert waiting.save() == ""
+    assert (waiting.saver.is_safe, committed(waiting.run)) == (True, ["step-0000000007"])
+
+
+def test_an_older_state_is_saved_while_a_newer_one_is_not_whole(waiting: Waiting) -> None:
+    """Of step 8 one part is known; who holds the other one is stopped."""
+    newer = [waiting.part(8, rank) for rank in (0, 1)]
+    waiting.parts.append(newer[1])
+    contents = waiting.contents
+
+    def without_node2() -> list[ServerContents]:
+        return contents() + [one for one in [node2] if "node2" not in waiting.stopped]
+
+    node2 = ServerContents(("node2", 1), [(newer[0].part, 0)], waiting.server("node2"))
+    waiting.servers.append("node2")
+    waiting.contents, waiting.stopped = without_node2, {"node2"}  # type: ignore[method-assign]
+    assert "1 snapshot servers do not answer" in waiting.save()
+    assert (waiting.saver.is_safe, committed(waiting.run)) == (False, ["step-0000000007"])
+    waiting.stopped = set()
+    waiting.parts.append(newer[0])
+    assert waiting.save() == ""
+    assert waiting.saver.is_safe
+    assert committed(waiting.run) == ["step-0000000007", "step-0000000008"]
 
 
 @pytest.mark.parametrize("when", ["before it claims", "when it is done"])

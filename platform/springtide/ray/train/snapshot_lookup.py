@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import ray
@@ -61,9 +61,7 @@ def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
     end_s, number, wait_s = begin_s + ANSWER_S, len(waiting), _PROMPT_S - _AT_ONCE_S
     while waiting and wait_s > 0:
         _take(waiting, known, number, wait_s)
-        parts = [part for one in known for part, _ in one.held]
-        whole = newest_whole(parts)
-        if whole and _age(whole[0]) == max(map(_age, parts)):
+        if is_newest_whole(known):
             break
         number, wait_s = 1, end_s - time.monotonic()
         if wait_s <= 0 and end_s == begin_s + ANSWER_S:
@@ -76,6 +74,13 @@ def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
             waiting = {answer: server for answer, server in waiting.items() if server not in gone}
             wait_s = min(wait_s, ANSWER_S)
     return known
+
+
+def is_newest_whole(known: Sequence[ServerContents]) -> bool:
+    """Return whether the newest snapshot that these servers know of is whole among them. If not, another may hold the rest."""
+    parts = [part for one in known for part, _ in one.held]
+    whole = newest_whole(parts)
+    return bool(whole) and _age(whole[0]) == max(map(_age, parts))
 
 
 def _take(waiting: dict[ray.ObjectRef, ActorHandle], known: list[ServerContents], number: int, wait_s: float) -> None:

@@ -28,13 +28,13 @@ from springtide.checkpoint.commit import Committed
 from springtide.checkpoint.format import BadFile
 from springtide.checkpoint.retention import Rule
 from springtide.checkpoint.snapshot_commit import PARTS_S, jobs_for, to_commit
-from springtide.checkpoint.snapshot_parts import SnapshotKey, file_of, newest_whole
+from springtide.checkpoint.snapshot_parts import SnapshotKey, file_of
 from springtide.elastic.patience import store_pause_s
 from springtide.errors import RunExists
 from springtide.events import Saved
 from springtide.ray.cluster.liveness import QUIET_S, Liveness
 from springtide.ray.cluster.nodes import staying
-from springtide.ray.train.snapshot_lookup import contents_of, name_prefix, servers_named
+from springtide.ray.train.snapshot_lookup import contents_of, is_newest_whole, name_prefix, servers_named
 from springtide.storage import Folder
 
 if TYPE_CHECKING:  # servers import this file, and need no torch
@@ -87,7 +87,7 @@ class OrphanedRun:
                 if last is None or last.owner != self.owner:
                     return
                 lacking = to_commit(self.folder, held, configs.fingerprint(self.config))
-                if not lacking and (newest_whole(held) or len(places) >= len(servers)):
+                if not lacking and (is_newest_whole(places) or len(places) >= len(servers)):
                     return  # else those that are busy may hold the rest
                 if lacking and here == min(place.where for place in places):
                     saver.save_newest()
@@ -111,6 +111,8 @@ class SnapshotSaver:
         """Number of the newest save. One that a group has overtaken may neither claim nor say how it ended."""
         self._safe, self._problem = not job.keeps_snapshots, ""
         self._not_before_s, self._failures = float("-inf"), 0
+        self._silent = 0
+        """Servers that did not answer when the newest snapshot was looked for, and may have the rest of a newer one."""
         self._excluded: set[tuple[tuple[str, int], SnapshotKey]] = set()
         """Server and snapshot of copies that are not what their rank copied."""
 
@@ -152,6 +154,8 @@ class SnapshotSaver:
             saved = self.save_newest(attempt)
             if saved is not None and not isinstance(self._job, OrphanedRun):
                 self._job.mailbox.post([saved])
+            if self._silent > 0:
+                raise OSError(f"{self._silent} snapshot servers do not answer, and may hold a newer state")
             with self._lock:
                 self._safe = self._safe or attempt == self._attempt
         except Exception as error:  # whatever it is, the state is in memory only
@@ -178,7 +182,9 @@ class SnapshotSaver:
     def _save(self, attempt: int) -> Saved | None:
         """As ``save_newest``; raises BadFile if a copy is not what its rank copied."""
         begin_s, job, run, config = time.monotonic(), self._job, self._job.folder, self._job.config
-        places, stay = contents_of(servers_named(name_prefix(run))), set(staying())
+        servers = list(servers_named(name_prefix(run)))
+        places, stay = contents_of(servers), set(staying())
+        self._silent = 0 if is_newest_whole(places) else len(servers) - len(places)
         places.sort(key=lambda place: place.where[0] not in stay)  # copies on nodes that stay first
         held = [
             (part, place) for place in places for part, _ in place.held if (place.where, part.key) not in self._excluded
