@@ -108,7 +108,8 @@ def doing(frames: Frames) -> Literal["nothing", "waits", "reads", "computes", "e
         return "nothing"
     if _any(frames[:_INNER], _COLLECTIVE):
         return "waits"
-    if _any(frames, _STORAGE) or _any(frames[:_INNER], _RAY):  # every stack begins in Ray
+    theirs = tuple(frame for frame in frames[:_INNER] if "/springtide/" not in frame)  # we have a ray/, too
+    if _any(frames, _STORAGE) or _any(theirs, _RAY):  # every stack begins in Ray
         return "reads"
     return "computes" if frames in (BUSY, STARVED) or _any(frames[:1], _TORCH) or _any(frames, _COMPILER) else "else"
 
