@@ -44,7 +44,6 @@ from springtide.checkpoint.format import (
     read_manifest,
     step_of,
 )
-from springtide.config.steps import StepsDone
 from springtide.errors import CheckpointError, RunExists
 from springtide.faults import fault_point
 from springtide.storage import Folder, digest, to_json
@@ -55,8 +54,9 @@ _LEFT_S = 3600.0
 _LOOK_S = (0.05, 1.0)
 """First and longest pause between checks for the other ranks' indexes [s]."""
 _READERS = 8
-_REREAD_BLOCKS = 16
-"""Blocks of unchanged pieces that a save reads again: what rots there is lost to every checkpoint that refers to it."""
+_REREAD_BLOCKS = 4
+"""Blocks of unchanged pieces that a rank reads again in each save: what rots there is lost to every checkpoint that refers to
+it."""
 _MOST_INDEXES = 64
 """Most indexes of another world size's checkpoint that each rank reads, to find pieces that did not change."""
 
@@ -105,6 +105,9 @@ class PieceWriter:
         self._known_for: tuple[int, str] = (0, "")
         self._written: tuple[str, int, list[Piece]] = ("", 0, [])
         """The newest part that was written here: its checkpoint, the term of its lease, its pieces."""
+        self._rotten_for: tuple[int, str] = (0, "")
+        self._known_rotten: set[Any] = set()
+        """Unchanged pieces that the newest job found bad on the store."""
         self._noted = 0
         """Term of the lease whose first commit is recorded."""
 
@@ -136,7 +139,7 @@ class PieceWriter:
             piece = Piece(*staged[:5], own, 0, staged.size_bytes, digests)
             same = known.get(piece.box)
             pieces.append(same if same is not None and same.digests == digests else piece)
-        rotten = self._rotten([piece for piece in pieces if piece.file != own], job.meta.step)
+        rotten = self._rotten(job, [piece for piece in pieces if piece.file != own])
         pieces = [piece._replace(file=own) if piece.box in rotten else piece for piece in pieces]
         changed = [staged for staged, piece in zip(job.pieces, pieces, strict=True) if piece.file == own]
         header, begins = header_of(changed)
@@ -154,26 +157,33 @@ class PieceWriter:
         self._written = job.name, job.term, pieces
         return pieces, index["size_bytes"]
 
-    def _rotten(self, pieces: Sequence[Piece], step: StepsDone) -> set[Any]:
-        """Read some blocks of pieces that lie on the store already. Returns the pieces of which one is not what it was. They
-        are drawn by the step: every try of a job, in a new process too, writes the same bytes."""
-        blocks = [(piece, number) for piece in pieces for number in range(len(piece.digests))]
-        drawn = random.Random(int(step)).sample(blocks, min(_REREAD_BLOCKS, len(blocks)))
-        rotten = set()
-        for piece, number in drawn:
-            begin = number * BLOCK_BYTES
-            end = min(begin + BLOCK_BYTES, piece.size_bytes)
-            try:
-                data = checkpoints(self._run).read_range(piece.file, piece.begin + begin, piece.begin + end)
-            except FileNotFoundError:
-                data = b""
-            if digest.of_bytes(data) != piece.digests[number]:
-                place = f"{piece.file}: bytes {piece.begin + begin} to {piece.begin + end} of {piece.tensor}"
-                _log.warning(
-                    "%s are not what was written there; checkpoints that refer to them are bad, new ones do not", place
-                )
-                rotten.add(piece.box)
-        return rotten
+    def _rotten(self, job: CommitJob, unchanged: Sequence[Piece]) -> set[Any]:
+        """Read some blocks of pieces that lie on the store already, drawn by the step. Returns the pieces of which one is not
+        what it was, or cannot be read. Once for all tries of a job: they write the same bytes."""
+        if (job.term, job.name) != self._rotten_for:
+            blocks = [(piece, at) for piece in unchanged if piece.size_bytes for at in range(len(piece.digests))]
+            drawn = random.Random(int(job.meta.step)).sample(blocks, min(_REREAD_BLOCKS, len(blocks)))
+            with ThreadPoolExecutor(_REREAD_BLOCKS, "springtide-reread") as threads:
+                good = threads.map(lambda block: self._is_good(*block), drawn)
+                self._known_rotten = {piece.box for (piece, _), is_good in zip(drawn, good, strict=True) if not is_good}
+            self._rotten_for = job.term, job.name
+        return self._known_rotten
+
+    def _is_good(self, piece: Piece, number: int) -> bool:
+        begin = number * BLOCK_BYTES
+        end = min(begin + BLOCK_BYTES, piece.size_bytes)
+        problem = "other bytes"
+        try:
+            data = checkpoints(self._run).read_range(piece.file, piece.begin + begin, piece.begin + end)
+            if digest.of_bytes(data) == piece.digests[number]:
+                return True
+        except OSError as error:
+            problem = str(error)
+        _log.warning(
+            "%s: bytes %d to %d of %s are not what was written: %s; this save writes them again, older checkpoints are bad",
+            *(piece.file, piece.begin + begin, piece.begin + end, piece.tensor, problem),
+        )
+        return False
 
     def _base(self, job: CommitJob) -> dict[Any, Piece]:
         """Return box -> piece of the newest older checkpoint: pieces that need not be written."""
