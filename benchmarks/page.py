@@ -93,7 +93,7 @@ def written(root: str, steps: int, restarts: int) -> int:
 def page(root: str) -> dict[str, Any]:
     """Seconds, processor seconds and bytes of each part."""
     from springtide.run.folder import open_run
-    from springtide.run.live_report import facts_of
+    from springtide.run.page_facts import facts_of
     from springtide.run.report.run_page import render
     from springtide.tracking.journal_reader import JournalReader
 

@@ -102,7 +102,7 @@ def journal(size: int, rounds: int) -> Cost:
 def report(size: int, rounds: int) -> Cost:
     """The page of a run, from what was read."""
     from springtide.run.folder import open_run
-    from springtide.run.live_report import facts_of
+    from springtide.run.page_facts import facts_of
     from springtide.run.report.run_page import render
     from springtide.tracking.journal_reader import JournalReader
 

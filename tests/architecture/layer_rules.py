@@ -99,7 +99,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 
 EDGES = (
     *("api/tracking_server.py", "api/doctor.py", "training/__main__.py"),
-    *("ray/cluster/session.py", "ray/cluster/session.py"),
+    "ray/cluster/session.py",
     "corpus/chat_sandbox.py",  # passes the path of libraries to a child that gets nothing else
 )
 """Where the environment is read, once a process."""

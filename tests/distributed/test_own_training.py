@@ -66,7 +66,7 @@ def test_the_cross_entropy_as_an_objective_learns_what_the_built_in_one_does(tin
         "parallel__reduction": "fp32",
         "optim__groups": [{"match": "norm.*", "frozen": True}],
     }
-    source = "springtide.model:next_token"
+    source = "springtide.model.objective:next_token"
     plain = ranks(1, train, own(tiny, "plain", objective__source="", **layout))[0]
     found = ranks(3, train, own(tiny, "as-objective", objective__source=source, **layout))[0]
     steps = [[one for one in events if isinstance(one, StepDone)] for events in (plain, found)]

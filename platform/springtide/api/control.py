@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 class Workers(Protocol):
     """What commands act on; ``WorkerLender`` is one."""
 
-    def ask(self, interrupt: GroupRequest) -> None:
+    def ask(self, request: GroupRequest) -> None:
         """Ask the worker group for something."""
 
     def limit(self, limit: WorkerLimit) -> None:

@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from springtide.api import doctor_checks as checks
 from springtide.api.doctor_checks import Check, Status
 from springtide.errors import ConfigError, explain, redacted
 from springtide.storage import Folder
+from springtide.storage.host_limits import lacks_locked_memory, lacks_shared_memory, locked_memory, rdma_devices
 
 if TYPE_CHECKING:  # Ray loads only when needed
     from springtide.ray.cluster.upload import Upload
-import json
-import shutil
-import subprocess
-import sys
-import tempfile
-from collections import Counter
-from typing import Any
-
-from springtide.storage.host_limits import lacks_locked_memory, lacks_shared_memory, locked_memory, rdma_devices
 
 _USUAL_S = 20.0
 """Time after which a check is cut off: all but the measured ones take milliseconds."""

@@ -1,9 +1,11 @@
-"""A sweep: many runs of one recipe, to find the best. ``tuning.folder`` draws its folder."""
+"""A sweep: many runs of one recipe, to find the best. ``tune.folder`` draws its folder."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import math
 import re
 import secrets
 import time
@@ -11,20 +13,29 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from springtide import config as configs
+from springtide.checkpoint.branch import first_step
+from springtide.checkpoint.format import name_of as step_name
 from springtide.config import Config
 from springtide.config.code import BESIDE_THE_MODEL, find_code
+from springtide.config.fields import fields, mark
+from springtide.config.renames import ADDED_SETTINGS, current, lost, newest_name
 from springtide.config.schema import NAME
-from springtide.errors import ConfigError, explain
-from springtide.ray.tune.messages import HeldSweep, hold_sweep
+from springtide.errors import ConfigError, RunExists, explain
+from springtide.events import Event, Started, StepDone, Stopped
+from springtide.ray.tune.held_sweep import HeldSweep, hold_sweep
+from springtide.run.find import config_or_problem
 from springtide.run.folder import REPORT, Run
-from springtide.storage import Folder
+from springtide.storage import Folder, to_json
 from springtide.stream import open_data
-from springtide.tracking.ledger import Prices
+from springtide.tracking.ledger import Prices, costs, ledger
 from springtide.tracking.mlflow_client import OFF, SweepSink, default_uri
 from springtide.tune import (
+    Budget,
     Chosen,
+    Generation,
     Point,
     PointList,
+    Rung,
     Search,
     Sweep,
     SweepFolder,
@@ -40,6 +51,7 @@ from springtide.tune import (
     trial_config,
     words,
 )
+from springtide.tune.space import WEIGHT
 
 if TYPE_CHECKING:  # Ray loads only when needed
     import threading
@@ -47,20 +59,6 @@ if TYPE_CHECKING:  # Ray loads only when needed
     from springtide.ray.tune.messages import TrialJob
     from springtide.ray.tune.schedulers import TrialScheduler
     from springtide.ray.tune.worker_pool import WorkerPoolHandle
-import json
-import math
-
-from springtide.checkpoint.branch import first_step
-from springtide.checkpoint.format import name_of as step_name
-from springtide.config.fields import fields, mark
-from springtide.config.renames import ADDED_SETTINGS, current, lost, newest_name
-from springtide.errors import RunExists
-from springtide.events import Event, Started, StepDone, Stopped
-from springtide.run.find import config_or_problem
-from springtide.storage import to_json
-from springtide.tracking.ledger import costs, ledger
-from springtide.tune import Budget, Generation, Rung
-from springtide.tune.space import WEIGHT
 
 _OF_TAKEOVER = ("train.start_from", "train.start_with")
 """Settings of a member of a population that continues from another's state."""

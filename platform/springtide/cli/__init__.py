@@ -1,1 +1,1 @@
-"""The command line, one file per group of commands. Layer rule: parses, calls app, prints; decides nothing."""
+"""The command line, one file per group of commands. Layer rule: parses, calls api, prints; decides nothing."""

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json, add_trust
-from springtide.cli.output import print_json, say
+from springtide.cli.output import print_json, say, write
 from springtide.errors import ConfigError, explain
 
 if TYPE_CHECKING:
     from springtide.run.exchange import Exported
     from springtide.run.folder import Run
-from pathlib import Path
-
-from springtide.cli.output import write
 
 _EVALUATE = """  springtide model evaluate runs/RUN                     # the newest checkpoint, on all held-out text
   springtide model evaluate runs/RUN --step 100 --tokens 16k --json

@@ -5,31 +5,25 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
+import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_json
 from springtide.cli.output import print_json, say, say_line
-
-if TYPE_CHECKING:
-    from springtide.run.control import Verb
-import dataclasses
-import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-from springtide.errors import SpringtideError, printable, redacted
+from springtide.errors import ConfigError, SpringtideError, explain, printable, redacted
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from springtide.run.compare import Comparison
+    from springtide.run.control import Verb
     from springtide.run.folder import Run
     from springtide.run.run_status import RunStatus, StatusBuilder
-
-from springtide.errors import ConfigError, explain
 
 _INSPECT = """  springtide run inspect runs/RUN                # starts and checkpoints, which are valid and why others are not
   springtide run inspect runs/RUN/checkpoints/step-0000000100 --verify   # read every byte of it"""

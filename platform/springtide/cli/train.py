@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_resume, add_trust, config_of, program
-from springtide.cli.output import progress_bars, say
+from springtide.cli.options import add_config, add_json, add_resume, add_trust, config_of, program
+from springtide.cli.output import print_json, progress_bars, say
 from springtide.errors import ConfigError, explain, redacted
 
 if TYPE_CHECKING:
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from springtide.config import Config
     from springtide.dataset import Progress
     from springtide.run.folder import Run
-
-from springtide.cli.options import add_json
-from springtide.cli.output import print_json
 
 _EXAMPLES = """  springtide train --recipe demo
   springtide train --recipe demo --optim.peak-lr 1e-3 --train.total 2M

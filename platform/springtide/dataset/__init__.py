@@ -5,7 +5,7 @@ processes, and the bytes are the same.
     units  -> repeats              find lines or paragraphs that occurred before               repeats.py
     parts  -> segments             merge some thirty, sorted: the first pass of the shuffle    segments.py, columns.py
     segments -> plan               drop duplicates, shuffle globally, split, cut shards        near.py, plan.py, plan_files.py
-    plan   -> shards -> manifest   pack and write: the second pass; the manifest last          sealing.py, statistics.py
+    plan   -> shards -> manifest   pack and write: the second pass; the manifest last          sealing.py
 """
 
 from springtide.dataset.make import fingerprint, make_dataset, open_dataset, rows_text, units_to_make
@@ -14,17 +14,11 @@ from springtide.dataset.stages import Map, Progress, in_process, silent
 __all__ = [
     "Map",
     "Progress",
-    "UnfitBatch",
-    "check_followed",
-    "complete",
     "fingerprint",
     "in_process",
-    "is_transient",
     "make_dataset",
-    "new_files",
     "open_dataset",
     "rows_text",
-    "seal",
     "silent",
     "units_to_make",
 ]

@@ -2,7 +2,7 @@
 
     observation (nodes, the group that trains) + state + now -> a decision with its reason
 
-``restart_forecast.py`` says what a restart costs, ``ray/train/policy.py`` observes a cluster and carries decisions out. All
+``forecast.py`` says what a restart costs, ``ray/train/policy.py`` observes a cluster and carries decisions out. All
 times are seconds of one monotonic clock.
 """
 

@@ -266,7 +266,7 @@ def open_export(folder: Folder) -> TextModel:
     """Load a folder of transformers, as ``springtide model export --to hf`` writes it, in fp32.
 
     Raises:
-        ConfigError: as ``interop.open_model``, or it has no tokenizer, or this machine lacks the memory.
+        ConfigError: as ``hf.open_model``, or it has no tokenizer, or this machine lacks the memory.
     """
     found = open_model(folder)
     if not found.tokenizer:

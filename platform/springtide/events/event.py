@@ -17,7 +17,7 @@ class Event:
     kind: ClassVar[str]
     """The event's name in a journal."""
     charged_to: ClassVar[str] = "other"
-    """The kind of time, one of ``track.ledger.KINDS``, that the time since the previous event is charged to."""
+    """The kind of time, one of ``tracking.ledger.KINDS``, that the time since the previous event is charged to."""
     from_controller: ClassVar[bool] = False
     """Whether the controller posts it: at any time, not in the order of training."""
     time_s: Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e11)] = dataclasses.field(

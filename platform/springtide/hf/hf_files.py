@@ -1,4 +1,5 @@
-"""Read files of a model's or an adapter's folder, which anybody may have made. Each kind of file has its limit."""
+"""Read files of a model's or an adapter's folder, which anybody may have made. Each kind of file has its limit. And
+``generation_config.json``: how generation stops, in and out."""
 
 from __future__ import annotations
 

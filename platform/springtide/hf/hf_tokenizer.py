@@ -1,4 +1,5 @@
-"""The tokenizer of an export: the ``tokenizer.json`` that its token ids belong to, found by its digest."""
+"""Tokenizers and chat templates of folders of transformers: those of an import, and of an export, whose ``tokenizer.json`` is
+found by its digest."""
 
 from __future__ import annotations
 

@@ -135,10 +135,10 @@ class Objective:
         try:
             parts = self._call(outputs_BLV, ids_BL, ids_BL, columns)[2]
         except SpringtideError as error:
-            raise ConfigError(explain(_FIELD, source, str(error), "see springtide.model")) from None
+            raise ConfigError(explain(_FIELD, source, str(error), "see springtide.model.objective")) from None
         except Exception as error:
             what = f"raises {type(error).__name__}: {error}, called with {_ROWS} rows of {_LENGTH} tokens"
-            raise ConfigError(explain(_FIELD, source, what, "see springtide.model")) from error
+            raise ConfigError(explain(_FIELD, source, what, "see springtide.model.objective")) from error
         self.names = tuple(sorted(parts))
         """Names of the parts."""
         bad = [name for name in self.names if not _NAME.fullmatch(name)]

@@ -1,6 +1,6 @@
 """Plans a run before it is paid for: which nodes it fits, how long it takes there, and what that costs.
 
-cluster file, config --plan_memory--> fits?  --plan_roofline--> step  --simulate--> days and dollars on spot
+cluster file, config --arithmetic.py--> fits? how long is a step?  --simulation.py--> days and dollars on spot
                                                 ^ one calibration by a run that is finished
 """
 

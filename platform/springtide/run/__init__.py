@@ -1,1 +1,1 @@
-"""A run's folder: claimed, opened, verified. Layer rule: reads and claims; training writes through checkpoint and track."""
+"""A run's folder: claimed, opened, verified. Layer rule: reads and claims; training writes through checkpoint and tracking."""

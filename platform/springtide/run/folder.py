@@ -17,13 +17,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from springtide import config as configs
+from springtide.checkpoint import leases
 from springtide.checkpoint.format import committed, name_of, step_of
 from springtide.config import RUN_CONFIG, Config
 from springtide.config.schema import SAMPLE_TEMPERATURE
 from springtide.errors import ConfigError, explain, redacted
 from springtide.events import Evaluated, Event, Sampled, Started, StepDone, Stopped
 from springtide.run.control import RunControl
-from springtide.run.live_report import facts_of
+from springtide.run.page_facts import facts_of
 from springtide.run.report.run_page import charts, handle, render
 from springtide.storage import Folder
 from springtide.tracking.journal import frame, last_steps, read_journal
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from springtide.eval import Answer
     from springtide.run.diagnosis import Diagnosis
     from springtide.run.verify import Verification
-from springtide.checkpoint import leases
 
 REPORT = "report.html"
 CHARTS = "charts.svg"

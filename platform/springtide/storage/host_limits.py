@@ -1,4 +1,4 @@
-"""Limits of this host that networks of GPUs run into: locked memory, and shared memory."""
+"""Limits of this host: free memory, and what networks of GPUs run into, locked memory and shared memory."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import pytest
 from springtide.api.provenance import origin_of
 from springtide.config import Config
 from springtide.run.folder import Run
-from springtide.run.live_report import facts_of
 from springtide.run.origin import ORIGIN, Origin, read_origin, write_origin
+from springtide.run.page_facts import facts_of
 from springtide.run.report.html import Link
 from springtide.storage import Folder
 from springtide.tune.folder import SweepFolder, TrialEnd

@@ -157,17 +157,17 @@ class Mailbox:
         taken, run.events = run.events, []
         return taken
 
-    async def ask(self, key: str, interrupt: GroupRequest, left_s: float = math.inf) -> None:
+    async def ask(self, key: str, request: GroupRequest, left_s: float = math.inf) -> None:
         """See ``MailboxClient.ask``."""
         run = self._run
-        if interrupt is GroupRequest.COPY:
+        if request is GroupRequest.COPY:
             run.copy |= key == run.key
             run.changed()
             return
-        weaker = run.asked is GroupRequest.STOP and interrupt is not GroupRequest.STOP
-        weaker |= run.asked in _LEAVING and interrupt is GroupRequest.SAVE  # what leaves brings its state to safety
+        weaker = run.asked is GroupRequest.STOP and request is not GroupRequest.STOP
+        weaker |= run.asked in _LEAVING and request is GroupRequest.SAVE  # what leaves brings its state to safety
         if key == run.key and not weaker:
-            run.asked, run.leave_by_s = interrupt, time.monotonic() + left_s
+            run.asked, run.leave_by_s = request, time.monotonic() + left_s
             run.changed()
 
     async def time_to_leave_s(self, key: str) -> float | None:
@@ -175,12 +175,12 @@ class Mailbox:
         run = self._run
         return run.leave_by_s - time.monotonic() if key == run.key else None
 
-    async def cancel(self, key: str, interrupt: GroupRequest) -> None:
-        """End the request for ``interrupt``, if it is still the newest."""
+    async def cancel(self, key: str, request: GroupRequest) -> None:
+        """End ``request``, if it is still the newest."""
         run = self._run
         if key == run.key:
-            run.copy &= interrupt is not GroupRequest.COPY
-            run.asked = None if run.asked is interrupt else run.asked
+            run.copy &= request is not GroupRequest.COPY
+            run.asked = None if run.asked is request else run.asked
             run.changed()
 
     async def heartbeat(self, key: str) -> None:
@@ -302,11 +302,11 @@ class MailboxClient:
         """Take everything posted since the last call; waits up to ``wait_s`` for the first event. For the current run only."""
         return Reply(self.actor.take.remote(self.key, wait_s))
 
-    def ask(self, interrupt: GroupRequest, left_s: float = math.inf) -> Reply[None]:
-        """Ask the workers for ``interrupt`` until the next call; none replaces one to stop, and to save none to leave. One
+    def ask(self, request: GroupRequest, left_s: float = math.inf) -> Reply[None]:
+        """Ask the workers for ``request`` until the next call; none replaces one to stop, and to save none to leave. One
         to copy replaces none: it comes after the others.
         ``left_s``: time until a copy in memory must be safe [s]."""
-        return Reply(self.actor.ask.remote(self.key, interrupt, left_s))
+        return Reply(self.actor.ask.remote(self.key, request, left_s))
 
     def time_to_leave_s(self) -> Reply[float | None]:
         """Reply with the time until the copy of a group that leaves must be safe in memory [s]."""

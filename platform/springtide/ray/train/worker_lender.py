@@ -70,12 +70,12 @@ class WorkerLender:
             self._mailbox.limit_workers(self._limit).wait()  # before the controller asks for it
         return self._mailbox
 
-    def ask(self, interrupt: GroupRequest) -> None:
+    def ask(self, request: GroupRequest) -> None:
         """Send a request to the current run, if there is one."""
         mailbox = self._mailbox
         if mailbox is not None:
             with contextlib.suppress(RayError):  # it has just ended
-                mailbox.ask(interrupt).get()
+                mailbox.ask(request).get()
 
     def limit(self, limit: WorkerLimit) -> None:
         """Limit the workers of the current run and of later ones."""
