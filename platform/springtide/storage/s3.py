@@ -1,7 +1,7 @@
 """Read and write S3 through obstore, with the endpoint and credentials of s3fs.
 
 obstore is a second S3 client beside s3fs because a save is 1.2 times as fast with it on two cores: 98 to 106 MiB/s against 82
-(``checkpoint.py`` with s3fs alone, benchmarks/RESULTS.md). Loads and streams are equally fast. Its requests, retries and parts
+(docs/explanation/measured.md, checkpoint). Loads and streams are equally fast. Its requests, retries and parts
 in flight run in its own threads, without the GIL. It retries after throttling (503 SlowDown), a 5xx or a dropped
 connection, with exponential backoff and jitter. S3 limits requests per prefix (3,500 writes/s): parts of 8 MiB stay far
 below that.
