@@ -141,7 +141,7 @@ def _check_arguments(field: str, source: str, function: Callable[..., object]) -
         takes.bind(*arguments)
     except TypeError:
         called = f"{source.partition(':')[2]}({', '.join(arguments)})"
-        problem, remedy = f"takes {takes}, and is called as {called}", "change what it takes: docs/how-to/models.md"
+        problem, remedy = f"takes {takes}, and is called as {called}", "change what it takes: docs/how-to/own-code.md"
         raise ConfigError(explain(field, source, problem, remedy)) from None
 
 

@@ -33,7 +33,7 @@ STEP_METRICS: dict[str, Metric] = {
         "bytes", "peak memory of rank 0: device memory on a GPU, resident set on a CPU", "throughput/memory_bytes"
     ),
     "world_size": Metric("workers", "workers in the step", "elastic/world_size"),
-    "energy_j": Metric("J", "energy of all workers since the step before (docs/how-to/monitor.md)", "energy/joules"),
+    "energy_j": Metric("J", "energy of all workers since the step before (docs/how-to/cost.md)", "energy/joules"),
     "energy_between_j": Metric(
         "J", "part of it used between the steps: evaluations, saves, waits for data", "energy/joules_between"
     ),
