@@ -76,9 +76,9 @@ class ElasticConfig(Section):
     """Least time before an announced loss that is reserved for saving the state; what was measured may need more [s]."""
     hang: Seconds = free(default=Seconds(300.0), ge=0)
     """Time without a step, and without progress of a save or an evaluation, after which workers count as hung and are
-    restarted; at least twenty usual steps; before their first step twelve times as long, before their first collective four
-    times as long as earlier groups took, if less; three usual steps and 10 s where all wait for one, twenty and at least 30 s
-    where all wait in a collective; 0 waits forever [s]."""
+    restarted; at least 20 usual steps. Before the first step 12 times as long; before the first collective 4 times as long as
+    earlier groups took, if less. 3 usual steps and 10 s where all wait for one rank; 20, and at least 30 s, where all wait in a
+    collective. 0 waits forever [s]."""
     compare: Seconds = free(default=Seconds(60.0), ge=0)
     """How often the devices of all workers are compared during training, to name slow ones; 0 never [s]."""
     recheck: Seconds = free(default=Seconds(60.0), ge=0)

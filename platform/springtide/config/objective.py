@@ -33,8 +33,7 @@ class ObjectiveConfig(Section):
     cross_entropy: float = Field(0.0, ge=0, lt=1)
     """Share of the cross-entropy of next tokens in distill; the rest is the divergence from the teacher [ratio]."""
     beta: float = Field(0.1, gt=0)
-    """What a departure from the reference costs in dpo; in orpo, weight of the odds of both answers beside the cross-entropy of
-    the chosen one [1]."""
+    """DPO's beta; in ORPO the weight of the odds-ratio term beside the cross-entropy of the chosen answer [1]."""
     anchor: str = ""
     """What keeps the weights near those that the run starts from, so that it forgets less: ``l2sp`` pulls them all alike; the
     URL of a Fisher, see ``springtide model fisher``, by how much each one matters (EWC); empty nothing [url]."""

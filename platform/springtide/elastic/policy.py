@@ -24,7 +24,7 @@ _ENOUGH = 0.5
 _GATHER_S = 30.0
 """How long ready nodes wait for others, so that the group grows only once [s]."""
 _FORMING_S = 600.0
-"""Joins are counted as if the run had lasted this much longer: the first ones say little about how often nodes join [s]."""
+"""Added to the time in which joins are counted, so that the first ones do not inflate the rate of joins [s]."""
 FAR_S = 3600.0
 """A node that will be taken away later than this is used like any other for now [s]."""
 
@@ -99,7 +99,7 @@ class PolicyState(NamedTuple):
     missing: float = 0.0
     """Speed that the group would gain by growing to all ready nodes [workers]."""
     missed: float = 0.0
-    """Work that it has forgone since it could grow [worker-seconds]."""
+    """Work lost by not having grown since it could [worker-seconds]."""
     looked_s: float = 0.0
     """When the last decision was made [s]."""
 
@@ -337,8 +337,8 @@ def _growth(
     bounds: Bounds, workers: int, room: _Room, prospects: RestartForecast, memory: PolicyState, now: float
 ) -> Stay | Leave:
     """Decide whether to restart for more workers. It pays if the gain until the next loss, which forces a restart anyway, is
-    larger than the cost. If the nodes that usually join at once would pay for a restart of their own, the group waits for
-    the next join or loss, until waiting has cost as much as a restart."""
+    larger than the cost. If the nodes that usually join next would force another restart anyway, the group waits for them,
+    until waiting has cost as much as a restart."""
     if room.size <= workers:
         return Stay(f"{workers} workers train")
     more = f"room for {room.size} workers instead of {workers}"

@@ -75,7 +75,7 @@ class CheckpointSchedule(Part):
         self._failed: BaseException | None = None
         """Why the save failed on this rank, until all ranks know."""
         self._given_up = False
-        """Whether all ranks know that the newest save has failed on some rank; its outcome no longer matters."""
+        """Whether the newest save was declared failed on all ranks; its late outcome is ignored."""
         self._failed_in_a_row, self._failing_since_s = 0, 0.0
         self._began = 0.0
         self._stall_s = 0.0

@@ -99,7 +99,7 @@ class _RunState:
         self._changed = asyncio.Event()
 
     async def change(self) -> None:
-        """Wait until that is called."""
+        """Wait until ``changed()`` is called."""
         await self._changed.wait()
 
 
@@ -303,9 +303,8 @@ class MailboxClient:
         return Reply(self.actor.take.remote(self.key, wait_s))
 
     def ask(self, request: GroupRequest, left_s: float = math.inf) -> Reply[None]:
-        """Ask the workers for ``request`` until the next call; none replaces one to stop, and to save none to leave. One
-        to copy replaces none: it comes after the others.
-        ``left_s``: time until a copy in memory must be safe [s]."""
+        """Ask the workers for ``request`` until the next call. STOP is never replaced, SAVE never replaces LEAVE, and COPY is
+        kept apart and delivered last. ``left_s``: time until a copy in memory must be safe [s]."""
         return Reply(self.actor.ask.remote(self.key, request, left_s))
 
     def time_to_leave_s(self) -> Reply[float | None]:

@@ -175,7 +175,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         """Count a look at the cluster that failed; say so the first time."""
         self._failed_looks += 1
         if self._failed_looks == 1:
-            _log.warning("the cluster could not be looked at, and is looked at again: %s", error)
+            _log.warning("cannot query Ray for nodes, retrying: %s", error)
 
     def _wait(self, pause_s: float) -> None:
         """Wait for the next look, which comes at once when a process is ready, the nodes have settled or the run is to stop."""

@@ -234,7 +234,7 @@ class WorkerProcessPool:
         self._keep([process for process in self._free if process.node not in bad])
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until a free process becomes ready or all are ended for good; returns whether it came to that in time."""
+        """Wait until a free process becomes ready or all are ended for good. Returns False after ``timeout_s``."""
         refs = [process.ready for process in self._free]
         done = _done(refs, 0.0)
         if starting := [ref for ref in refs if ref not in done]:
@@ -328,8 +328,8 @@ class WorkerProcessPool:
         return 0.0
 
     def exclude(self, node: str, reason: str, is_process_lost: bool = False) -> None:
-        """Exclude a node whose process fails, hangs or is lost, longer each time. Says so calmly if the node is lost, too, or
-        may be: Ray notices that later than the end of its processes."""
+        """Exclude a node whose process fails, hangs or is lost, longer each time. Logged as INFO, not as WARNING, where
+        the node may be lost, too: Ray notices that later than the end of its processes."""
         is_silent = bool(silent_nodes([node]))
         if is_silent or (is_process_lost and not self._failures[node]):
             self._failures[node] += 1
@@ -417,7 +417,8 @@ def _outcomes(asked: Sequence[tuple[Worker, ObjectRef]], wait_s: float) -> list[
 
 
 def _settled(outcomes: Sequence[tuple[Worker, Outcome]]) -> list[tuple[Worker, Outcome]]:
-    """Have those that offer what they have of the newest whole state hold it; return the last outcome of each worker."""
+    """Tell the workers that have the newest whole state together to keep their shards, the others to drop theirs. Returns the
+    last outcome of each worker."""
     offers = [(worker, offer) for worker, offer in outcomes if isinstance(offer, LiveShard)]
     ranks = newest_holders([offer for _, offer in offers])
     part = set(ranks)

@@ -78,9 +78,8 @@ def work(job: TrainJob) -> None:
 
 
 def let_go(patience_s: float, survivors: Sequence[int] = ()) -> LiveShard | bool:
-    """Make a worker's process ready for another group; called in it while ``work`` runs. Returns whether it is ready in time;
-    or, if those of its group that may be left, the ranks ``survivors``, have a whole copy of the state together, what this
-    one has of it: then it is ready after ``settle``.
+    """Make a worker's process ready for another group; called in it while ``work`` runs. Returns whether it is ready in time.
+    If the ranks ``survivors`` together hold the whole state, returns this rank's shard instead; call ``settle`` next.
 
     The order matters: the flag first, because an aborted collective returns as if it had succeeded; then NCCL, then gloo's
     connections, which releases a rank that waits for a lost peer; then the wait for the training thread.
@@ -106,8 +105,8 @@ def let_go(patience_s: float, survivors: Sequence[int] = ()) -> LiveShard | bool
 
 
 def settle(ranks: Sequence[int]) -> bool:
-    """Settle what becomes of the state that this process offered when it was to let go: if ``ranks`` are not empty, have its
-    part of it held on this node. Returns whether the process is ready for another group."""
+    """Keep the shard that ``let_go`` returned on this node if ``ranks`` is not empty, else drop it. Returns whether the process
+    is ready for another group."""
     global _live
     live, _live = _live, None
     try:
