@@ -20,7 +20,7 @@ from springtide.config.fields import fields, is_free
 from springtide.config.input_paths import expand_home, look_beside
 from springtide.config.problems import in_words
 from springtide.config.recipes import FINE_TUNING, RECIPES
-from springtide.config.renames import as_hashed, current, limit_and_remedy, lost, refused
+from springtide.config.renames import as_hashed, current, limit_and_remedy, lost, refused, without_defaults
 from springtide.config.schema import Config
 from springtide.config.yaml_text import Parsed, read_given, read_stored
 from springtide.errors import ConfigError, RunExists, explain, redacted
@@ -46,6 +46,7 @@ def build(data: Any) -> Config:
     remedy; retired and renamed settings are some."""
     if not isinstance(data, dict):
         raise ConfigError(f"a config is a mapping of sections, not {type(data).__name__}")
+    data = without_defaults(data)
     problems, config = refused(data), None
     try:
         config = Config.model_validate(current(data) if problems else data)

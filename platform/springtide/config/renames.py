@@ -1,6 +1,7 @@
 """Names of settings and commands that are retired or renamed, and what answers them: the one table.
 
-A config that a user gives now is refused by name, with what to use instead (``refused``). A config in a run's folder, in a
+A config that a user gives now is refused by name, with what to use instead (``refused``), unless a retired setting has its
+default, at which it is dropped (``without_defaults``). A config in a run's folder, in a
 checkpoint or in a sweep's folder is read through this table (``current``): a renamed setting is read under its new name, and a
 retired one is dropped. Such a run opens everywhere. Only training it again is refused, and only if a retired setting changed
 the training and was not at its default (``lost``). Identities hash the old names (``as_hashed``). docs/decisions/renames.md
@@ -98,6 +99,27 @@ def current(stored: Any) -> Any:
             del table[key]
     # a section of which no setting is left may be none of today's
     return {section: fields for section, fields in data.items() if fields or not stored.get(section)}
+
+
+def without_defaults(given: Any) -> Any:
+    """Return a config given now without the retired settings that have their default: what is trained is the same. A copy of a
+    run's config.yaml, which has every setting, stays a config.
+
+    Args:
+        given: plain data of a config; anything else is returned as it is.
+
+    Examples:
+        >>> without_defaults({"optim": {"momentum": 0.95, "peak_lr": 0.001}})
+        {'optim': {'peak_lr': 0.001}}
+    """
+    if not isinstance(given, dict):
+        return given
+    data = copy.deepcopy(given)
+    for name, was in RETIRED_SETTINGS.items():
+        for _, table, key in list(_places(data, name)):
+            if table[key] == was.default:
+                del table[key]
+    return {section: fields for section, fields in data.items() if fields or not given.get(section)}
 
 
 def refused(given: Any) -> list[str]:

@@ -73,7 +73,7 @@ def test_a_config_given_now_is_refused_with_what_to_use(tmp_path: Path) -> None:
     """All problems of the file at once, also those that have nothing to do with the table."""
     data = {
         "optim": {"rate": 1, "eps": "x"},
-        "page": {"port": 8080},
+        "page": {"port": 9090},
         "corpus": {"sources": {"web": {"column": "body", "source": "t"}}},
     }
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(data))
@@ -83,7 +83,7 @@ def test_a_config_given_now_is_refused_with_what_to_use(tmp_path: Path) -> None:
     assert said[:3] == [
         f"{tmp_path}/mine.yaml:8: optim.rate = 1: is renamed; use optim.peak_lr",
         f"{tmp_path}/mine.yaml:4: corpus.sources.web.column = 'body': is renamed; use corpus.sources.*.field",
-        f"{tmp_path}/mine.yaml:10: page.port = 8080: is retired; open report.html",
+        f"{tmp_path}/mine.yaml:10: page.port = 9090: is retired; open report.html",
     ]
     assert said[3].startswith(f"{tmp_path}/mine.yaml:7: optim.eps = 'x': ")
     assert len(said) == 4
@@ -93,11 +93,20 @@ def test_a_copy_of_a_stored_config_is_given_now(tmp_path: Path) -> None:
     """So is a file of that name in a folder that is no run's."""
     copies = [tmp_path / "copy.yaml", tmp_path / "config.yaml", tmp_path / "best.yaml"]
     for copy in copies:
-        copy.write_text(yaml.safe_dump(stored()))
-        with pytest.raises(ConfigError, match=r"page\.port = 8080: .*report\.html"):
+        copy.write_text(yaml.safe_dump(stored(page__port=9090)))
+        with pytest.raises(ConfigError, match=r"page\.port = 9090: .*report\.html"):
             configs.load_config(copy)
     (tmp_path / "sweep.json").write_text("{}")
     assert configs.load_config(tmp_path / "best.yaml") == configs.recipes.tiny()
+
+
+def test_a_retired_setting_at_its_default_is_dropped(tmp_path: Path) -> None:
+    """A config.yaml has every setting, so each one that is retired would end all copies of it."""
+    data = stored()
+    data["optim"]["peak_lr"], data["stream"]["global_batch"] = data["optim"].pop("rate"), data["shards"].pop("group")
+    (tmp_path / "copy.yaml").write_text(yaml.safe_dump(data))
+    assert configs.load_config(tmp_path / "copy.yaml") == configs.recipes.tiny()
+    assert data["page"] == {"port": 8080}
 
 
 @pytest.mark.parametrize("name", ["optim.rate", "optim.top_rate"])
