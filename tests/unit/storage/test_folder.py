@@ -217,6 +217,14 @@ def test_a_file_is_read_no_further_than_requested(s3: str, monkeypatch: pytest.M
         folder.open("none")
 
 
+def test_an_empty_range_of_an_object_is_empty(s3: str) -> None:
+    """As for a tensor without elements, whose piece is verified like any other."""
+    folder = Folder(f"{s3}/{uuid.uuid4().hex}")
+    folder.write("it", b"123")
+    assert bytes(folder.read_range("it", 1, 1)) == b""
+    assert bytes(folder.read_range("it", 1, 3)) == b"23"
+
+
 def test_an_object_larger_than_memory_is_refused_unread(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An object that is larger than memory is refused before it is read."""
     folder = Folder(f"{s3}/large")
