@@ -30,6 +30,7 @@ from springtide.checkpoint.format import (
     Piece,
     StagedPiece,
     abandon,
+    check_block,
     checkpoints,
     data_digest,
     data_name,
@@ -161,7 +162,7 @@ class PieceWriter:
         """Read some blocks of pieces that lie on the store already, drawn by the step. Returns the pieces of which one is not
         what it was, or cannot be read. Once for all tries of a job: they write the same bytes."""
         if (job.term, job.name) != self._rotten_for:
-            blocks = [(piece, at) for piece in unchanged if piece.size_bytes for at in range(len(piece.digests))]
+            blocks = [(piece, at) for piece in unchanged for at in range(len(piece.digests))]
             drawn = random.Random(int(job.meta.step)).sample(blocks, min(_REREAD_BLOCKS, len(blocks)))
             with ThreadPoolExecutor(_REREAD_BLOCKS, "springtide-reread") as threads:
                 good = threads.map(lambda block: self._is_good(*block), drawn)
@@ -170,20 +171,12 @@ class PieceWriter:
         return self._known_rotten
 
     def _is_good(self, piece: Piece, number: int) -> bool:
-        begin = number * BLOCK_BYTES
-        end = min(begin + BLOCK_BYTES, piece.size_bytes)
-        problem = "other bytes"
         try:
-            data = checkpoints(self._run).read_range(piece.file, piece.begin + begin, piece.begin + end)
-            if digest.of_bytes(data) == piece.digests[number]:
-                return True
-        except OSError as error:
-            problem = str(error)
-        _log.warning(
-            "%s: bytes %d to %d of %s are not what was written: %s; this save writes them again, older checkpoints are bad",
-            *(piece.file, piece.begin + begin, piece.begin + end, piece.tensor, problem),
-        )
-        return False
+            check_block(checkpoints(self._run), piece, number)
+        except (CheckpointError, OSError) as error:
+            _log.warning("%s; this save writes the piece again, older checkpoints that refer to it are bad", error)
+            return False
+        return True
 
     def _base(self, job: CommitJob) -> dict[Any, Piece]:
         """Return box -> piece of the newest older checkpoint: pieces that need not be written."""
