@@ -76,6 +76,11 @@ def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
     return known
 
 
+def num_unheard(servers: Sequence[ActorHandle], known: Sequence[ServerContents]) -> int:
+    """Return how many of ``servers`` did not answer and may hold the rest of a newer snapshot than is whole among ``known``."""
+    return 0 if is_newest_whole(known) else len(servers) - len(known)
+
+
 def is_newest_whole(known: Sequence[ServerContents]) -> bool:
     """Return whether the newest snapshot that these servers know of is whole among them. If not, another may hold the rest."""
     parts = [part for one in known for part, _ in one.held]

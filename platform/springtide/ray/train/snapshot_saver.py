@@ -34,7 +34,7 @@ from springtide.errors import RunExists
 from springtide.events import Saved
 from springtide.ray.cluster.liveness import QUIET_S, Liveness
 from springtide.ray.cluster.nodes import staying
-from springtide.ray.train.snapshot_lookup import contents_of, is_newest_whole, name_prefix, servers_named
+from springtide.ray.train.snapshot_lookup import contents_of, name_prefix, num_unheard, servers_named
 from springtide.storage import Folder
 
 if TYPE_CHECKING:  # servers import this file, and need no torch
@@ -87,7 +87,7 @@ class OrphanedRun:
                 if last is None or last.owner != self.owner:
                     return
                 lacking = to_commit(self.folder, held, configs.fingerprint(self.config))
-                if not lacking and (is_newest_whole(places) or len(places) >= len(servers)):
+                if not lacking and not num_unheard(servers, places):
                     return  # else those that are busy may hold the rest
                 if lacking and here == min(place.where for place in places):
                     saver.save_newest()
@@ -154,7 +154,7 @@ class SnapshotSaver:
             saved = self.save_newest(attempt)
             if saved is not None and not isinstance(self._job, OrphanedRun):
                 self._job.mailbox.post([saved])
-            if self._silent > 0:
+            if self._silent:
                 raise OSError(f"{self._silent} snapshot servers do not answer, and may hold a newer state")
             with self._lock:
                 self._safe = self._safe or attempt == self._attempt
@@ -184,7 +184,7 @@ class SnapshotSaver:
         begin_s, job, run, config = time.monotonic(), self._job, self._job.folder, self._job.config
         servers = list(servers_named(name_prefix(run)))
         places, stay = contents_of(servers), set(staying())
-        self._silent = 0 if is_newest_whole(places) else len(servers) - len(places)
+        self._silent = num_unheard(servers, places)
         places.sort(key=lambda place: place.where[0] not in stay)  # copies on nodes that stay first
         held = [
             (part, place) for place in places for part, _ in place.held if (place.where, part.key) not in self._excluded
