@@ -293,7 +293,7 @@ def predict(scenario: Scenario, run: Run, twin: Run, done: Sequence[ActDone]) ->
 _LOOKS_S = 0.5
 """The controller looks at the nodes several times in this time, and asks the group to leave at a look [s]."""
 _LIVE = "live copy"
-"""What a group has resumed from begins so where devices that stayed held it."""
+"""How ``resumed_from`` begins where the group took its state from devices that stayed."""
 
 
 @dataclasses.dataclass(frozen=True)

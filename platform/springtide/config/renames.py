@@ -93,12 +93,7 @@ def current(stored: Any) -> Any:
     """
     if not isinstance(stored, dict):
         return stored
-    data = _renamed(stored)
-    for name in RETIRED_SETTINGS:
-        for _, table, key in list(_places(data, name)):
-            del table[key]
-    # a section of which no setting is left may be none of today's
-    return {section: fields for section, fields in data.items() if fields or not stored.get(section)}
+    return _without_retired(_renamed(stored), stored, at_default=False)
 
 
 def without_defaults(given: Any) -> Any:
@@ -114,12 +109,17 @@ def without_defaults(given: Any) -> Any:
     """
     if not isinstance(given, dict):
         return given
-    data = copy.deepcopy(given)
+    return _without_retired(copy.deepcopy(given), given, at_default=True)
+
+
+def _without_retired(data: dict[str, Any], before: dict[str, Any], at_default: bool) -> dict[str, Any]:
+    """Take the retired settings out of ``data``, a copy of ``before``; ``at_default``: only those that have their default."""
     for name, was in RETIRED_SETTINGS.items():
         for _, table, key in list(_places(data, name)):
-            if table[key] == was.default:
+            if not at_default or table[key] == was.default:
                 del table[key]
-    return {section: fields for section, fields in data.items() if fields or not given.get(section)}
+    # a section of which no setting is left may be none of today's
+    return {section: fields for section, fields in data.items() if fields or not before.get(section)}
 
 
 def refused(given: Any) -> list[str]:
