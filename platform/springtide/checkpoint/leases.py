@@ -214,12 +214,16 @@ def why_over(run: Folder) -> str | None:
     last = _last(run)
     if last is None:
         return "it has never been trained"
-    driver = last.driver or last.term
-    if (run / "leases").exists(f"{driver:04d}.ended"):
-        return f"its last driver has ended (lease {driver}); start it again with --resume"
+    if has_ended(run, last):
+        return f"its last driver has ended (lease {last.driver or last.term}); start it again with --resume"
     if last.trains and not last.driver:
         return "it is trained under torchrun, which hears no commands"
     return None
+
+
+def has_ended(run: Folder, lease: Lease) -> bool:
+    """Return whether the driver of ``lease`` has recorded its end; of a lease without a driver, whether its group has."""
+    return (run / "leases").exists(f"{lease.driver or lease.term:04d}.ended")
 
 
 def check(run: Folder, mine: int, owner: str = "") -> None:

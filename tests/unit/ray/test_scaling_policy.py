@@ -10,9 +10,10 @@ from ray.exceptions import RaySystemError
 from simulation.clock import BEGIN_S
 from simulation.scenario import Scenario, scenario
 
+from springtide.checkpoint import leases
 from springtide.elastic import GroupRequest
 from springtide.elastic.policy import Leave, Stay
-from springtide.errors import StoppedWaiting, TrainingFailed, TrainingInterrupted
+from springtide.errors import RunExists, StoppedWaiting, TrainingFailed, TrainingInterrupted
 from springtide.events import Decided, Failed, Saved, Stopped
 from springtide.ray.train import hang
 
@@ -119,6 +120,19 @@ def test_a_run_that_stops_saves_from_memory_first() -> None:
         with pytest.raises(StoppedWaiting):
             run.turn()
         assert saved(run) == [run.simulated.watch.newest]
+
+
+def test_a_driver_whose_run_was_claimed_ends_at_its_next_save() -> None:
+    with scenario(nodes=2, min_workers=2, max_workers=2) as run:
+        run.setting.step_s = 4.0
+        run.train(3)
+        run.wait(2.0)
+        run.cluster.kill(B)
+        run.until(lambda: not run.group)
+        second = leases.claim(run.simulated.watch.run, "another driver", trains=False)
+        leases.end(run.simulated.watch.run, second.term)  # at once: nobody trains
+        with pytest.raises(RunExists):
+            run.wait(20.0)
 
 
 def test_a_run_that_cannot_save_names_its_step_and_the_error() -> None:

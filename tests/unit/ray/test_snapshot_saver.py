@@ -18,6 +18,7 @@ from springtide.checkpoint.inspect import inspect
 from springtide.checkpoint.snapshot_commit import write_part
 from springtide.checkpoint.snapshot_parts import Snapshot
 from springtide.config import Config
+from springtide.errors import RunExists
 from springtide.events import Saved
 from springtide.ray.cluster import liveness
 from springtide.ray.train import snapshot_saver
@@ -268,6 +269,26 @@ def test_servers_that_do_not_answer_are_not_waited_for_for_ever(
     assert "2 snapshot servers" in waiting.save()
 
 
+def test_a_driver_learns_that_another_one_has_claimed_the_run(waiting: Waiting) -> None:
+    leases.claim(waiting.run, "another driver", trains=False)
+    waiting.save()
+    assert isinstance(waiting.saver.refused, RunExists)
+    assert committed(waiting.run) == []
+
+
+def test_servers_that_were_faster_do_not_end_the_driver(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = leases.claim
+
+    def slow(run: Folder, owner: str, **how: Any) -> leases.Lease:
+        claim(run, owner, **how)
+        raise RunExists("claimed at the same moment")
+
+    monkeypatch.setattr(leases, "claim", slow)
+    waiting.save()
+    assert waiting.saver.refused is None
+    assert not waiting.saver.is_safe
+
+
 def alone(waiting: Waiting, node: str, driver_is_back: bool = False) -> None:
     """What the server of ``node`` does when the driver of the run has been gone."""
     orphaned = pickle.loads(pickle.dumps(OrphanedRun(waiting.config, waiting.run.url, "driver")))
@@ -338,3 +359,12 @@ def test_servers_of_a_run_that_somebody_has_again_write_nothing(waiting: Waiting
     alone(waiting, "node0", driver_is_back=why == "a driver is back")
     assert sorted(waiting.run.names() + (waiting.run / "leases").names()) == before
     assert waiting.asked == []
+
+
+def test_servers_save_their_state_after_a_second_driver_has_ended(waiting: Waiting) -> None:
+    second = leases.claim(waiting.run, "another driver", trains=False)
+    alone(waiting, "node0")
+    assert committed(waiting.run) == []
+    leases.end(waiting.run, second.term)
+    alone(waiting, "node0")
+    assert committed(waiting.run) == ["step-0000000007"]

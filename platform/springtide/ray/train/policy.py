@@ -133,7 +133,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Start a group if there is room, else wait a moment. Raises StoppedWaiting when asked to stop,
-        TrainingInterrupted when the wait is over."""
+        TrainingInterrupted when the wait is over, RunExists when another driver has claimed the run."""
         begin_s = time.thread_time()
         try:
             decision = self._look()
@@ -156,6 +156,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._ask_for_capacity()
         if progress.stop:
             self._end_waiting(progress)
+        if self._saver.refused is not None:  # so would the next group be, which may have to wait long for room
+            raise self._saver.refused
         if time.monotonic() < self._processes.not_before_s:
             return NoopDecision()
         return self._start(progress)

@@ -59,7 +59,7 @@ class OrphanedRun:
     url: str
     """URL of the run's folder."""
     owner: str
-    """Owner of the last driver's lease: if another owner has claimed the run since, nothing is written."""
+    """Owner of the last driver's lease: if another owner has claimed the run since, and has not ended, nothing is written."""
     keeps_snapshots: bool = True
 
     @property
@@ -84,7 +84,7 @@ class OrphanedRun:
                 places = contents_of(servers)
                 held = [part for place in places for part, _ in place.held]
                 last = leases.newest(self.folder)
-                if last is None or last.owner != self.owner:
+                if last is None or not (last.owner == self.owner or leases.has_ended(self.folder, last)):
                     return
                 lacking = to_commit(self.folder, held, configs.fingerprint(self.config))
                 if not lacking and not num_unheard(servers, places):
@@ -115,6 +115,8 @@ class SnapshotSaver:
         """Servers that did not answer when the newest snapshot was looked for, and may have the rest of a newer one."""
         self._excluded: set[tuple[tuple[str, int], SnapshotKey]] = set()
         """Server and snapshot of copies that are not what their rank copied."""
+        self.refused: RunExists | None = None
+        """Another driver has claimed the run: this one may neither save nor train any more. None if not."""
 
     def begin(self) -> None:
         """Save in the background what the store lacks. Does nothing if it is safe, under way, or failed a moment ago."""
@@ -197,7 +199,12 @@ class SnapshotSaver:
             if attempt != self._attempt:
                 return None
             is_orphaned = isinstance(job, OrphanedRun)
-            term = leases.claim(run, job.owner, trains=False, again=True, yields=is_orphaned).term
+            try:
+                term = leases.claim(run, job.owner, trains=False, again=not is_orphaned, yields=is_orphaned).term
+            except RunExists as error:
+                last = leases.newest(run)
+                self.refused = error if last and last.owner != job.owner else None  # else its own servers were faster
+                raise
         shown, checkpoint = configs.redact(config).model_dump(mode="json"), config.checkpoint
         jobs = jobs_for(run, term, parts, shown, Rule.of(checkpoint))
         try:
