@@ -25,8 +25,7 @@ from springtide.checkpoint.format import committed
 from springtide.checkpoint.format import name_of as name_at
 from springtide.errors import ConfigError, RunExists
 from springtide.events import Evaluated, Event, Started, StepDone
-from springtide.ray.tune.held_sweep import HeldSweep
-from springtide.ray.tune.messages import TrialJob
+from springtide.ray.tune.messages import HeldSweep, TrialJob
 from springtide.ray.tune.trial import Trial
 from springtide.ray.tune.tuner import BudgetStopper, ProgressCallback
 from springtide.ray.tune.worker_pool import WorkerPoolClient, open_worker_pool

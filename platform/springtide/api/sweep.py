@@ -22,7 +22,7 @@ from springtide.config.renames import ADDED_SETTINGS, current, lost, newest_name
 from springtide.config.schema import NAME
 from springtide.errors import ConfigError, RunExists, explain
 from springtide.events import Event, Started, StepDone, Stopped
-from springtide.ray.tune.held_sweep import HeldSweep, hold_sweep
+from springtide.ray.tune.messages import HeldSweep, hold_sweep
 from springtide.run.find import config_or_problem
 from springtide.run.folder import REPORT, Run
 from springtide.storage import Folder, to_json

@@ -114,7 +114,7 @@ def _claim_and_train(
             _train(found, lease, uri, hears, workers, before, reports=False)
             return
         from springtide.api.control import Controls  # Ray loads only when needed
-        from springtide.ray.train.ray_metrics import RayMetrics
+        from springtide.ray.train.trainer import RayMetrics
         from springtide.ray.train.worker_lender import workers_of
 
         own = workers_of(found.config, found.is_private)
@@ -164,8 +164,10 @@ def _train(
 ) -> None:
     """Train a claimed run to its end, with all listeners, ``hears`` too; if it ``reports``, the report is written even after an
     error. ``before``: the last step that was trained; ``remarks`` are printed; ``dashboard``: Ray's is to be started."""
-    from springtide.ray.cluster.late_dashboard import LateDashboard  # Ray and torch load only when needed
-    from springtide.ray.cluster.session import dashboard_hint
+    from springtide.ray.cluster.session import (
+        LateDashboard,  # Ray and torch load only when needed
+        dashboard_hint,
+    )
     from springtide.ray.train.trainer import train as train_on_ray
 
     run, config = found.run, found.config

@@ -33,7 +33,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from springtide.cli import data, doctor, elastic, init, model, run, train
+from springtide.cli import data, elastic, init, model, run, train
 from springtide.cli.commands import Commands, Status, status_of
 from springtide.cli.options import COMMON
 from springtide.cli.output import PrintableFormatter, say
@@ -153,7 +153,7 @@ def parser(show_all: bool) -> argparse.ArgumentParser:
 def _commands(whole: argparse.ArgumentParser, show_all: bool) -> Commands:
     commands = Commands(whole, show_all)
     before = (init.add, data.add, train.add, train.add_sweep)
-    after = (run.add, model.add, run.add_metrics, elastic.add_plan, elastic.add, run.add_queue, doctor.add)
+    after = (run.add, model.add, run.add_metrics, elastic.add_plan, elastic.add, run.add_queue, init.add_doctor)
     for add in (*before, *after):
         add(commands)
     return commands

@@ -20,8 +20,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from springtide.config.devices import figures_of, known_devices
-from springtide.config.files import nearest
-from springtide.config.problems import in_words
+from springtide.config.files import in_words, nearest
 from springtide.config.quantities import Bytes, Flops, Seconds
 from springtide.config.section import Section
 from springtide.config.yaml_text import Parsed, Path, read_given

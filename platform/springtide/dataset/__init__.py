@@ -8,8 +8,17 @@ processes, and the bytes are the same.
     plan   -> shards -> manifest   pack and write: the second pass; the manifest last          sealing.py
 """
 
-from springtide.dataset.make import fingerprint, make_dataset, open_dataset, rows_text, units_to_make
-from springtide.dataset.stages import Map, Progress, in_process, silent
+from springtide.dataset.make import (
+    Map,
+    Progress,
+    fingerprint,
+    in_process,
+    make_dataset,
+    open_dataset,
+    rows_text,
+    silent,
+    units_to_make,
+)
 
 __all__ = [
     "Map",

@@ -57,7 +57,6 @@ from springtide.dataset.repeats import buckets, find_repeats
 from springtide.dataset.sealing import SealJob, read_records, seal_shards, statistics
 from springtide.dataset.segments import Segment, merge, merges
 from springtide.dataset.signatures import SIGNATURES
-from springtide.dataset.stages import Map, Progress, in_process, silent
 from springtide.errors import ConfigError, CorpusError, explain, redacted
 from springtide.shards import (
     CHAT_TEMPLATE,
@@ -72,6 +71,24 @@ from springtide.shards import (
     write_manifest,
 )
 from springtide.storage import Folder, digest
+
+# How the jobs of a stage are run and told.
+
+Progress = Callable[[str, int, int], None]
+"""Called with the name of the stage, the number of jobs done, and the number of jobs in all."""
+
+Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
+"""Runs a function on every item, in any process and any order, and yields the results."""
+
+
+def in_process(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
+    """Run the function on each item in turn, in this process."""
+    return (function(item) for item in items)
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Report no progress."""
+
 
 _VERSION = 14
 """Increase it when the same settings produce other bytes."""

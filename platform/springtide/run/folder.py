@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import sys
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from springtide import config as configs
 from springtide.checkpoint import leases
 from springtide.checkpoint.format import committed, name_of, step_of
+from springtide.checkpoint.retention import note_reader
 from springtide.config import RUN_CONFIG, Config
 from springtide.config.schema import SAMPLE_TEMPERATURE
 from springtide.errors import ConfigError, explain, redacted
@@ -295,9 +297,23 @@ class Run(RunControl):
             >>> found.evaluate(tokens=512).heldout_loss < run.evaluate(step=4, tokens=512).heldout_loss
             True
         """
-        from springtide.run.average import average
+        from springtide.checkpoint.average import average_checkpoints  # torch
 
-        return average(self, to, last, ema)
+        names, folder = self.checkpoints, Folder(to)
+        if not 0 < last <= len(names):
+            limit = f"{self.folder.url} has {len(names)} checkpoints that count"
+            raise ConfigError(explain("last", last, limit, "keep more of them: checkpoint.keep_last, keep_every"))
+        if folder.exists(RUN_CONFIG) or committed(folder):
+            raise ConfigError(explain("to", to, "is a run's folder already", "name another one"))
+        root, _, name = folder.url.rstrip("/").rpartition("/")
+        found = Run(folder)
+        config = self.config.override({"run.id": name, "run.root": root})
+        with contextlib.ExitStack() as stack:
+            for one in names[-last:]:
+                stack.enter_context(note_reader(self.folder, one))
+            average_checkpoints(self.folder, names[-last:], folder, configs.redact(config).model_dump(mode="json"), ema)
+        found.write_config(config)
+        return found
 
     def why(self) -> Diagnosis:
         """Return where the run's time went and what limits it: findings with numbers and remedies, the most costly first.

@@ -1,6 +1,6 @@
 """The table of metrics for Prometheus: name, kind, unit and meaning of each, and the event that tells it. Pure.
 
-The driver's listener (``springtide.ray.train.ray_metrics``) is made from it; the files in deploy/monitoring/ name nothing else.
+The driver's listener (``springtide.ray.train.trainer``) is made from it; the files in deploy/monitoring/ name nothing else.
 Names follow Prometheus: base units at the end, ``_total`` for counters. Labels are few: the run, and where a table below names
 one, a word of a fixed set.
 """

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from springtide.cli.main import main
 from springtide.config import Config
-from springtide.config.problems import _WORDS, in_words
+from springtide.config.files import _WORDS, in_words
 from springtide.errors import ConfigError
 
 

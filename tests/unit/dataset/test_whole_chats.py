@@ -103,7 +103,7 @@ def test_chats_in_a_row_are_read_as_transformers_reads_them_alone(template: str,
 
 def test_pairs_of_a_model_whose_turns_end_texts_are_told_apart(tmp_path: Path) -> None:
     """In each pair the first document is the chosen one, also where answers before it end with the end of a text."""
-    from springtide.model.preference import by_pair
+    from springtide.model.objective import by_pair
 
     asked = chats()
     records = [{"prompt": one[:3], "chosen": "Right.", "rejected": "Xrong!!"} for one in asked]

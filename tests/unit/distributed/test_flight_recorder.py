@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from springtide.distributed.flight_recorder import Collective, behind, newest_collectives
+from springtide.ray.train.hang import Collective, behind, newest_collectives
 
 WHOLE = Collective("0 default_pg", 41, "nccl:all_reduce", "[64]", False)
 SHARD = Collective("1 shard", 900, "nccl:_all_gather_base", "[4096]", True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.elastic.agreement import MicroBatchResult, Verdict, agree, judge, shifts
+from springtide.training.recheck import MicroBatchResult, Verdict, agree, judge, shifts
 
 RIGHT = MicroBatchResult(700.0, 2.0, (0.5, -1.0), digest=1)
 WRONG = MicroBatchResult(650.0, 9.0, (4.0, 4.0), digest=2)

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from springtide.config import recipes
-from springtide.distributed.flight_recorder import Collective, newest_collectives
 from springtide.elastic.policy import RestartForecast
 from springtide.elastic.stalled import BUSY, STARVED, Frames, stalled
 from springtide.ray.cluster import liveness
 from springtide.ray.train import hang, worker
+from springtide.ray.train.hang import Collective, newest_collectives
 from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import Progress
 

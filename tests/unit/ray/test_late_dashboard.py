@@ -8,8 +8,8 @@ import pytest
 from journal_events import step
 
 from springtide.events import Started
-from springtide.ray.cluster import late_dashboard
-from springtide.ray.cluster.late_dashboard import LateDashboard
+from springtide.ray.cluster import session
+from springtide.ray.cluster.session import LateDashboard
 
 STEP = step(1)
 
@@ -21,9 +21,9 @@ def test_a_dashboard_starts_once_a_run_has_trained_for_a_while(monkeypatch: pyte
         starts.append(threading.current_thread().name)
         return "127.0.0.1:8265"
 
-    monkeypatch.setattr(late_dashboard, "start_dashboard", start)
-    monkeypatch.setattr(late_dashboard, "dashboard_hint", str)
-    monkeypatch.setattr(late_dashboard.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(session, "start_dashboard", start)
+    monkeypatch.setattr(session, "dashboard_hint", str)
+    monkeypatch.setattr(session.time, "monotonic", lambda: clock[0])
     with LateDashboard(said.append) as listener:
         for clock[0], event in ((100.0, Started(step=0, world_size=1)), (400.0, STEP), (419.0, STEP)):
             listener(event)
@@ -35,6 +35,6 @@ def test_a_dashboard_starts_once_a_run_has_trained_for_a_while(monkeypatch: pyte
 
 
 def test_a_short_run_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_dashboard, "start_dashboard", lambda: pytest.fail("nobody would see it"))
+    monkeypatch.setattr(session, "start_dashboard", lambda: pytest.fail("nobody would see it"))
     with LateDashboard(pytest.fail) as listener:
         listener(STEP)

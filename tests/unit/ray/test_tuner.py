@@ -15,8 +15,7 @@ from ray import cloudpickle, tune
 from springtide import config as configs
 from springtide.errors import ConfigError, TrainingInterrupted
 from springtide.ray.tune import tuner
-from springtide.ray.tune.held_sweep import HeldSweep
-from springtide.ray.tune.messages import TrialJob, TrialResult
+from springtide.ray.tune.messages import HeldSweep, TrialJob, TrialResult
 from springtide.ray.tune.schedulers import POPULATIONS, SCHEDULERS, scheduler_of
 from springtide.ray.tune.trial import Trial
 from springtide.storage import Folder

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from springtide.training.leave_request import LEFT
+from springtide.training.__main__ import LEFT
 
 pytestmark = pytest.mark.processes
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from springtide.config import Config
 from springtide.distributed import Connections
 from springtide.elastic import GroupRequest
-from springtide.training.leave_request import LeaveRequest
+from springtide.training.__main__ import LeaveRequest
 
 file = Path(sys.argv[1])
 

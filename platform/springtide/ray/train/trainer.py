@@ -20,6 +20,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
 from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
+from ray.util.metrics import Counter, Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.config import Config, redact
@@ -52,6 +53,7 @@ from springtide.ray.train.snapshot_saver import OrphanedRun
 from springtide.ray.train.worker import work
 from springtide.ray.train.worker_lender import WorkerLender
 from springtide.storage import Folder
+from springtide.tracking.prometheus import PREFIX, PROMETHEUS, RUN, observed
 from springtide.training.compile_cache import key_of
 from springtide.training.evaluate import evaluate_checkpoint
 
@@ -402,3 +404,35 @@ class AsyncEvaluations:
         options = {"name": name, "num_cpus": 0, "num_gpus": gpus, "runtime_env": threads}
         actor = ray.remote(AsyncEvaluator).options(**options, scheduling_strategy="DEFAULT" if gpus else here)
         return actor.remote(config, self._run)
+
+
+# A listener that tells Ray the metrics of a run, which Ray exports to Prometheus on every node. The driver is its only caller.
+#
+# Source: https://docs.ray.io/en/releases-2.60.0/ray-observability/user-guides/add-app-metrics.html
+
+_KNOWN: dict[str, Gauge | Counter] = {}
+"""Name -> metric: a process has one of each name, however many runs it trains."""
+
+
+class RayMetrics:
+    """A listener of one run."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+
+    def __call__(self, event: Event) -> None:
+        """Tell what one event says; Ray sends it later, from a thread of its own."""
+        for metric, labels, value in observed(event):
+            known, tags = _metric(metric.name), {RUN: self._run, **labels}
+            if isinstance(known, Gauge):
+                known.set(value, tags)
+            else:
+                known.inc(value, tags)
+
+
+def _metric(name: str) -> Gauge | Counter:
+    if name not in _KNOWN:
+        row = next(one for one in PROMETHEUS if one.name == name)
+        kind = Gauge if row.kind == "gauge" else Counter
+        _KNOWN[name] = kind(PREFIX + name, f"{row.meaning} [{row.unit}]", row.labels)
+    return _KNOWN[name]
