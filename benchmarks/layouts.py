@@ -1,7 +1,7 @@
 """Every layout of the model: what it learns in 30 steps against float32 on one worker, and what a worker holds for it.
 
 Two real processes over gloo, one after the other through strategy x precision x recompute, on the same rows. Predicted bytes
-are those of ``springtide estimate``; measured is the most that the C library had given out at once in the median of a few
+are those of ``springtide plan``; measured is the most that the C library had given out at once in the median of a few
 steps. To ask it after each operation is what most of this benchmark's half an hour goes into. It shows that layouts agree, and
 that bytes are foretold; a GPU would have other figures.
 

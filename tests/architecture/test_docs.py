@@ -70,7 +70,7 @@ def test_every_springtide_command_parses(monkeypatch: pytest.MonkeyPatch) -> Non
             command = shlex.join(words)
             if words[-1] in ("--help", "--help-all"):  # it prints, and exits
                 words.pop()
-                words += ["--recipe", "tiny"] if words[-1] in ("train", "prepare", "estimate") else []
+                words += ["--recipe", "tiny"] if words[-1] in ("train", "prepare") else []
             options, unknown = parser(show_all=True).parse_known_args(words[1:])
             assert unknown == [], f"{page.name}: {command}"
             if getattr(options, "recipe", None) in RECIPES:  # others need a run: tests/elastic resolves them

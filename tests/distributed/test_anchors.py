@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from loops import every_tensor, train, train_and_write, train_each_until
 from ranks import run_here
 
 from springtide.checkpoint.format import committed
-from springtide.config import Config
+from springtide.cli.main import main
+from springtide.config import Config, dump
 from springtide.errors import CheckpointError, ConfigError
 from springtide.events import Event, Started, StepDone
+from springtide.run.fisher import anchored as fisher_anchored
 from springtide.run.fisher import write_fisher
 from springtide.run.folder import open_run
 from springtide.storage import Folder
@@ -134,3 +138,28 @@ def test_what_cannot_begin_says_so(trunk: Config) -> None:
     write_fisher(open_run(origin.url), fisher.url, tokens=30 * trunk.shards.sequence_length)
     with pytest.raises(CheckpointError, match=r"until step 4 and is .* now: objective.anchor would pull elsewhere"):
         run_here(train, good)
+
+
+def test_train_computes_the_fisher_that_it_is_anchored_to(trunk: Config, capsys: pytest.CaptureFixture[str]) -> None:
+    config = anchored(trunk, "other", "")
+    file = Path(trunk.run.root, "other.yaml")
+    file.write_text(dump(config))
+    command = ["train", str(file), "--fisher-tokens", "64"]
+    assert main([*command, "--dry-run"]) == 0
+    url = yaml.safe_load(capsys.readouterr().out)["objective"]["anchor"]
+    [name] = committed(Folder(url))
+    written = Path(url, "checkpoints", name).stat().st_mtime_ns
+    assert fisher_anchored(config, 64).objective.anchor == url
+    assert Path(url, "checkpoints", name).stat().st_mtime_ns == written, "computed once"
+    assert fisher_anchored(config, 128).objective.anchor != url
+    shutil.rmtree(Path(url, "checkpoints", name))  # as a call that was killed leaves it
+    assert fisher_anchored(config, 64).objective.anchor == url
+    assert committed(Folder(url)) == [name]
+    with pytest.raises(ConfigError, match="one anchor"):
+        fisher_anchored(config.override({"objective.anchor": "l2sp"}), 64)
+    with pytest.raises(ConfigError, match=r"train\.start_from is empty"):
+        fisher_anchored(trunk, 64)
+    assert main(["train", str(file), "--fisher-dataset", trunk.shards.dataset]) == 2
+    assert "give --fisher-tokens" in capsys.readouterr().err
+    run_here(train_and_write, config.override({"objective.anchor": url}))
+    assert fisher_anchored(config, 128, resume=True).objective.anchor == url, "a run goes on with its own"

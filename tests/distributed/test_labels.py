@@ -121,7 +121,7 @@ def test_damaged_labels_are_refused_by_name(taught: Config, tmp_path: Path) -> N
     data = bytearray(Path(url, name).read_bytes())
     for bad in (data[:-1], data[:-100] + bytes([data[-100] ^ 1]) + data[-99:]):
         Path(url, name).write_bytes(bad)
-        with pytest.raises(CorruptShard, match=rf"{re.escape(name)}: labels: .*springtide data label"):
+        with pytest.raises(CorruptShard, match=rf"{re.escape(name)}: labels: .*--label-by"):
             read_all(taught, url, TRAIN)
     manifest = json.loads(Path(url, LABELS).read_text())
     Path(url, LABELS).write_text(json.dumps(manifest | {"k": 3}))
@@ -150,15 +150,9 @@ def test_what_cannot_be_labelled_is_told_before_anything_is_written(
         label(str(tmp_path), run, "topk", out)
     assert not Path(out).exists()
     command = [
-        "data",
-        "label",
-        dataset,
-        "--by",
-        f"{run}/checkpoints/step-0000000003",
-        "--what",
-        "logprob",
-        "--out",
-        out,
+        *("data", "prepare", f"{run}/config.yaml", "--shards.dataset", dataset),
+        *("--label-by", f"{run}/checkpoints/step-0000000003"),
+        *("--label-what", "logprob", "--label-out", out),
     ]
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["labeller"]["checkpoint"] == "step-0000000003"

@@ -350,21 +350,21 @@ def test_inspect_lists_checkpoints_and_says_why_one_is_rejected(
     ranks(2, train, config)
     folder = Folder(config.run.root) / "inspected"
     folder.write("config.yaml", configs.dump(config))
-    assert main(["run", "inspect", folder.url, "--verify"]) == 0
+    assert main(["inspect", folder.url, "--verify"]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"step-0000000005: committed, 1\.2 MiB, world size 2, \d+ s old, verified", shown)
     one = folder.url + "/checkpoints/step-0000000010"
     file = next(Path(one).glob("*r0001.safetensors"))
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    assert main(["run", "inspect", one]) == 0  # what does not read the bytes cannot know
-    assert main(["run", "inspect", one, "--verify"]) == 1
+    assert main(["inspect", one]) == 0  # what does not read the bytes cannot know
+    assert main(["inspect", one, "--verify"]) == 1
     assert re.search(rf"step-0000000010: bad, .*{file.name}.* digest expected", capsys.readouterr().out)
     quarantine(folder, "step-0000000010", "a bit flipped")
-    assert main(["run", "inspect", folder.url, "--json"]) == 0
+    assert main(["inspect", folder.url, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["checkpoints"]
     assert [(item["step"], item["state"], item["problem"]) for item in found] == [
         (5, "committed", ""),
         (10, "quarantined", "a bit flipped"),
         (12, "committed", ""),
     ]
-    assert main(["run", "inspect", folder.url + "/checkpoints/step-0000000011"]) == 2
+    assert main(["inspect", folder.url + "/checkpoints/step-0000000011"]) == 2

@@ -56,13 +56,14 @@ NOT_RUN = {
     ".venv/bin/python -m": "pytest and pip",
 }
 """The beginning of a command -> what it would need, or who runs it."""
-RUN, NOT_RUN_COUNT = 75, 49
+RUN, NOT_RUN_COUNT = 73, 49
 """How many there are of each: whoever adds a command to a page sees here whether it is run."""
 SLOW = (
-    "springtide data label",
+    "springtide data prepare runs/RUN/config.yaml --label-by",
+    "springtide data prepare --recipe dpo",
     "springtide train --recipe distill",
     "springtide train --recipe dpo",
-    "springtide estimate",
+    "springtide plan",
     "springtide model evaluate runs/RUN-average",
     "springtide model evaluate runs/RUN --step",
 )

@@ -51,7 +51,7 @@ def test_a_run_trains_and_is_proved_without_ray_and_mlflow(config: Path, tiny: C
     assert trained.returncode == 0, trained.stderr[-3000:]
     folder = f"{tiny.run.root}/small"
     assert len(st.open_run(folder).steps) == 4
-    for command in (["verify", folder], ["report", folder], ["run", "inspect", folder]):
+    for command in (["verify", folder], ["report", folder], ["inspect", folder]):
         done = run("springtide.cli.main", *command)
         assert done.returncode == 0, done.stderr[-3000:]
 

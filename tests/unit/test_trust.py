@@ -41,7 +41,7 @@ def marker(tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     [
         ["model", "evaluate", "runs/evil-1"],
         ["model", "generate", "runs/evil-1", "--prompt", "x"],
-        ["estimate", "--config", "runs/evil-1/config.yaml"],
+        ["plan", "--config", "runs/evil-1/config.yaml"],
         ["train", "--config", "runs/evil-1/config.yaml", "--run.id", "mine"],
         ["train", "--config", "runs/evil-1/config.yaml", "--resume"],
         ["sweep", "--config", "runs/evil-1/config.yaml", "--space", "none.py"],
@@ -75,9 +75,9 @@ def test_in_python_and_under_torchrun_it_is_refused_too(marker: Path, monkeypatc
     "arguments",
     [
         ["model", "evaluate", "runs/evil-1", "--trust-code"],
-        ["estimate", "--config", "runs/evil-1/config.yaml", "--trust-code"],
-        ["estimate", "--recipe", "tiny", "--model.source", SOURCE],
-        ["estimate", "--config", "runs/evil-1/config.yaml", "--model.source", SOURCE],
+        ["plan", "--config", "runs/evil-1/config.yaml", "--trust-code"],
+        ["plan", "--recipe", "tiny", "--model.source", SOURCE],
+        ["plan", "--config", "runs/evil-1/config.yaml", "--model.source", SOURCE],
     ],
     ids=lambda arguments: " ".join(arguments),
 )
@@ -90,7 +90,7 @@ def test_code_that_is_trusted_or_typed_runs(
 
 
 def test_what_looks_at_a_run_alone_needs_no_trust(marker: Path) -> None:
-    for command in (["run", "inspect"], ["verify"], ["report"]):
+    for command in (["inspect"], ["verify"], ["report"]):
         main([*command, "runs/evil-1"])
     assert main(["data", "prepare", "--config", "runs/evil-1/config.yaml", "--json"]) == 0
     assert not marker.exists()
@@ -115,11 +115,11 @@ def test_an_optimizer_and_an_objective_are_refused_likewise(
 ) -> None:
     file = Path("runs/evil-1/config.yaml")
     file.write_text(configs.dump(tiny.override({field: SOURCE, "run.id": "evil-1"})))
-    for arguments in (["estimate"], ["train", "--run.id", "mine", "--model.source", "mine:build"]):
+    for arguments in (["plan"], ["train", "--run.id", "mine", "--model.source", "mine:build"]):
         assert main([arguments[0], "--config", str(file), *arguments[1:]]) == 2
         assert f"{field} = {SOURCE!r}: is code that {file} names" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=field):
         st.load_config(file)
     assert not marker.exists()
-    assert main(["estimate", "--config", str(file), f"--{field}", "none:at_all"]) == 2, "named by the user himself"
+    assert main(["plan", "--config", str(file), f"--{field}", "none:at_all"]) == 2, "named by the user himself"
     assert "--trust-code" not in capsys.readouterr().err

@@ -35,7 +35,7 @@ def check_fresh_start(run: Folder) -> None:
     if committed(run) or not has_ever_committed(run):
         return
     raise CheckpointError(
-        f"{run.url} has committed checkpoints before, and none of them counts now: `springtide run inspect {run.url}` says why "
+        f"{run.url} has committed checkpoints before, and none of them counts now: `springtide inspect {run.url}` says why "
         "(quarantined, abandoned, or removed). Bring one back, or pass --from-scratch to begin again at step 0"
     )
 

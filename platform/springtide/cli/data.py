@@ -1,45 +1,48 @@
-"""``springtide data prepare | inspect | label``."""
+"""``springtide data prepare``: text to a sealed dataset, and what a model says about its rows."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from functools import partial
+from typing import TYPE_CHECKING
 
 from springtide.cli.commands import Commands
 from springtide.cli.options import add_config, add_json, add_trust, config_of
 from springtide.cli.output import print_json, progress_bars, say
+from springtide.errors import ConfigError, explain
+
+if TYPE_CHECKING:
+    from springtide.config import Config
+
+_TOP_IDS = 64
 
 _PREPARE = """  springtide data prepare --recipe demo
   springtide data prepare --recipe demo --corpus.source 's3://bucket/text/*.txt' --corpus.vocab-size 16384
-  springtide data prepare --recipe demo --run.id twin --save twin.yaml   # for torchrun -m springtide.training"""
-_INSPECT = """  springtide data inspect datasets/FINGERPRINT    # counts, digests, a few rows as text
-  springtide data inspect datasets/FINGERPRINT --verify"""
-
-_LABEL = """  springtide data label datasets/DATASET --by runs/TEACHER --what topk --k 64 --out labels/TEACHER
-  springtide data label datasets/DATASET --by downloads/MODEL --what logprob --out s3://bucket/labels/MODEL"""
+  springtide data prepare --recipe demo --run.id twin --save twin.yaml   # for torchrun -m springtide.training
+  springtide data prepare mine.yaml --label-by runs/TEACHER --label-what topk --label-out labels/TEACHER"""
 
 
 def add(commands: Commands) -> None:
     """Add the group."""
-    group = commands.group("data", "Turn text into datasets, and inspect them.")
+    group = commands.group("data", "Turn text into datasets.")
     help = "Turn text into a sealed dataset, or find the one that was made before."
     group.command("prepare", _prepare, help, partial(_prepare_options, commands.show_all), _PREPARE)
-    group.command("inspect", _inspect, "Show what a dataset holds.", _inspect_options, _INSPECT)
-    help = "Write what a model says about each row of a dataset, to learn from."
-    group.command("label", _label, help, _label_options, _LABEL)
 
 
 def _prepare_options(show_all: bool, parser: argparse.ArgumentParser) -> None:
     add_config(parser, show_all, ("corpus", "shards"))
     add_trust(parser)
     parser.add_argument("--save", metavar="FILE", help="write the resolved config there")
-    add_json(parser)
-
-
-def _inspect_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", help="the dataset's folder")
-    parser.add_argument("--verify", action="store_true", help="read every byte and compare digests")
+    about = "What a model says about each row of the dataset, to learn from (objective.labels)."
+    group = parser.add_argument_group("labels", about)
+    help = "the model: a run's folder (its newest checkpoint), one of its checkpoints, or a folder of transformers"
+    group.add_argument("--label-by", metavar="MODEL", default="", help=help)
+    help = "topk: the most likely next ids at each position; logprob: the log-probability of each next token"
+    group.add_argument("--label-what", choices=["topk", "logprob"], help=help)
+    help = f"ids at each position, for topk (default {_TOP_IDS})"
+    group.add_argument("--label-k", metavar="N", type=int, help=help)
+    group.add_argument("--label-out", metavar="FOLDER", default="", help="folder or URL to create")
     add_json(parser)
 
 
@@ -48,6 +51,7 @@ def _prepare(options: argparse.Namespace) -> int:
     from springtide.api.prepare import prepare
     from springtide.cli.inspect import show_dataset
 
+    labels = _check_labels(options)
     with progress_bars() as progress:
         config = prepare(config_of(options, runs_code=False), progress)
     if options.save:
@@ -55,35 +59,36 @@ def _prepare(options: argparse.Namespace) -> int:
             if configs.secret_fields(config):
                 os.fchmod(file.fileno(), 0o600)
             file.write(configs.dump(config))
-    return show_dataset(config.shards.dataset, False, options.json)
+    if not (labels and options.json):
+        show_dataset(config.shards.dataset, False, options.json)
+    return _label(config, options) if labels else 0
 
 
-def _inspect(options: argparse.Namespace) -> int:
-    from springtide.cli.inspect import inspect_dataset
-
-    return inspect_dataset(options.path, options.verify, options.json)
-
-
-def _label_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dataset", help="the dataset's folder")
-    help = "the model: a run's folder (its newest checkpoint), one of its checkpoints, or a folder of transformers"
-    parser.add_argument("--by", metavar="MODEL", required=True, help=help)
-    help = "topk: the most likely next ids at each position; logprob: the log-probability of each next token"
-    parser.add_argument("--what", choices=["topk", "logprob"], required=True, help=help)
-    parser.add_argument("--k", metavar="N", type=int, default=64, help="ids at each position, for topk (default 64)")
-    parser.add_argument("--out", metavar="FOLDER", required=True, help="folder or URL to create")
-    add_trust(parser)
-    add_json(parser)
+def _check_labels(options: argparse.Namespace) -> bool:
+    """Return whether labels are asked for. Raises ConfigError if something is missing; before anything is prepared."""
+    named = {f"--{name.replace('_', '-')}": getattr(options, name) for name in ("label_by", "label_what", "label_out")}
+    given = {name: value for name, value in named.items() if value}
+    missing = ", ".join(name for name in named if name not in given)
+    if not given and options.label_k is None:
+        return False
+    if missing:
+        name, value = next(iter(given.items()), ("--label-k", options.label_k))
+        raise ConfigError(explain(name, value, "is for labels", f"give {missing}, too"))
+    if options.label_k is not None and options.label_what != "topk":
+        raise ConfigError(explain("--label-k", options.label_k, "is for topk", "leave it out, or --label-what topk"))
+    return True
 
 
-def _label(options: argparse.Namespace) -> int:
+def _label(config: Config, options: argparse.Namespace) -> int:
     from springtide.api.label import label
     from springtide.shards import load_labels
     from springtide.storage import Folder
 
+    k, what, trust = options.label_k, options.label_what, options.trust_code
     with progress_bars() as progress:
+        dataset = config.shards.dataset
         url = label(
-            options.dataset, options.by, options.what, options.out, options.k, progress, trust_code=options.trust_code
+            dataset, options.label_by, what, options.label_out, _TOP_IDS if k is None else k, progress, trust_code=trust
         )
     found = load_labels(Folder(url))
     if options.json:

@@ -1,58 +1,65 @@
-"""Prints what a run, a checkpoint or a dataset holds, as text or as one JSON object."""
+"""``springtide inspect``: what a run, a checkpoint or a dataset holds, as text or as one JSON object."""
 
 from __future__ import annotations
 
+import argparse
 from typing import TYPE_CHECKING, Any
 
-from springtide import config as configs
+from springtide.cli.commands import Commands
+from springtide.cli.options import add_json
 from springtide.cli.output import print_json, say, say_line
 from springtide.errors import ConfigError, damaged, explain
 
 if TYPE_CHECKING:
     from springtide.storage import Folder
 
+_EXAMPLES = """  springtide inspect runs/RUN                     # starts, and each checkpoint: age, size, state
+  springtide inspect runs/RUN/checkpoints/step-0000000100 --verify
+  springtide inspect datasets/FINGERPRINT         # counts, digests, a few rows as text"""
 _MOST_LOOKED_AT = 100
 """Names in a folder that are looked at for a run: each is a request at an object store."""
 
 
-def inspect_dataset(path: str, verify: bool, as_json: bool) -> int:
-    """Print the dataset at ``path``; ``verify`` reads every byte of it. Raises ConfigError when it is not a dataset."""
+def add(commands: Commands) -> None:
+    """Add the command."""
+    help = "Show what a run, a checkpoint or a dataset holds."
+    commands.command("inspect", _inspect, help, _options, _EXAMPLES)
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("path", metavar="PATH", help="the folder of a run, of a checkpoint or of a dataset")
+    parser.add_argument("--verify", action="store_true", help="read every byte and compare digests")
+    add_json(parser)
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from springtide.checkpoint.format import step_of
+    from springtide.config import RUN_CONFIG
     from springtide.shards import MANIFEST
     from springtide.storage import Folder
 
-    if not Folder(path).exists(MANIFEST):
-        remedy = f"give a dataset's folder, or try: springtide run inspect {path}"
-        raise ConfigError(explain("path", path, "is not a dataset", remedy))
-    return show_dataset(path, verify, as_json)
-
-
-def inspect_run(path: str, verify: bool, as_json: bool) -> int:
-    """Print the run or checkpoint at ``path``; ``verify`` reads every byte of it. Raises ConfigError when it is neither."""
-    from springtide.checkpoint.format import step_of
-    from springtide.storage import Folder
-
-    folder = Folder(path)
-    if folder.exists(configs.RUN_CONFIG):
-        return _show_run(path, "", verify, as_json)
+    path, folder = options.path, Folder(options.path)
+    if folder.exists(RUN_CONFIG):
+        return _show_run(path, "", options.verify, options.json)
     if step_of(folder.name) is not None:
-        return _show_run(folder.url.rsplit("/", 2)[0], folder.name, verify, as_json)
+        return _show_run(folder.url.rsplit("/", 2)[0], folder.name, options.verify, options.json)
+    if folder.exists(MANIFEST):
+        return show_dataset(path, options.verify, options.json)
     what, remedy = _other(folder, path)
-    raise ConfigError(explain("path", path, f"{what}, neither a run nor a checkpoint", remedy))
+    raise ConfigError(explain("path", path, f"{what}, neither a run nor a checkpoint nor a dataset", remedy))
 
 
 def _other(folder: Folder, path: str) -> tuple[str, str]:
-    """Return what a folder is that is neither a run nor a checkpoint, and the command for it."""
-    from springtide.shards import MANIFEST
+    """Return what a folder is that is neither a run nor a checkpoint nor a dataset, and the command for it."""
+    from springtide.config import RUN_CONFIG
     from springtide.tune.folder import PLAN
 
     if folder.exists(PLAN):
         return "is a sweep", f"its trials: springtide run list {path}; its page: {path}/sweep.html"
-    if folder.exists(MANIFEST):
-        return "is a dataset", f"springtide data inspect {path}"
     names = folder.names()
-    runs = [name for name in names[:_MOST_LOOKED_AT] if folder.exists(f"{name}/{configs.RUN_CONFIG}")]
+    runs = [name for name in names[:_MOST_LOOKED_AT] if folder.exists(f"{name}/{RUN_CONFIG}")]
     if runs:
-        return "is a folder of runs", f"springtide run list {path}, or springtide run inspect {path}/{runs[-1]}"
+        return "is a folder of runs", f"springtide run list {path}, or springtide inspect {path}/{runs[-1]}"
     if not names:
         return "is empty or does not exist", "give the folder of a run, <root>/<run id>, or of one of its checkpoints"
     return "is a folder", f"give <root>/<run id> or a checkpoint below it; springtide run list {path} lists runs"
@@ -129,7 +136,7 @@ def _first_rows(rows: int) -> Any:
 
 
 def _show_run(url: str, only: str, verify: bool, as_json: bool) -> int:
-    """Print the checkpoints of the run at ``url``, or only the one named ``only``; returns the exit status."""
+    """Print the checkpoints of the run at ``url``, or only the one named ``only``. Returns the exit status."""
     from springtide.checkpoint.inspect import inspect
     from springtide.run.folder import open_run
 
@@ -137,7 +144,7 @@ def _show_run(url: str, only: str, verify: bool, as_json: bool) -> int:
     found = inspect(run.folder, verify, only)
     if only and not found:
         raise ConfigError(
-            explain("path", only, "is not a checkpoint of this run", f"springtide run inspect {url} lists them")
+            explain("path", only, "is not a checkpoint of this run", f"springtide inspect {url} lists them")
         )
     starts, status = run.starts, run.status
     if as_json:

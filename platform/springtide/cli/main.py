@@ -1,10 +1,11 @@
 """``springtide COMMAND``: the commands, one file per group, and the error handling of all commands.
 
 springtide init                              a config file to begin with
-           data prepare | inspect            text to a sealed dataset
+           data prepare                      text to a sealed dataset
+           inspect                           what a run, a checkpoint or a dataset holds
            train, sweep                      a run; many runs
            run status                        how a run stands, what limits it and what to try
-           run inspect | list | compare      what a run's folder holds; many runs; two
+           run list | compare                many runs; two
            run save | pause | continue       steer a run that trains
                resize | stop
            model evaluate | average          a checkpoint as a model
@@ -14,8 +15,8 @@ springtide init                              a config file to begin with
            metrics                           what Prometheus finds
            queue                             the runs that share a cluster
            doctor                            whether this machine and a store are fit
-           plan                              before paying: which nodes, how long, for how much
-           estimate, simulate, drill         memory, spot capacity, faults
+           plan                              before paying: memory, which nodes, how long, for how much; spot capacity
+           drill                             faults
            notice                            announce that this node goes away
 """
 
@@ -33,7 +34,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from springtide.cli import data, elastic, init, model, run, train
+from springtide.cli import data, elastic, init, inspect, model, run, train
 from springtide.cli.commands import Commands, Status, status_of
 from springtide.cli.options import COMMON
 from springtide.cli.output import PrintableFormatter, say
@@ -152,7 +153,7 @@ def parser(show_all: bool) -> argparse.ArgumentParser:
 
 def _commands(whole: argparse.ArgumentParser, show_all: bool) -> Commands:
     commands = Commands(whole, show_all)
-    before = (init.add, data.add, train.add, train.add_sweep)
+    before = (init.add, data.add, inspect.add, train.add, train.add_sweep)
     after = (run.add, model.add, run.add_metrics, elastic.add_plan, elastic.add, run.add_queue, init.add_doctor)
     for add in (*before, *after):
         add(commands)

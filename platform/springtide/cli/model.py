@@ -1,4 +1,4 @@
-"""``springtide model evaluate``, ``average``, ``fisher``, ``generate``, ``export`` and ``import``."""
+"""``springtide model evaluate``, ``average``, ``generate``, ``export`` and ``import``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_json, add_trust
+from springtide.cli.options import add_json, add_trust, tokens
 from springtide.cli.output import print_json, say, write
 from springtide.errors import ConfigError, explain
 
@@ -23,10 +23,6 @@ _EVALUATE = """  springtide model evaluate runs/RUN                     # the ne
 _AVERAGE = """  springtide model average runs/RUN --last 3 --to runs/RUN-average
   springtide model average runs/RUN --ema --to runs/RUN-ema
   springtide model evaluate runs/RUN-average"""
-
-_FISHER = """  springtide model fisher runs/RUN --tokens 1M --out runs/RUN-fisher
-  springtide train --config new.yaml --train.start-from runs/RUN --train.start-with weights \\
-    --objective.anchor runs/RUN-fisher"""
 
 _EXPORT = """  springtide model export runs/RUN --to hf --out exports/RUN      # the newest checkpoint
   springtide model export runs/RUN --step 100 --to hf --out s3://bucket/RUN --dtype bf16
@@ -47,8 +43,6 @@ def add(commands: Commands) -> None:
     add_generate(group)
     help = "Write the mean of the weights of a run's newest checkpoints as a checkpoint of its own."
     group.command("average", _average, help, _average_options, _AVERAGE)
-    help = "Write how much each weight matters for a text, to start a run that forgets less of it (EWC)."
-    group.command("fisher", _fisher, help, _fisher_options, _FISHER)
     help = "Write a checkpoint as a folder that transformers or PEFT loads."
     group.command("export", _export, help, _export_options, _EXPORT)
     help = "Write a model of transformers as a run's folder of weights only, to start a run from."
@@ -152,43 +146,13 @@ def _average(options: argparse.Namespace) -> int:
     return 0
 
 
-def _fisher_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", help="the run's folder")
-    parser.add_argument("--out", metavar="FOLDER", required=True, help="folder or URL to create")
-    parser.add_argument(
-        "--tokens", metavar="N", type=_tokens, required=True, help="tokens of training text, such as 1M"
-    )
-    help = "prepared dataset with the text to remember; default: what the run trained on"
-    parser.add_argument("--dataset", metavar="FOLDER", default="", help=help)
-    parser.add_argument(
-        "--step", metavar="N", type=int, default=None, help="step of the checkpoint; default: the newest"
-    )
-    add_trust(parser)
-    add_json(parser)
-
-
-def _fisher(options: argparse.Namespace) -> int:
-    from springtide.run.fisher import write_fisher
-    from springtide.run.folder import open_run
-
-    run = open_run(options.run)
-    found = write_fisher(run, options.out, options.tokens, options.dataset, options.step, options.trust_code)
-    if options.json:
-        print_json(found._asdict())
-        return 0
-    say(f"wrote {found.url}: Fisher information of {found.checkpoint}, on {found.tokens:,} tokens")
-    say("start a run that forgets less with these settings:")
-    say(f"  --train.start-from {found.checkpoint} --train.start-with weights --objective.anchor {found.url}")
-    return 0
-
-
 def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="the run's folder")
     parser.add_argument(
         "--step", metavar="N", type=int, default=None, help="step of the checkpoint; default: the newest"
     )
     parser.add_argument(
-        "--tokens", metavar="N", type=_tokens, default=0, help="held-out tokens, as train.eval_tokens; 0: all"
+        "--tokens", metavar="N", type=tokens, default=0, help="held-out tokens, as train.eval_tokens; 0: all"
     )
     parser.add_argument(
         "--tasks", metavar="A,B", default="", help="tasks of lm-evaluation-harness, in place of the loss"
@@ -199,15 +163,6 @@ def _evaluate_options(parser: argparse.ArgumentParser) -> None:
     )
     add_trust(parser)
     add_json(parser)
-
-
-def _tokens(text: str) -> int:
-    from springtide.config.quantities import Tokens  # pydantic loads only when needed
-
-    try:
-        return int(Tokens.parse(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
 
 
 def _evaluate(options: argparse.Namespace) -> int:

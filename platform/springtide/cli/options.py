@@ -80,6 +80,16 @@ def add_config(parser: argparse.ArgumentParser, show_all: bool, sections: Collec
             option.option_strings = list(spellings)[:1]  # the help shows one spelling
 
 
+def tokens(text: str) -> int:
+    """Return a number of tokens, such as 16k. Raises ArgumentTypeError for another text."""
+    from springtide.config.quantities import Tokens  # pydantic loads only when needed
+
+    try:
+        return int(Tokens.parse(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} {error}") from None
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add --json."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")

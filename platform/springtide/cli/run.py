@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from springtide.run.folder import Run
     from springtide.run.run_status import RunStatus, StatusBuilder
 
-_INSPECT = """  springtide run inspect runs/RUN                # starts and checkpoints, which are valid and why others are not
-  springtide run inspect runs/RUN/checkpoints/step-0000000100 --verify   # read every byte of it"""
 _VERIFY = """  springtide verify runs/RUN
   springtide verify runs/RUN --json"""
 _REPORT = """  springtide report runs/RUN          # where the time went, and every restart
@@ -49,7 +47,6 @@ _STEER: dict[Verb, tuple[str, str]] = {
 def add(commands: Commands) -> None:
     """Add the commands."""
     group = commands.group("run", "Look at a run, and steer it while it trains.")
-    group.command("inspect", _inspect, "Show what a run or a checkpoint holds.", _inspect_options, _INSPECT)
     add_views(group)
     for verb, (help, example) in _STEER.items():
         group.command(verb, functools.partial(_steer, verb), help, functools.partial(_steer_options, verb), example)
@@ -57,12 +54,6 @@ def add(commands: Commands) -> None:
     commands.command("verify", _verify, help, _run_options, _VERIFY)
     help = "Print where the time of a run went, and what restarts cost."
     commands.command("report", _report, help, _run_options, _REPORT)
-
-
-def _inspect_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("path", help="the folder of a run or of a checkpoint")
-    parser.add_argument("--verify", action="store_true", help="read every byte and compare digests")
-    add_json(parser)
 
 
 def _run_options(parser: argparse.ArgumentParser) -> None:
@@ -90,12 +81,6 @@ def _steer(verb: Verb, options: argparse.Namespace) -> int:
     else:
         say(f"{verb}: at step {found.step}: {found.text}")
     return 0
-
-
-def _inspect(options: argparse.Namespace) -> int:
-    from springtide.cli.inspect import inspect_run
-
-    return inspect_run(options.path, options.verify, options.json)
 
 
 def _verify(options: argparse.Namespace) -> int:

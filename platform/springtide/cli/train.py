@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from springtide.cli.commands import Commands
-from springtide.cli.options import add_config, add_json, add_resume, add_trust, config_of, program
+from springtide.cli.options import add_config, add_json, add_resume, add_trust, config_of, program, tokens
 from springtide.cli.output import print_json, progress_bars, say
 from springtide.errors import ConfigError, explain, redacted
 
@@ -57,6 +57,13 @@ def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
     length = "length of the run, in place of --train.total: "
     parser.add_argument("--epochs", metavar="N", type=float, help=f"{length}times that it reads its dataset")
     parser.add_argument("--steps", metavar="N", type=int, help=f"{length}steps")
+    fisher = "pull each weight to where it starts by how much the text before depends on it (EWC): compute its Fisher "
+    fisher += "information on so many tokens of that text, and set objective.anchor to it: docs/how-to/continue.md"
+    parser.add_argument("--fisher-tokens", metavar="N", type=tokens, help=fisher)
+    dataset = (
+        "with --fisher-tokens: prepared dataset with the text to remember; default: what the run before trained on"
+    )
+    parser.add_argument("--fisher-dataset", metavar="FOLDER", default="", help=dataset)
     parser.add_argument("--demo", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -67,7 +74,7 @@ def _train(options: argparse.Namespace) -> int:
     config = config_of(options)
     how = {name: getattr(options, name) for name in ("resume", "accept_changes", "from_scratch")}
     with progress_bars() as progress:
-        config = _of_length(config, options, progress)
+        config = _anchored(_of_length(config, options, progress), options)
         if options.dry_run:
             return _show(resolve(config, **how, progress=progress))
         run = demonstrate(config, progress) if options.demo else train(config, **how, progress=progress)
@@ -111,6 +118,20 @@ def _of_length(config: Config, options: argparse.Namespace, progress: Progress) 
     else:
         return config
     say(f"# {config.num_steps:,} steps: train.total = {int(config.train.total)}")
+    return config
+
+
+def _anchored(config: Config, options: argparse.Namespace) -> Config:
+    """Set ``objective.anchor`` as --fisher-tokens asks for, and print it."""
+    if options.fisher_tokens is None:
+        if options.fisher_dataset:
+            limit = "is the text of a Fisher information"
+            raise ConfigError(explain("--fisher-dataset", options.fisher_dataset, limit, "give --fisher-tokens, too"))
+        return config
+    from springtide.run.fisher import anchored
+
+    config = anchored(config, options.fisher_tokens, options.fisher_dataset, bool(options.resume), options.trust_code)
+    say(f"# objective.anchor = {config.objective.anchor}")
     return config
 
 

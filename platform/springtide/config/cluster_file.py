@@ -105,7 +105,7 @@ class NodeType(Section):
     zones: tuple[str, ...] = ()
     """Zones in which there are such nodes; each plays the record from another place of it [names]."""
     trace: str = ""
-    """Record of spot capacity, as for ``springtide simulate``; looked up beside the cluster file and in the current folder;
+    """Record of spot capacity, as for ``springtide plan --trace``; looked up beside the cluster file and in the current folder;
     empty if none is known [name]."""
     notice: Seconds = Seconds(120.0)
     """Time between a notice and the loss of a spot node; 0 for no notice [s]."""

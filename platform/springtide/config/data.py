@@ -289,7 +289,7 @@ class SkippedSamples(Section):
     from_step: int = Field(0, ge=0)
     """First step of the order they are excluded from [steps]."""
     samples: tuple[int, ...]
-    """Sample ids, as the feed's errors and ``springtide data inspect`` show them [ids]."""
+    """Sample ids, as the feed's errors and ``springtide inspect`` show them [ids]."""
 
 
 class SmallerBatches(Section):

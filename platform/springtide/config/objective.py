@@ -24,7 +24,8 @@ class ObjectiveConfig(Section):
     alone; or your own function, ``package.module:function``, see ``springtide.model``; empty is the cross-entropy of next
     tokens [name]."""
     labels: str = free(default="")
-    """What a model says about each row of shards.dataset, for the objective, as ``springtide data label`` writes it [url]."""
+    """What a model says about each row of shards.dataset, for the objective: ``springtide data prepare --label-by`` writes it
+    [url]."""
     teacher: str = ""
     """Checkpoint of a run, or that run's folder for its newest, that computes in each step what labels would hold: for distill,
     in place of labels; its weights are whole on each worker [url]."""
@@ -36,7 +37,7 @@ class ObjectiveConfig(Section):
     """DPO's beta; in ORPO the weight of the odds-ratio term beside the cross-entropy of the chosen answer [1]."""
     anchor: str = ""
     """What keeps the weights near those that the run starts from, so that it forgets less: ``l2sp`` pulls them all alike; the
-    URL of a Fisher, see ``springtide model fisher``, by how much each one matters (EWC); empty nothing [url]."""
+    URL of a Fisher, see ``springtide train --fisher-tokens``, by how much each one matters (EWC); empty nothing [url]."""
     anchor_weight: float = Field(1.0, gt=0)
     """Weight of the squared distance to them in the loss per token; of a Fisher, 1 counts the text that it was computed on as
     much as the new one [1]."""

@@ -358,7 +358,7 @@ def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayou
     wanted = _LEARNS_FROM.get(source)
     if wanted and (layout is None or layout.what != wanted):
         holds = "names none" if layout is None else f"holds {layout.what}"
-        remedy = f"write labels with `springtide data label --what {wanted}`"
+        remedy = f"write labels with `springtide data prepare --label-what {wanted}`"
         remedy += ", or name an objective.teacher" * (source == "distill")
         raise ConfigError(explain(_FIELD, source, f"learns from {wanted}, and {field} {holds}", remedy))
     try:

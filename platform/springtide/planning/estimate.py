@@ -43,7 +43,7 @@ class MemoryEstimate:
     """Change, as text -> memory after it [bytes per worker]."""
 
     def as_dict(self) -> dict[str, int]:
-        """Return description -> memory [bytes per worker], as configured first, as ``springtide estimate --json`` prints it."""
+        """Return description -> memory [bytes per worker], as configured first, as ``springtide plan --json`` prints it."""
         return {"as configured": self.configured_bytes, **self.changed_bytes}
 
 
@@ -115,7 +115,7 @@ class EvennessEstimate:
     better_mean: float
 
     def as_dict(self) -> dict[str, float]:
-        """Return the estimate as plain data, as ``springtide estimate --json`` prints it."""
+        """Return the estimate as plain data, as ``springtide plan --json`` prints it."""
         found = {name: value for name, value in dataclasses.asdict(self).items() if name != "evenness"}
         return {**found, **self.evenness._asdict()}
 

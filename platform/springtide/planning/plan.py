@@ -132,7 +132,9 @@ def _check_known(config: Config) -> None:
         ("objective.source", config.objective.source, ""),
     ):
         if value != usual:
-            remedy = "springtide estimate tells the memory of this one; a plan of the same without it is an upper bound"
+            remedy = (
+                "without --cluster a plan tells the memory of this one; a plan of the same without it is an upper bound"
+            )
             raise ConfigError(
                 explain(field, value, "is not known to a plan, which counts the decoder's weights", remedy)
             )

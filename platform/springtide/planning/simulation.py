@@ -70,7 +70,7 @@ class TraceResult:
     """The same at the restart time of ``springtide`` and at the save interval that is best for this record."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, as ``springtide simulate --json`` prints it."""
+        """Return the result as plain data, as ``springtide plan --trace FILE --json`` prints it."""
         runs = {
             "springtide": self.springtide,
             "checkpoint_restart": self.checkpoint_restart,
@@ -290,7 +290,7 @@ class MarketResult:
     """Rule -> run."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, as ``springtide simulate --deadline H --json`` prints it."""
+        """Return the result as plain data, as ``springtide plan --deadline H --json`` prints it."""
         rows = {
             name: {
                 "dollars": run.dollars,

@@ -1,4 +1,4 @@
-"""The Fisher information of a run's weights, as a checkpoint of its own (``springtide model fisher``)."""
+"""The Fisher information of a run's weights, as a checkpoint of its own (``springtide train --fisher-tokens``)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import time
 from typing import Any, NamedTuple
 
 from springtide import config as configs
-from springtide.checkpoint.format import StagedPiece, read_manifest
+from springtide.checkpoint import branch
+from springtide.checkpoint.format import StagedPiece, committed, read_manifest, step_of
+from springtide.config import Config
 from springtide.errors import ConfigError, explain
 from springtide.run.folder import Run, check_model_code
-from springtide.storage import Folder
+from springtide.storage import Folder, digest, to_json
 
 _OF_ANOTHER: dict[str, Any] = {
     "stream.mixture": {},
@@ -86,3 +88,39 @@ def write_fisher(
 
     write_weights(target, meta, configs.redact(run.config).model_dump(mode="json"), kinds, bytes_of)
     return Fisher(target.url, f"{run.folder.url}/checkpoints/{name}", counted)
+
+
+def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = False, trust_code: bool = False) -> Config:
+    """Return a config whose ``objective.anchor`` is the Fisher information of the checkpoint that it starts from. It lies in
+    ``run.root``, and is computed only if no earlier call with the same values has written it there.
+
+    Args:
+        config: settings of a run that starts from a checkpoint (``train.start_from``).
+        tokens: as for ``write_fisher``.
+        dataset: as for ``write_fisher``.
+        resume: a run that exists goes on with the anchor that it has.
+        trust_code: as for ``write_fisher``.
+
+    Raises:
+        ConfigError: the run starts from no checkpoint or has another anchor; or as ``write_fisher``.
+        CheckpointError: bytes of the checkpoint are bad.
+    """
+    start, anchor = config.train.start_from, config.objective.anchor
+    if anchor:
+        raise ConfigError(
+            explain("--fisher-tokens", tokens, f"and objective.anchor = {anchor}: one anchor", "leave one out")
+        )
+    if not start:
+        limit = "is of the checkpoint that a run starts from, and train.start_from is empty"
+        raise ConfigError(explain("--fisher-tokens", tokens, limit, "name a run there"))
+    root = Folder(config.run.root)
+    mine = Run(root / config.run.id) if resume and config.run.id else None
+    if mine is not None and mine.folder.exists(configs.RUN_CONFIG):
+        return config.override({"objective.anchor": mine.config.objective.anchor})
+    run, name = branch.split(branch.resolve(start, ""))
+    of = [run.url, name, read_manifest(run, name).meta.chain, tokens, Folder(dataset).url if dataset else ""]
+    target = root / f"{run.name}-fisher-{digest.of_bytes(to_json(of).encode())[:8]}"
+    if not committed(target):
+        target.remove()  # what a call that was killed has left
+        write_fisher(Run(run), target.url, tokens, dataset, step_of(name), trust_code)
+    return config.override({"objective.anchor": target.url})

@@ -35,7 +35,7 @@ Columns = dict[str, np.ndarray]
 _SAMPLE_IDS = "sample_ids"
 _TYPES = {"int64": "I64", "float16": "F16", "float32": "F32", "uint8": "U8", "uint16": "U16", "uint32": "U32"}
 """Type of a column -> its name in safetensors."""
-_REMEDY = "remove the labels' folder and run `springtide data label` again, or restore the file"
+_REMEDY = "remove the labels' folder and run `springtide data prepare --label-by` again, or restore the file"
 
 
 class Labels(Record):
@@ -202,7 +202,8 @@ def load_labels(folder: Folder) -> Labels:
         record: Any = folder.read_json(LABELS)
         if isinstance(record, dict) and record.get("format") != FORMAT:
             limit = f"are in format {record.get('format')!r:.40}, this version of springtide reads {FORMAT}"
-            raise CorpusError(explain("labels", folder.url, limit, "write them again, with `springtide data label`"))
+            remedy = "write them again, with `springtide data prepare --label-by`"
+            raise CorpusError(explain("labels", folder.url, limit, remedy))
         sealed = record.pop("digest", None) if isinstance(record, dict) else None
         labels = Labels.model_validate(record)
         if labels.digest != sealed:
@@ -211,7 +212,7 @@ def load_labels(folder: Folder) -> Labels:
     except CorpusError:
         raise
     except FileNotFoundError:
-        remedy = "write them with `springtide data label`; a labelling that was killed resumes"
+        remedy = "write them with `springtide data prepare --label-by`; a labelling that was killed resumes"
         raise CorpusError(explain("labels", folder.url, "holds no sealed labels", remedy)) from None
     except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or not a valid manifest
         problem = f"has a {LABELS} that cannot be read ({error})"

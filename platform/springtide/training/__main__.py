@@ -216,10 +216,6 @@ class HangWatchdog:
         faulthandler.cancel_dump_traceback_later()
 
 
-if __name__ == "__main__":
-    main()
-
-
 # The request to leave this machine, under torchrun: a signal, or a preemption notice. The whole group saves and ends.
 #
 # SIGTERM or SIGINT, from torchrun's agent --+
@@ -314,3 +310,7 @@ class LeaveRequest:
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # the agent that reads it may be gone
         os.write(sys.stderr.fileno(), f"springtide, process {os.getpid()}: {text}\n".encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -37,7 +37,7 @@ from springtide.training.part import Part, Share, StepResult
 
 _NUM_SUMS = 3
 _FIELD, _COMPONENT, _METRIC = "objective.anchor", "anchor", "anchor_penalty"
-_AGAIN = "compute it for that checkpoint: springtide model fisher"
+_AGAIN = "compute it for that checkpoint: springtide train --fisher-tokens"
 
 
 class Anchor(Part):

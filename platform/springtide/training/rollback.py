@@ -30,7 +30,7 @@ def without_suspects(config: Config, data: Data, step: StepsDone) -> tuple[Data,
     if in_a_row > optim.max_left_out + optim.rollback_steps:
         raise TrainingFailed(
             f"{in_a_row} steps of the order in a row, to {skipped[-1]}, are skipped because of spikes: look at their "
-            "rows (springtide data inspect), lower optim.peak_lr, or raise optim.spike_deviations"
+            "rows (springtide inspect), lower optim.peak_lr, or raise optim.spike_deviations"
         )
     return data, RolledBack(step=step, skipped=skipped, reason=f"for the spike at step {step}")
 

@@ -118,7 +118,9 @@ def check_teacher(config: Config, dataset: Dataset) -> None:
     url, manifest, saved = _read(config.objective.teacher)
     if saved.model.source and saved.model.source != config.model.source:
         problem = f"is a model of {saved.model.source!r}, and only code that this run's settings name is run"
-        remedy = "write its labels with `springtide data label --trust-code`, and name them in objective.labels"
+        remedy = (
+            "write its labels with `springtide data prepare --label-by --trust-code`, and name them in objective.labels"
+        )
         raise ConfigError(explain(FIELD, url, problem, remedy))
     check_reads(FIELD, url, saved.model, manifest.meta.tokenizer_digest, dataset)
 

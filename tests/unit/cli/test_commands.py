@@ -75,7 +75,7 @@ def test_a_bad_setting_ends_with_status_two_and_one_line(
 
 def test_a_value_that_is_not_yaml_names_its_field(capsys: pytest.CaptureFixture[str]) -> None:
     for text in ("{a: b", "[2001-99-01]", "[" * 100_000):
-        assert main(["estimate", "--recipe", "tiny", "--stream.mixture", text]) == 2
+        assert main(["plan", "--recipe", "tiny", "--stream.mixture", text]) == 2
         assert "stream.mixture = " in (said := capsys.readouterr().err)
         assert "is not YAML" in said
 
@@ -91,11 +91,11 @@ def test_an_unknown_option_names_the_nearest(capsys: pytest.CaptureFixture[str])
         ("train --recipe demo --lr 1", "did you mean --optim.peak-lr"),
         ("train --recipe demo --seed 1", "did you mean --stream.seed or "),
         ("train --recipe demo --qqq 1", "see --help for all of them"),
-        ("trian --recipe demo", "command = 'trian': is not one of init, data, train"),
+        ("trian --recipe demo", "command = 'trian': is not one of init, data, inspect, train"),
         ("trian --recipe demo", "did you mean springtide train?"),
         ("runs", "did you mean springtide run?"),
         ("evaluate runs/a", "did you mean springtide model evaluate?"),
-        ("run lst", "command = 'run lst': is not one of inspect, status"),
+        ("run lst", "command = 'run lst': is not one of status"),
         ("run lst", "did you mean springtide run list?"),
         ("help", "see springtide --help"),
     ],
@@ -128,17 +128,17 @@ def test_inspect_shows_a_dataset_and_finds_a_changed_byte(
 ) -> None:
     import shutil
 
-    assert main(["data", "inspect", tiny.shards.dataset]) == 0
+    assert main(["inspect", tiny.shards.dataset]) == 0
     assert "row 0: " in capsys.readouterr().out
     copy = tmp_path / "copy"
     shutil.copytree(tiny.shards.dataset, copy)
-    assert main(["data", "inspect", str(copy), "--verify", "--json"]) == 0
+    assert main(["inspect", str(copy), "--verify", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["splits"]["train"]["rows"] > 0
     shard = copy / "heldout-00000.parquet"
     shard.write_bytes(shard.read_bytes().replace(b"PAR1", b"PAR2", 1))
-    assert main(["data", "inspect", str(copy), "--verify"]) == 1
+    assert main(["inspect", str(copy), "--verify"]) == 1
     assert "heldout-00000.parquet" in capsys.readouterr().err
-    assert main(["run", "inspect", str(tmp_path)]) == 2
+    assert main(["inspect", str(tmp_path)]) == 2
     assert "checkpoint" in capsys.readouterr().err
 
 
@@ -150,12 +150,11 @@ def test_inspect_says_what_a_folder_is_and_which_command_shows_it(
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "sweep.json").write_text("{}")
     for path, parts in {
-        tmp_path / "root": ("is a folder of runs", "springtide run list", "run inspect", "root/first"),
+        tmp_path / "root": ("is a folder of runs", "springtide run list", "springtide inspect", "root/first"),
         tmp_path / "sweep": ("is a sweep", "springtide run list", "sweep.html"),
-        Path(tiny.shards.dataset): ("is a dataset", "springtide data inspect"),
         tmp_path / "nothing": ("is empty or does not exist", "<root>/<run id>"),
     }.items():
-        assert main(["run", "inspect", str(path)]) == 2
+        assert main(["inspect", str(path)]) == 2
         said = capsys.readouterr().err
         assert all(part in said for part in parts), said
 
@@ -213,13 +212,13 @@ def test_platform_is_the_standard_librarys_from_the_repository_root() -> None:
 def test_plan_says_what_a_record_of_capacity_leaves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("0,add,a\n0,add,b\n1800000,remove,a\n3600000\n")
-    assert main(["simulate", "--trace", str(trace), "--json"]) == 0
+    assert main(["plan", "--trace", str(trace), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["hours"], found["most_nodes"], found["springtide"]["restarts"]) == (1.0, 2, 1)
     assert found["springtide"]["of_ideal"] > found["checkpoint_restart"]["of_ideal"]
     assert found["tuned"]["of_ideal"] > found["checkpoint_restart"]["of_ideal"]
     dear = ["--copies", "2", "--store-every", "60", "--save", "1", "--lanes", "3", "--notice", "0"]
-    assert main(["simulate", "--trace", str(trace), "--replica-shards", "1", *dear]) == 0
+    assert main(["plan", "--trace", str(trace), "--replica-shards", "1", *dear]) == 0
     assert "at springtide's time per restart" in capsys.readouterr().out
     given = ["--trace", str(trace)]
     for options, said in (
@@ -227,24 +226,27 @@ def test_plan_says_what_a_record_of_capacity_leaves(tmp_path: Path, capsys: pyte
         ([*given, "--store-every", "nan"], "--store-every = nan: is not a number"),
         ([*given, "--lanes", "1"], "--lanes = 1: is less than the 2 nodes"),
         ([*given, "--mttf", "3"], "--mttf, too"),
-        ([], "--trace = '': is missing, and so is --mttf"),
+        (["--days", "3"], "--days = 3.0: is for recorded spot capacity"),
+        ([*given, "--recipe", "tiny"], "simulates a run by its figures alone"),
+        (["--recipe", "tiny", "--measured", "runs/a"], "give --cluster, too"),
+        (["--recipe", "tiny", "--cluster", "nodes.yaml", "--workers", "3"], "--workers = 3: is the plan's to choose"),
         (["--trace", str(tmp_path / "none")], "cannot be read"),
         (["--mttf", "3"], "--nodes = 0: is not a number of at least 1"),
         (["--mttf", "1e-9", "--nodes", "8"], "--mttf = 1e-09: is not a number of at least 0.001"),
         (["--mttf", "0.01", "--nodes", "8", "--days", "1e9"], "--days over --mttf, in failures"),
         (["--mttf", "3", "--nodes", "8", "--hangs", "0.6", "--racks", "0.6"], "--hangs and --racks together = 1.2"),
     ):
-        assert main(["simulate", *options]) == 2
+        assert main(["plan", *options]) == 2
         assert said in capsys.readouterr().err
     trace.write_text("what is this")
-    assert main(["simulate", *given]) == 2
+    assert main(["plan", *given]) == 2
 
 
-def test_simulate_prices_a_deadline_or_refuses_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Simulate says what a deadline costs and refuses one that cannot be met."""
+def test_plan_prices_a_deadline_or_refuses_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It says what a deadline costs and refuses one that cannot be met."""
     trace = tmp_path / "trace.csv"
     trace.write_text("0,add,a\n0,add,b\n3600000,remove,a\n7200000\n")
-    market = ["simulate", "--trace", str(trace), "--work", "2.9", "--price", "3", "--spot-price", "1"]
+    market = ["plan", "--trace", str(trace), "--work", "2.9", "--price", "3", "--spot-price", "1"]
     assert main([*market, "--deadline", "1.9", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["workers"], found["spot"]["in_time"], found["uniform_progress"]["in_time"]) == (2, False, True)
@@ -264,13 +266,13 @@ def test_simulate_prices_a_deadline_or_refuses_it(tmp_path: Path, capsys: pytest
     ):
         assert main([*market, *options]) == 2
         assert said in capsys.readouterr().err
-    assert main(["simulate", "--mttf", "3", "--nodes", "8", "--deadline", "3"]) == 2
+    assert main(["plan", "--mttf", "3", "--nodes", "8", "--deadline", "3"]) == 2
     assert "spot capacity" in capsys.readouterr().err
 
 
-def test_simulate_says_what_a_reliable_cluster_loses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_says_what_a_reliable_cluster_loses(capsys: pytest.CaptureFixture[str]) -> None:
     cluster = ["--mttf", "8", "--nodes", "32", "--days", "10", "--lanes", "256", "--hangs", "0.2", "--racks", "0.1"]
-    assert main(["simulate", *cluster, "--restart", "20", "--hang", "60", "--json"]) == 0
+    assert main(["plan", *cluster, "--restart", "20", "--hang", "60", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["hours"], found["most_nodes"]) == (240.0, 32)
     assert found["springtide"]["hanging"] > 0

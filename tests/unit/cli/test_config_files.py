@@ -57,7 +57,7 @@ def refused(*words: str) -> str:
         ("train", "mine.yaml", "--config", "mine.yaml", "--run.root", "here", "--resume"),
         ("data", "prepare", "mine.yaml", "--run.root", "here"),
         ("plan", "--cluster", "nodes.yaml", "mine.yaml", "--run.root", "here"),
-        ("estimate", "mine.yaml", "--run.root=here"),
+        ("plan", "mine.yaml", "--run.root=here"),
         ("sweep", "--space", "space.py", "mine.yaml", "--run.root", "here"),
     ],
     ids=" ".join,

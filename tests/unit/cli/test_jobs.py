@@ -40,7 +40,6 @@ COMMANDS = {
     "sweep": ["sweep"],
     "prepare": ["data", "prepare"],
     "evaluate": ["model", "evaluate"],
-    "label": ["data", "label"],
     "export": ["model", "export"],
 }
 MOST_BYTES = 10**6

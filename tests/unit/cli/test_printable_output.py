@@ -66,7 +66,7 @@ def test_names_of_a_dataset_make_no_lines(tiny: Config, capsys: pytest.CaptureFi
     """A line break in the name of a file would begin a line that looks like one of ours."""
     broken = [{"name": "a\ndataset verified", "reason": "r\r\nok", "sample": "s"}]
     url = _with_source(tiny.shards.dataset, tmp_path / "data", source="text\n  card x", broken=broken)
-    assert main(["data", "inspect", url]) == 0
+    assert main(["inspect", url]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "  broken: a dataset verified: r ok: 's'" in lines
     assert not {"dataset verified: r", "ok: 's'", "  card x: "} & {*lines}
@@ -77,7 +77,7 @@ def test_a_source_of_another_form_names_the_manifest(
     changes: dict[str, object], tiny: Config, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     url = _with_source(tiny.shards.dataset, tmp_path / "data", **changes)
-    assert main(["data", "inspect", url]) == 2
+    assert main(["inspect", url]) == 2
     assert "manifest.json: " in capsys.readouterr().err
 
 

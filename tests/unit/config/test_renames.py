@@ -181,7 +181,7 @@ def test_settings_are_hashed_as_they_were(monkeypatch: pytest.MonkeyPatch) -> No
         ("model export runs/mine --out x --to=stone", "command = 'model export --to stone': is retired; use hf"),
         ("model export --to stone runs/mine", "command = 'model export --to stone': is retired; use hf"),
         ("train --recipe tiny --optim.top-rate 1", "option = '--optim.top-rate': is renamed; use optim.peak_lr"),
-        ("estimate --recipe tiny --page.port=1", "option = '--page.port=1': is retired; open report.html"),
+        ("plan --recipe tiny --page.port=1", "option = '--page.port=1': is retired; open report.html"),
     ],
 )
 def test_a_retired_command_or_option_says_what_replaces_it(
@@ -196,7 +196,7 @@ def test_a_retired_command_or_option_says_what_replaces_it(
     [
         ("model ofer", "command = 'model ofer': is not one of evaluate"),
         ("run compare --tile-size 3", "required: other"),
-        ("run inspect", "required: path"),
+        ("inspect", "required: PATH"),
         ("model export runs/mine --to paper", "invalid choice: 'paper'"),
         ("run", "required: COMMAND"),
     ],

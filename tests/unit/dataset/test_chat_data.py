@@ -226,7 +226,7 @@ def test_thoughts_that_a_template_leaves_out_are_counted(tmp_path: Path) -> None
     source = write_lines(tmp_path / "chats" / "a.jsonl", records)
     found = prepare(of_chats(tmp_path / "datasets", source))
     assert open_dataset(found.shards.dataset)[0].source["edits"] == {THOUGHTS_LEFT: 29}
-    assert main(["data", "inspect", found.shards.dataset]) == 0
+    assert main(["inspect", found.shards.dataset]) == 0
 
 
 def test_a_changed_template_makes_another_dataset(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_file_that_names_a_filter_needs_trust(module: Path, capsys: pytest.Cap
     file = module.parent / "config.yaml"
     file.write_text(configs.dump(config))
     module.write_text(f"open({str(module.parent / 'marker')!r}, 'w').close()\n{CODE}")
-    for command in (["data", "prepare"], ["train"], ["estimate"]):
+    for command in (["data", "prepare"], ["train"], ["plan"]):
         assert main([*command, "--config", "config.yaml"]) == 2
         said = capsys.readouterr().err
         assert f"corpus.filter = {FILTER!r}" in said

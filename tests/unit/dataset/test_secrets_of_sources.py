@@ -70,7 +70,7 @@ def test_neither_is_in_anything_that_a_prepare_makes_or_says(
     assert saved.stat().st_mode & 0o777 == 0o600
     [dataset] = (path.parent for path in root.rglob("manifest.json"))
     assert "***" in json.loads((dataset / "manifest.json").read_text())["source"]["source"]
-    assert main(["data", "inspect", str(dataset)]) == 0
+    assert main(["inspect", str(dataset)]) == 0
     again = source.replace(f"u:{SECRET}@", "u:another@")
     assert main(["data", "prepare", *options, "--corpus.source", again]) == 0
     assert len(list(root.rglob("manifest.json"))) == 1, "who may read it does not change what is read"

@@ -82,10 +82,10 @@ def test_lists_answer_as_then(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.processes
 def test_looks_at_runs_datasets_and_two_runs(capsys: pytest.CaptureFixture[str]) -> None:
     for run in RUNS.values():
-        assert "committed, " in (said := answer(capsys, "run", "inspect", run, "--verify"))
+        assert "committed, " in (said := answer(capsys, "inspect", run, "--verify"))
         assert all(line.endswith(", verified") for line in said.splitlines() if "committed, " in line), said
     for dataset in datasets():
-        assert "digest" in answer(capsys, "data", "inspect", dataset, "--verify")
+        assert "digest" in answer(capsys, "inspect", dataset, "--verify")
     compared = answer_json(capsys, "run", "compare", RUNS["trial-0000"], RUNS["unfinished"])
     assert compared["first_other_loss"] is None, "the same settings, text and seed"
     assert compared["common_steps"] > 20
@@ -167,7 +167,7 @@ def test_own_code_goes_on_when_trusted(capsys: pytest.CaptureFixture[str], tmp_p
 @pytest.mark.full
 def test_trial_and_best_of_a_sweep_go_on(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     sweep = FOLDER / "runs" / "sweep"
-    assert "is a sweep" in answer(capsys, "run", "inspect", sweep, status=2)
+    assert "is a sweep" in answer(capsys, "inspect", sweep, status=2)
     best = json.loads((sweep / "result.json").read_text())["best"]
     train_alone("--config", RUNS["trial-0001"] / "config.yaml")
     check_finished(capsys, "trial-0001")

@@ -153,11 +153,11 @@ def test_documents_apart_are_foretold_with_what_a_gpu_gives_attention() -> None:
 
 
 def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "--recipe", "tiny", "--json"]) == 0
+    assert main(["plan", "--recipe", "tiny", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["as configured"] > 0
     assert (found["evenness"]["lanes"], found["evenness"]["mean"]) == (12, 1.0)
-    assert main(["estimate", "--recipe", "tiny", "--workers", "2"]) == 0
+    assert main(["plan", "--recipe", "tiny", "--workers", "2"]) == 0
     printed = capsys.readouterr().out
     assert "as configured" in printed
     assert printed.endswith("12 rows in 12 lanes keep workers busy for 100.0% of a step over 1 to 2 workers\n")
@@ -165,7 +165,7 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("option", ["--workers=0", "--workers=-1", "--vocabulary=-5"])
 def test_what_is_no_number_of_workers_or_ids_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["estimate", "--recipe", "tiny", option]) == 2
+    assert main(["plan", "--recipe", "tiny", option]) == 2
     name, value = option.removeprefix("--").split("=")
     assert f"{name} = {value}: must be at least 1" in capsys.readouterr().err
 

@@ -112,8 +112,8 @@ def test_every_command_bears_it(
     assert (row.state, row.step, row.workers > 0) == ("running or killed", last_step, True)
     assert 0.0 <= row.goodput <= 1.0
     run.write_report()
-    for command in (["list", str(tmp_path)], *([name, run.folder.url] for name in ("status", "inspect"))):
-        assert main(["run", *command, "--json"]) == 0
+    for command in (["run", "list", str(tmp_path)], ["run", "status", run.folder.url], ["inspect", run.folder.url]):
+        assert main([*command, "--json"]) == 0
         assert "NaN" not in capsys.readouterr().out
     assert compare_runs(run, run).common_steps == last_step
 
@@ -131,12 +131,12 @@ def test_a_partial_folder_is_a_run_that_has_not_started(
         run.folder.write("journal/0001-0000.jsonl", content)
     assert run.status == "not started"
     assert [(row.id, row.state, row.where) for row in overview(str(tmp_path))] == [("half", "not started", "")]
-    for name in ("status", "inspect"):
-        assert main(["run", name, run.folder.url]) == 0
+    for command in (["run", "status"], ["inspect"]):
+        assert main([*command, run.folder.url]) == 0
     assert main(["run", "compare", run.folder.url, run.folder.url]) == 0
     capsys.readouterr()
-    for command in ("save", "stop", "pause"):
-        assert main(["run", command, run.folder.url, "--wait", "1"]) == 3
+    for verb in ("save", "stop", "pause"):
+        assert main(["run", verb, run.folder.url, "--wait", "1"]) == 3
         assert "never been trained" in capsys.readouterr().err
 
 

@@ -75,7 +75,7 @@ def test_only_training_on_is_refused_for_what_is_lost(
         "or pass --accept-changes to train on without it"
     )
     assert find_run(given, True, True)[1] == run
-    for command in (["run", "list", tiny.run.root], ["report", run.folder.url], ["run", "inspect", run.folder.url]):
+    for command in (["run", "list", tiny.run.root], ["report", run.folder.url], ["inspect", run.folder.url]):
         assert main(command) == 0
     assert "mine" in capsys.readouterr().out
 

@@ -182,7 +182,7 @@ def test_only_the_config_of_a_run_has_the_password(
     assert (
         main(["data", "prepare", "--config", str(root / "run" / "config.yaml"), "--save", str(root / "twin.yaml")]) == 0
     )
-    assert main(["run", "inspect", str(root / "run")]) == 0
+    assert main(["inspect", str(root / "run")]) == 0
 
     assert "reached" in caplog.text
     assert "hunter2" not in caplog.text
