@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import functools
@@ -18,36 +17,27 @@ import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
-from ray.train import FailureConfig, Result, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig
 from ray.util.metrics import Counter, Gauge
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.config import Config, redact
 from springtide.distributed import backend, gpu_environment
 from springtide.elastic import GroupRequest
-from springtide.elastic.limits import MemoryLimits
 from springtide.elastic.policy import Bounds
 from springtide.errors import SpringtideError, StoppedWaiting, StoreLost, TrainingFailed, TrainingInterrupted
 from springtide.events import Evaluated, Event, Saved, Stopped
 from springtide.faults import armed
-from springtide.ray._ray_private import (
-    CONTROLLER_LOG,
-    DatasetsCallback,
-    PlacementGroupCleanerCallback,
-    RuntimeContext,
-    replace_runtime_context,
-)
 from springtide.ray.cluster.nodes import may_be_taken_away
 from springtide.ray.cluster.notices import PreemptionWatchers
 from springtide.ray.cluster.stop_signals import stop_signals
 from springtide.ray.names import name_of
-from springtide.ray.train.failure_policy import SpringtideFailurePolicy, fatal, first_failure, only_stores
-from springtide.ray.train.group import Controller
+from springtide.ray.train.adapter import SpringtideTrainer
+from springtide.ray.train.failure_policy import fatal, first_failure, only_stores
 from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import MailboxClient, NoticeSender, Reply
-from springtide.ray.train.policy import PrivateScalingPolicy, SpringtideScalingPolicy
-from springtide.ray.train.process_pool import StartCancelledError, last_line
+from springtide.ray.train.process_pool import last_line
 from springtide.ray.train.snapshot_client import snapshot_servers_follow
 from springtide.ray.train.snapshot_saver import OrphanedRun
 from springtide.ray.train.worker import work
@@ -197,52 +187,6 @@ def worker_environment(config: Config) -> dict[str, dict[str, str]]:
     return {"env_vars": gpu_environment(config.elastic.env, config.parallel.deterministic)}
 
 
-class SpringtideTrainer(TorchTrainer):
-    """TorchTrainer with our policies and worker groups; its controller runs in the thread that calls ``fit``."""
-
-    def __init__(
-        self,
-        function: Callable[[], None],
-        *,
-        job: TrainJob,
-        bounds: Bounds,
-        watches: PreemptionWatchers | None,
-        workers: WorkerLender,
-        **named: object,
-    ) -> None:
-        super().__init__(function, **named)
-        self._bounds, self._watches, self._job, self._workers = bounds, watches, job, workers
-
-    def _initialize_and_run_controller(self, *, callbacks: list[object], **arguments: object) -> Result:
-        failures = self.run_config.failure_config or FailureConfig()
-        limits = MemoryLimits(self._job.config.train.rows_at_once, self._bounds.worker_multiple)
-        arguments["failure_policy"] = SpringtideFailurePolicy(failures, self._job, self._workers.processes, limits)
-        policy = PrivateScalingPolicy if self._workers.is_alone else SpringtideScalingPolicy
-        arguments["scaling_policy"] = policy(
-            self.scaling_config, self._bounds, self._job, self._watches, self._workers, limits
-        )
-        # unused without placement groups and Ray Train datasets, and each would cost a process
-        unused = PlacementGroupCleanerCallback | DatasetsCallback
-        used = [one for one in callbacks if not isinstance(one, unused)]
-        # not in its own actor, as in Ray: that is a process that takes four core-seconds to start
-        with run_as_actor(self._job.mailbox.actor), contextlib.ExitStack() as stack:
-            if self._watches is not None:
-                stack.callback(self._watches.end)
-            log, quiet = logging.getLogger(CONTROLLER_LOG), _WithoutStops()
-            log.addFilter(quiet)
-            stack.callback(log.removeFilter, quiet)
-            controller = Controller(self._workers.processes, callbacks=used, **arguments)
-            asyncio.run(controller.run())
-        return controller.get_result()
-
-
-class _WithoutStops(logging.Filter):
-    """Leaves out the stack trace that Ray's controller logs when a run is asked to stop: the run says it in a line."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], StoppedWaiting | StartCancelledError))
-
-
 def _watches(config: Config, mailbox: MailboxClient) -> PreemptionWatchers | None:
     elastic = config.elastic
     if elastic.notices == "off":
@@ -263,37 +207,6 @@ def _explain(error: BaseException) -> BaseException:
         rank, cause = first_failure(failures)
         return kind(f"rank {rank} failed, and restarts did not help: {cause}")
     return error if isinstance(error, SpringtideError | KeyboardInterrupt) else TrainingFailed(str(error))
-
-
-# Run code that Ray means for an actor in a thread of a driver. The only file that uses Ray's process context.
-
-_ACTING = threading.local()
-
-
-class _Context(RuntimeContext):
-    """This process's context; in a thread under ``run_as_actor`` it names that actor as the current one."""
-
-    def get_actor_id(self) -> str | None:
-        actor = getattr(_ACTING, "actor", None)
-        return actor._actor_id.hex() if actor is not None else super().get_actor_id()
-
-    @property
-    def current_actor(self) -> ActorHandle:
-        actor = getattr(_ACTING, "actor", None)
-        return actor if actor is not None else super().current_actor
-
-
-@contextlib.contextmanager
-def run_as_actor(actor: ActorHandle) -> Iterator[None]:
-    """Make Ray name ``actor`` as the current actor of this thread, in the block. It must live as long as the block."""
-    before = ray.get_runtime_context()
-    if not isinstance(before, _Context):
-        replace_runtime_context(_Context(before.worker))
-    _ACTING.actor = actor
-    try:
-        yield
-    finally:
-        _ACTING.actor = None
 
 
 # Evaluations in the background of training: one process evaluates committed checkpoints in turn, and no step waits.

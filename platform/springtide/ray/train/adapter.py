@@ -1,4 +1,21 @@
-"""Ray Train's worker group, with processes that outlive it. The only file that uses Ray Train's worker groups.
+"""What Ray Train calls to start, watch, resize and end a worker group, and what we do there. The policies, which decide, are in
+``policy.py`` and ``failure_policy.py``.
+
+    Ray calls, in this order                            we do
+    -----------------------------------------------------------------------------------------------------------
+    TorchTrainer.fit
+      ._initialize_and_run_controller                   run the controller in the caller's thread, with our policies
+    ScalingPolicy.make_decision_for_non_running_...     wait for nodes that answer, then ask for a group (``policy.py``)
+    TrainController._execute_resize_decision            as Ray; to no worker: end the group and its processes
+      ._start_worker_group                              ask large groups less often how they are
+        WorkerGroup._start                              as Ray, but a group that does not come to train is given back
+          ._create_placement_group                      reserve nothing: each process holds its own resources
+          ._create_workers                              take processes that are ready, on the nodes of the plan
+    ScalingPolicy.make_decision_for_running_...         ask the group to leave, or replace it (``policy.py``)
+    TrainController._poll_workers                       ask how all workers are, soon where the group may have ended
+      WorkerGroup.poll_status                           hear those that answer in a moment; read the others later
+    FailurePolicy.make_decision                         say whether another group is tried (``failure_policy.py``)
+    WorkerGroup.shutdown                                let the processes go, which stay for the next group
 
     group of 3 --a node goes--> two processes let go --> group of 2 in the same processes: nothing is started, nothing imported
 
@@ -9,24 +26,35 @@ group does not come to train: a node is lost while the others wait for it.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, Self
 
 import ray
 from ray import ObjectRef
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
+from ray.train import FailureConfig, Result
+from ray.train.torch import TorchTrainer
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from springtide.elastic.limits import MemoryLimits
+from springtide.elastic.policy import Bounds
+from springtide.errors import StoppedWaiting
 from springtide.faults import fault_point
 from springtide.ray._ray_private import (
+    CONTROLLER_LOG,
+    DatasetsCallback,
     InitializingState,
+    PlacementGroupCleanerCallback,
     PlacementGroupHandle,
     RayTrainWorker,
     ResizeDecision,
+    RuntimeContext,
     TrainController,
     TrainControllerLoopIterationResult,
     TrainControllerState,
@@ -37,11 +65,17 @@ from springtide.ray._ray_private import (
     WorkerGroupStartupFailedError,
     WorkerGroupState,
     WorkerGroupStateBuilder,
+    replace_runtime_context,
     replace_synchronization_actor,
 )
 from springtide.ray.cluster.liveness import QUIET_S, Liveness
 from springtide.ray.cluster.nodes import silent_nodes
-from springtide.ray.train.process_pool import PATIENCE_S, Start, WorkerProcessPool, last_line
+from springtide.ray.cluster.notices import PreemptionWatchers
+from springtide.ray.train.failure_policy import SpringtideFailurePolicy
+from springtide.ray.train.job import TrainJob
+from springtide.ray.train.policy import PrivateScalingPolicy, SpringtideScalingPolicy
+from springtide.ray.train.process_pool import PATIENCE_S, Start, StartCancelledError, WorkerProcessPool, last_line
+from springtide.ray.train.worker_lender import WorkerLender
 
 _log = logging.getLogger(__name__)
 
@@ -282,3 +316,80 @@ class Controller(TrainController):
         """Ask large groups less often how they are: each time costs a call to every worker, from one thread."""
         self._usual_look_s = max(self._shortest_look_s, num_workers / _CALLS_PER_S)
         super()._start_worker_group(num_workers, resources_per_worker)
+
+
+class SpringtideTrainer(TorchTrainer):
+    """TorchTrainer with our policies and worker groups; its controller runs in the thread that calls ``fit``."""
+
+    def __init__(
+        self,
+        function: Callable[[], None],
+        *,
+        job: TrainJob,
+        bounds: Bounds,
+        watches: PreemptionWatchers | None,
+        workers: WorkerLender,
+        **named: object,
+    ) -> None:
+        super().__init__(function, **named)
+        self._bounds, self._watches, self._job, self._workers = bounds, watches, job, workers
+
+    def _initialize_and_run_controller(self, *, callbacks: list[object], **arguments: object) -> Result:
+        failures = self.run_config.failure_config or FailureConfig()
+        limits = MemoryLimits(self._job.config.train.rows_at_once, self._bounds.worker_multiple)
+        arguments["failure_policy"] = SpringtideFailurePolicy(failures, self._job, self._workers.processes, limits)
+        policy = PrivateScalingPolicy if self._workers.is_alone else SpringtideScalingPolicy
+        arguments["scaling_policy"] = policy(
+            self.scaling_config, self._bounds, self._job, self._watches, self._workers, limits
+        )
+        # unused without placement groups and Ray Train datasets, and each would cost a process
+        unused = PlacementGroupCleanerCallback | DatasetsCallback
+        used = [one for one in callbacks if not isinstance(one, unused)]
+        # not in its own actor, as in Ray: that is a process that takes four core-seconds to start
+        with run_as_actor(self._job.mailbox.actor), contextlib.ExitStack() as stack:
+            if self._watches is not None:
+                stack.callback(self._watches.end)
+            log, quiet = logging.getLogger(CONTROLLER_LOG), _WithoutStops()
+            log.addFilter(quiet)
+            stack.callback(log.removeFilter, quiet)
+            controller = Controller(self._workers.processes, callbacks=used, **arguments)
+            asyncio.run(controller.run())
+        return controller.get_result()
+
+
+class _WithoutStops(logging.Filter):
+    """Leaves out the stack trace that Ray's controller logs when a run is asked to stop: the run says it in a line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], StoppedWaiting | StartCancelledError))
+
+
+# Run code that Ray means for an actor in a thread of a driver. The only file that uses Ray's process context.
+
+_ACTING = threading.local()
+
+
+class _Context(RuntimeContext):
+    """This process's context; in a thread under ``run_as_actor`` it names that actor as the current one."""
+
+    def get_actor_id(self) -> str | None:
+        actor = getattr(_ACTING, "actor", None)
+        return actor._actor_id.hex() if actor is not None else super().get_actor_id()
+
+    @property
+    def current_actor(self) -> ActorHandle:
+        actor = getattr(_ACTING, "actor", None)
+        return actor if actor is not None else super().current_actor
+
+
+@contextlib.contextmanager
+def run_as_actor(actor: ActorHandle) -> Iterator[None]:
+    """Make Ray name ``actor`` as the current actor of this thread, in the block. It must live as long as the block."""
+    before = ray.get_runtime_context()
+    if not isinstance(before, _Context):
+        replace_runtime_context(_Context(before.worker))
+    _ACTING.actor = actor
+    try:
+        yield
+    finally:
+        _ACTING.actor = None
