@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import s3_faults
 import s3_server
-from loops import SLOW_WRITER, train, train_with_dropout, train_with_writer
+from loops import SLOW_WRITER, train, train_with_dropout, train_with_short_intervals, train_with_writer
 
 from springtide import config as configs
 from springtide.checkpoint import leases
@@ -119,8 +119,7 @@ def test_failing_saves_are_counted_and_stop_the_run_at_the_limit_only(
 
 @pytest.mark.full
 def test_auto_saves_when_it_pays_and_says_when_the_cadence_changes(tiny: Config, ranks: Ranks) -> None:
-    auto = {"checkpoint__every_steps": "auto", "checkpoint__min_every": 0.2, "checkpoint__max_every": 0.4}
-    events = ranks(2, train, named(tiny, "auto", 120, **auto))[0]
+    events = ranks(2, train_with_short_intervals, named(tiny, "auto", 120, checkpoint__every_steps="auto"))[0]
     saved, told = of(events, Saved), of(events, SaveIntervalChanged)
     assert len(saved) >= 2  # by the clock, and at the end; how many more is up to how long a save takes
     assert told

@@ -29,7 +29,6 @@ from springtide.errors import CheckpointError, ConfigError, CorruptShard, RunExi
 from springtide.events import Decided, Evaluated, Event, Started, StepDone, Stopped
 from springtide.ray.cluster.local import kill_worker
 from springtide.ray.cluster.nodes import leftovers
-from springtide.ray.cluster.session import check_resources
 from springtide.ray.data import feed as feed_module
 from springtide.ray.train.adapter import run_as_actor
 from springtide.ray.train.mailbox import EventSender, open_mailbox
@@ -382,18 +381,6 @@ def test_the_feed_gives_each_rank_its_batches_in_order(
     for batch, direct in zip(batches, (batch for read in plan for batch in reader.batches(read)), strict=True):
         assert np.array_equal(batch.sample_ids, order.rank_batch(batch.step, 1, 3))
         assert np.array_equal(batch.tokens, direct.tokens)
-
-
-def test_a_feed_that_could_never_run_is_refused_before_anything_starts(tiny: Config, ray_cluster: str) -> None:
-
-    cpus = int(ray.cluster_resources()["CPU"])
-    workers = {"elastic.max_workers": cpus, "stream.global_batch": 12 * cpus, "feed.cpus_per_read": 0.5}
-    greedy = tiny.override({**workers, "train.total": 12 * cpus * 64 * 30})
-    message = rf"feed\.cpus_per_read = 0\.5: {cpus} workers .* leave 0 of the cluster's {cpus} CPUs"
-    with pytest.raises(ConfigError, match=message):
-        check_resources(greedy)
-    check_resources(greedy.override({"feed.cpus_per_read": 0}))
-    check_resources(greedy.override({"elastic.max_workers": cpus - 1}))
 
 
 def test_a_refused_run_and_a_dry_run_leave_nothing(tiny: Config, ray_cluster: str) -> None:

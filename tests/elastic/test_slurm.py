@@ -116,7 +116,7 @@ def test_a_task_of_an_array_is_drained_and_joins_again(
 ) -> None:
     """One worker per node, and the run needs both: it goes on when the node that was taken away has joined again."""
     file, log = tmp_path / "mine.yaml", tmp_path / "task-%a.log"
-    file.write_text(dump(job.override({"elastic.cpus_per_worker": 2.0, "feed.cpus_per_read": 0.0})))
+    file.write_text(dump(job.override({"elastic.cpus_per_worker": 2.0})))
     more = home | {"SPRINGTIDE_JOB": "train"}
     array = submit(running, "sweep", log, more, "--config", str(file), slurms="--array=0-1")
     running.wait(lambda: _committed(job), 900, "the first checkpoint")

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -39,7 +40,16 @@ from springtide.run.folder import Run
 from springtide.storage import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.tracking.journal import Journal
-from springtide.training import GroupContext, StepSetup, TrainLoop, Work, energy, rollback, train_step
+from springtide.training import (
+    GroupContext,
+    StepSetup,
+    TrainLoop,
+    Work,
+    checkpoint_schedule,
+    energy,
+    rollback,
+    train_step,
+)
 from springtide.training.__main__ import train as run_alone
 from springtide.training.evaluate import Evaluations
 from springtide.training.losses import micro_batches
@@ -294,6 +304,15 @@ def train_with_writer(
     """Train with another program as the writing process."""
     writer_process.PROGRAM = ("-c", program)
     return train(world, config, stop_at, ask)
+
+
+def train_with_short_intervals(world: World, config: Config) -> list[Event]:
+    """Train; ``checkpoint.every_steps = auto`` saves every 0.2 to 0.4 s."""
+    with (
+        mock.patch.object(checkpoint_schedule, "LEAST_SAVE_INTERVAL_S", 0.2),
+        mock.patch.object(checkpoint_schedule, "MOST_SAVE_INTERVAL_S", 0.4),
+    ):
+        return train(world, config)
 
 
 def train_with_dropout(world: World, config: Config, stop_at: int = 0) -> list[Event]:

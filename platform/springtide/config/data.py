@@ -368,8 +368,6 @@ class FeedConfig(Section):
     """Token bytes that one read task fetches [bytes]."""
     reads_in_flight: int = free(default=2, ge=1)
     """Read tasks that a worker keeps ahead of training [tasks]."""
-    cpus_per_read: float = free(default=0.0, ge=0)
-    """Logical CPUs that a read task reserves; with 0 it never starves behind workers that hold every CPU [cpus]."""
     cache: str = free(default="")
     """Folder on each node's own disk that caches row groups of object storage, in ``springtide-cache-UID`` below it; nothing
     else there is touched; empty is the node's temporary folder [name]."""

@@ -41,6 +41,10 @@ RETIRED_SETTINGS: dict[str, Retired] = {
     "optim.momentum": Retired(0.95, "leave it out: Muon's momentum is 0.95", True, False),
     "optim.spike_window": Retired(128, "leave it out: a step is compared with the 128 before it", True, False),
     "checkpoint.expected_loss": Retired(14400.0, "leave it out: four hours are assumed until the run has seen a loss"),
+    "checkpoint.min_every": Retired(30.0, "leave it out, or name the steps: checkpoint.every_steps"),
+    "checkpoint.max_every": Retired(1800.0, "leave it out, or name the steps: checkpoint.every_steps"),
+    "track.retry": Retired(5.0, "leave it out: a tracking server that fails is tried again after 5 s"),
+    "feed.cpus_per_read": Retired(0.0, "leave it out: a read reserves no CPU, so that it never waits for one"),
 }
 """Dotted name -> what it was."""
 

@@ -18,7 +18,7 @@ from springtide.config.elastic import ElasticConfig
 from springtide.config.engine import ModelConfig, OptimConfig, ParallelConfig
 from springtide.config.objective import ObjectiveConfig
 from springtide.config.only_when import OnlyWhenText
-from springtide.config.quantities import Bytes, Seconds, Tokens
+from springtide.config.quantities import Bytes, Tokens
 from springtide.config.section import Section, free
 from springtide.config.steps import StepsDone
 from springtide.errors import explain
@@ -87,10 +87,6 @@ class CheckpointConfig(Section):
     every_steps: Annotated[int, Field(ge=0)] | Literal["auto"] = free(default=50)
     """Steps between checkpoints; 0 saves at the end only, ``auto`` computes the interval from what a save costs and how often
     workers are lost [steps]."""
-    min_every: Seconds = free(default=Seconds(30.0), gt=0)
-    """Least time between checkpoints of ``auto`` [s]."""
-    max_every: Seconds = free(default=Seconds(1800.0), gt=0)
-    """Most time between checkpoints of ``auto`` [s]."""
     when_busy: Literal["skip", "queue"] = free(default="skip")
     """What to do when a save is due while the previous one is being written: skip it, or let training wait [name]."""
     stage: str = free(default="/dev/shm")
@@ -119,14 +115,6 @@ class CheckpointConfig(Section):
     """Loss that the best are chosen by: the mean training loss since the previous save, or the held-out loss of those that were
     evaluated [name]."""
 
-    @model_validator(mode="after")
-    def _check(self) -> CheckpointConfig:
-        if self.min_every > self.max_every:
-            problem = f"must be at most checkpoint.max_every = {float(self.max_every):g} s"
-            remedy = "lower it or raise max_every"
-            raise ValueError(explain("checkpoint.min_every", float(self.min_every), problem, remedy))
-        return self
-
 
 class TrackConfig(Section):
     """Where a run reports to."""
@@ -143,8 +131,6 @@ class TrackConfig(Section):
     """Price of a worker per hour, for the report; 0 counts no costs [dollars/h]."""
     spot_price: float = free(default=0.0, ge=0)
     """The same on nodes whose label ``ray.io/market-type`` is ``spot`` [dollars/h]."""
-    retry: Seconds = free(default=Seconds(5.0))
-    """Pause before a failed tracking server is tried again [s]."""
     listener: str = free(default="")
     """Your own function, ``package.module:function``, that the driver on Ray calls with the run's handle: what it returns is
     called with every event, in a thread; empty for none [name]."""

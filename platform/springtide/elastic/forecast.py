@@ -209,7 +209,13 @@ def mean_time_to_loss(expected_s: float, observed_s: float, losses: int) -> floa
     return (expected_s + observed_s) / (1 + losses)
 
 
-def young_daly_interval(save_s: float, loss_s: float, least_s: float, most_s: float) -> SaveInterval:
+LEAST_SAVE_INTERVAL_S, MOST_SAVE_INTERVAL_S = 30.0, 1800.0
+"""Bounds of the save interval that ``checkpoint.every_steps = auto`` chooses [s]."""
+
+
+def young_daly_interval(
+    save_s: float, loss_s: float, least_s: float = LEAST_SAVE_INTERVAL_S, most_s: float = MOST_SAVE_INTERVAL_S
+) -> SaveInterval:
     """Return the best save interval within [least_s, most_s]. ``save_s``: training time that a save costs; ``loss_s``:
     mean training time to a loss; all [s].
 

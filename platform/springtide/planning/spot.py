@@ -94,7 +94,7 @@ def saves_of(
     if checkpoint.every_steps == "auto":
         seen_s = market.loss_s(nodes)
         loss_s = seen_s or ASSUMED_LOSS_S
-        found = young_daly_interval(cost_s, loss_s, float(checkpoint.min_every), float(checkpoint.max_every))
+        found = young_daly_interval(cost_s, loss_s)
         from_where = f"from {market.describe()}" if seen_s else f"assumed: one in {ASSUMED_LOSS_S / 3600:.0f} h"
         return Saves(found.every_s, cost_s, f"{found.reason} (its cost {told}, losses {from_where})")
     every_s = checkpoint.every_steps * step_s if checkpoint.every_steps else math.inf

@@ -57,6 +57,8 @@ _CHECKPOINT, _NODE = "springtide.newest_checkpoint", "springtide.system_metrics_
 _NOTE = "mlflow.note.content"
 """The tag that the page of an MLflow run shows as its description, in Markdown."""
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+_RETRY_S = 5.0
+"""Pause before a failed tracking server is tried again [s]."""
 _MOST_UNSENT = 20_000
 """Most events in the queue, about 20 MB."""
 _AT_ONCE = 1000
@@ -167,9 +169,8 @@ class MlflowSink:
             except Exception as error:  # no error of a server or its client may stop training
                 self._warn("cannot be reached", error, "training continues, metrics are kept")
                 self._end_monitor()  # which ends at its first failed request, and is started anew
-                retry_s = float(self._settings["track.retry"])
-                if self._leaving.wait(retry_s):
-                    time.sleep(max(0.0, min(retry_s, 1.0, self._give_up_s - time.monotonic())))
+                if self._leaving.wait(_RETRY_S):
+                    time.sleep(max(0.0, min(_RETRY_S, 1.0, self._give_up_s - time.monotonic())))
                 is_hopeless = self._leaving.is_set() and (is_full(error) or _FULL in str(error))
                 if is_hopeless or time.monotonic() > self._give_up_s:
                     return

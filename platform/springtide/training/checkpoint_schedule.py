@@ -18,6 +18,7 @@ from springtide.config import Config
 from springtide.config.steps import StepsDone
 from springtide.distributed import World, gathered
 from springtide.elastic import ASSUMED_LOSS_S, GroupRequest, SaveInterval, mean_time_to_loss, young_daly_interval
+from springtide.elastic.forecast import LEAST_SAVE_INTERVAL_S, MOST_SAVE_INTERVAL_S
 from springtide.errors import CheckpointError, DiskFull, SpringtideError, StoreUnavailable
 from springtide.events import Event, Saved, SaveFailed, SaveIntervalChanged, SaveSkipped
 from springtide.storage import Folder
@@ -132,7 +133,7 @@ class CheckpointSchedule(Part):
         """Return True on rank 0, with ``auto``, if a save is due. The other ranks learn it in the step's all-reduce."""
         if self._checkpoint.every_steps != "auto" or not self._world.is_first or self._saver.busy:
             return False
-        every = self._cadence.every_s if self._cadence else float(self._checkpoint.min_every)
+        every = self._cadence.every_s if self._cadence else LEAST_SAVE_INTERVAL_S
         return time.monotonic() - self._waited_since >= every
 
     def between_steps(self, done: DoneStep) -> Iterator[Event]:
@@ -247,8 +248,8 @@ class CheckpointSchedule(Part):
         if config.every_steps != "auto":
             return
         loss_s = mean_time_to_loss(ASSUMED_LOSS_S, self._trained_s, self._num_lost)
-        least = max(float(config.min_every), self._duration_s)
-        found = young_daly_interval(self._stall_s, loss_s, least, max(float(config.max_every), least))
+        least_s = max(LEAST_SAVE_INTERVAL_S, self._duration_s)
+        found = young_daly_interval(self._stall_s, loss_s, least_s, max(MOST_SAVE_INTERVAL_S, least_s))
         before, self._cadence = self._cadence, found
         if before is None or abs(found.every_s - before.every_s) > _TOLD_AGAIN * before.every_s:
             yield SaveIntervalChanged(step=self.last_step, every_s=found.every_s, reason=found.reason)

@@ -193,7 +193,7 @@ def test_steps_and_tokens_follow_the_ramp() -> None:
         (b"[" * 2**20, "is not YAML .brackets nest deeper than 200"),
         (b"- " * 5000, "is not YAML .lists nest deeper than 200"),
         (b"\xff", "not UTF-8, 0xff; save the file as UTF-8"),
-        (b"checkpoint: {max_every: {a: 1}}", r"checkpoint\.max_every = "),
+        (b"elastic: {settle: {a: 1}}", r"elastic\.settle = "),
         (b"train: {total: %d}" % 10**400, r"train\.total = "),
         (b"# " * 2**20, "is larger than 1,048,576 bytes"),
     ],

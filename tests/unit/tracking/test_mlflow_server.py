@@ -22,6 +22,7 @@ from springtide.errors import CommandFailed, ConfigError
 from springtide.events import Evaluated, Event, Rejected, Saved, Started, Stopped
 from springtide.events.metrics import EVAL_METRICS, STEP_METRICS
 from springtide.storage import Folder
+from springtide.tracking import mlflow_sink
 from springtide.tracking.mlflow_client import check_registry, register_export
 from springtide.tracking.mlflow_sink import MlflowSink, TrackedDataset
 
@@ -54,7 +55,8 @@ def test_a_run_through_outages_is_whole_on_a_real_server(
     """A run through outages and restarts is whole on a real server."""
     import mlflow  # seconds, the first time; the patience below is for the server
 
-    config = configs.recipes.tiny().override({"run.root": str(tmp_path), "run.id": "run", "track.retry": "200ms"})
+    config = configs.recipes.tiny().override({"run.root": str(tmp_path), "run.id": "run"})
+    monkeypatch.setattr(mlflow_sink, "_RETRY_S", 0.2)
     settings = configs.flatten(configs.redact(config))
     [port] = reserve(1)
     uri, run, journal = f"http://127.0.0.1:{port}", Folder(tmp_path / "run"), list[Event]()

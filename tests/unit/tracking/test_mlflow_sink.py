@@ -73,9 +73,9 @@ def uri(empty_database: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
-    changes = {"run.root": str(tmp_path), "run.id": "run", "track.retry": "200ms"}
-    return configs.recipes.tiny().override(changes)
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setattr(mlflow_sink, "_RETRY_S", 0.2)
+    return configs.recipes.tiny().override({"run.root": str(tmp_path), "run.id": "run"})
 
 
 def evaluated(number: int) -> Evaluated:
@@ -179,7 +179,8 @@ def test_a_full_queue_drops_its_oldest_events_which_the_journal_has(
     """A try hangs at a database that another process has locked: the queue is bounded meanwhile, not only between tries."""
     monkeypatch.setattr(mlflow_sink, "_MOST_UNSENT", 10)
     run, journal = Folder(tmp_path / "run"), list[Event]()
-    settings = configs.flatten(configs.redact(config.override({"track.retry": "1ms"})))
+    monkeypatch.setattr(mlflow_sink, "_RETRY_S", 0.001)
+    settings = configs.flatten(configs.redact(config))
     other = sqlite3.connect(tmp_path / "mlflow.db", isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     with MlflowSink(settings, run, uri, lambda: iter(journal), {}, 60.0) as sink:

@@ -28,7 +28,6 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.job_config import JobConfig
 
 from springtide.config import Config
-from springtide.elastic.allocation import fits
 from springtide.errors import ConfigError, explain, in_one_line
 from springtide.events import Event, StepDone
 from springtide.ray._ray_private import (
@@ -413,25 +412,12 @@ def check_before_start(config: Config) -> None:
 
 
 def check_resources(config: Config) -> list[str]:
-    """Raise ConfigError if no node of the cluster can hold one worker, the workers leave no CPU for their feeds, or a device
-    cannot compute in the config's precision. Returns remarks for the user."""
-    elastic, feed = config.elastic, config.feed
+    """Raise ConfigError if no node of the cluster can hold one worker, or a device cannot compute in the config's precision.
+    Returns remarks for the user."""
+    elastic = config.elastic
     wanted = {"CPU": elastic.cpus_per_worker, "GPU": elastic.gpus_per_worker}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     check_precision(config, nodes)
-    cpus = sum(node.get("CPU", 0) for node in nodes)
-    workers = min(elastic.max_workers, sum(fits(node, wanted.items()) for node in nodes))
-    left = cpus - workers * elastic.cpus_per_worker
-    if feed.cpus_per_read > left:
-        raise ConfigError(
-            explain(
-                "feed.cpus_per_read",
-                feed.cpus_per_read,
-                f"{workers} workers of elastic.cpus_per_worker = {elastic.cpus_per_worker} leave {left:g} of the cluster's "
-                f"{cpus:g} CPUs: no read could ever run",
-                "set it to 0, which reserves none, lower elastic.max_workers or add nodes",
-            )
-        )
     if not any(all(node.get(kind, 0) >= amount for kind, amount in wanted.items()) for node in nodes):
         largest = {kind: max((node.get(kind, 0) for node in nodes), default=0) for kind in wanted}
         short, other = ("gpus", "cpus") if largest["GPU"] < elastic.gpus_per_worker else ("cpus", "gpus")

@@ -91,7 +91,7 @@ def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig, name: str
             _Fetch(reader),
             batch_size=None,
             batch_format="pyarrow",
-            num_cpus=config.cpus_per_read,
+            num_cpus=0,  # workers may hold every CPU, and would starve it
             compute=TaskPoolStrategy(size=config.reads_in_flight),
             ray_remote_args_fn=lambda: {"scheduling_strategy": near},
         )
