@@ -373,6 +373,7 @@ def config_of(root: str, small: bool, steps: int = 100_000, workers: int = NODES
         "stream.global_batch": rows,
         "stream.max_epochs": 1e6,  # nobody uses the model
         "parallel.threads": 1,
+        "parallel.reduction": "fp64",  # a loss that is off is then a fault: fp32 sums alone differ by percents after 50 steps
         "elastic.min_workers": 1,
         "elastic.max_workers": workers,
         "checkpoint.every_steps": 10,
