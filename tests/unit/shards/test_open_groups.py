@@ -65,7 +65,8 @@ def few_files() -> Iterator[int]:
     """A limit of open files that is little above those that this process has open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = max(map(int, os.listdir("/proc/self/fd")))
-    limit = max(used + 150, 2 * used)  # readers may take a quarter of it
+    # readers may hold a quarter of it, and three threads an eighth each while they read
+    limit = max(used + 150, 3 * used)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     yield limit
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
