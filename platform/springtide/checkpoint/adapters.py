@@ -1,4 +1,4 @@
-"""Low-rank adapters in a checkpoint: tensors of the model, told by their names."""
+"""Low-rank adapters in a checkpoint. Their tensors are recognized by name."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 from springtide.checkpoint.format import Manifest
 
 LORA_A, LORA_B, MAGNITUDE = "lora_a", "lora_b", "magnitude"
-"""Last part of the names of an adapter's tensors; the part before is that of the matrix that it adapts."""
+"""Last part of the names of an adapter's tensors. The part before it is the name of the adapted matrix."""
 
 
 def is_adapter(name: str) -> bool:
-    """Return whether a parameter of this name is part of an adapter of the decoder.
+    """Return True if the parameter ``name`` is part of a low-rank adapter.
 
     Examples:
         >>> is_adapter("blocks.0.attention.query.lora_a"), is_adapter("blocks.0.attention.query.weight")
@@ -23,11 +23,11 @@ def is_adapter(name: str) -> bool:
 
 
 def without_adapter(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the ``tensors``, by name, that are not part of an adapter."""
+    """Return the ``tensors`` that are not part of an adapter, by name."""
     return {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
 
 
 def has_adapter(manifest: Manifest) -> bool:
-    """Return whether the checkpoint of ``manifest`` holds an adapter, by the config that it was saved with."""
+    """Return True if the checkpoint of ``manifest`` holds an adapter, according to the config that it was saved with."""
     model = manifest.config.get("model") if manifest.config else None
     return isinstance(model, dict) and model.get("adapter", "none") != "none"

@@ -1,4 +1,5 @@
-"""The last agreement of all devices, which checkpoints carry: states after it are abandoned if a device turns out wrong."""
+"""The step at which all devices last agreed, stored in each checkpoint. If a device turns out to compute wrong results, states
+after that step are abandoned."""
 
 from __future__ import annotations
 
@@ -15,35 +16,38 @@ _COMPONENT, _FIELD = "recheck", "agreed_step"
 
 
 def components_of(step: StepsDone | None) -> dict[str, Any]:
-    """Return ``Meta.components`` for an agreement at ``step``; empty for None."""
+    """Return the entry of ``Meta.components`` that stores an agreement of all devices at ``step``; empty for None."""
     return {} if step is None else {_COMPONENT: {_FIELD: step}}
 
 
 def agreed_step(meta: Meta) -> StepsDone | None:
-    """Return the steps done when all devices last agreed before this state was saved; None if they were not checked."""
+    """Return the steps done when all devices last agreed before this state was saved; None if they were never compared."""
     found = meta.components.get(_COMPONENT)
     step = found.get(_FIELD) if isinstance(found, dict) else None
     return StepsDone(step) if isinstance(step, int) and 0 <= step <= meta.step else None
 
 
 def good_until(meta: Meta, term: int, gone_back: Sequence[tuple[int, StepsDone]]) -> StepsDone | None:
-    """Return until which step a state is good that lease ``term`` saved. ``gone_back``: see ``leases.gone_back``: what older
-    leases had saved until that step was checked, although after it was saved."""
+    """Return the last step up to which a state that lease ``term`` saved is known to be good; None if it is unknown.
+
+    ``gone_back``: from ``leases.gone_back``. A lease that went back to a step shows that all devices agreed there. So states
+    that older leases saved up to that step are good, although their metadata do not contain this later agreement.
+    """
     if any(term < later and meta.step <= step for later, step in gone_back):
         return meta.step
     return agreed_step(meta)
 
 
 def abandon_after(run: Folder, step: StepsDone, reason: str, term: int) -> list[str]:
-    """Mark the checkpoints after ``step`` as abandoned by lease ``term``. Returns their names."""
+    """Mark the checkpoints after ``step`` as abandoned, under lease ``term``. Returns their names."""
     suspects = [name for name in committed(run) if (step_of(name) or 0) > step]
     abandon(run, suspects, f"saved after step {step}, when all devices last agreed: {reason}", term)
     return suspects
 
 
 def counting(run: Folder, found: Sequence[SnapshotPart]) -> list[SnapshotPart]:
-    """Return the parts of snapshots that still count: not from before a fresh start or a rollback, nor of a device that was
-    wrong."""
+    """Return the parts in ``found`` that still count. Parts from before a fresh start or a rollback do not. Nor do parts of
+    older leases that are later than the step to which a newer lease went back because of a device with wrong results."""
     oldest, gone_back = leases.snapshots_since(run), leases.gone_back(run)
     return [
         one

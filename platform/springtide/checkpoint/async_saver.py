@@ -1,11 +1,11 @@
 """Training side of a save: stage the state, hand it to the writer process, receive the outcome. One save at a time.
 
-The saver is always in one of five states; there are no transitions but these:
+The saver is always in one of five states. These are all transitions:
 
                begin                    handed over
     Idle ----------------> Copying ------------------> Writing
      | ^                      |                           |
-     | |                      | the copy failed           | an answer, or the writer's death
+     | |                      | the copy failed           | result received, or writer died
      | |       poll           v                           |
      | +------------------- Done <------------------------+
      |                        ^
@@ -13,16 +13,16 @@ The saver is always in one of five states; there are no transitions but these:
        begin, nothing staged
 
     state     means                                          owns
-    Idle      a save may begin                               writer process and staging buffer, as far as they exist
-    Copying   tensors -> staging buffer, then SAVE is sent   both, and the future of the thread that waits and sends
-    Writing   the writer process has the job                 both; their bytes may not change
-    Done      the outcome waits for ``poll``                 the outcome, and what Idle will own
-    Closed    no save follows                                nothing
+    Idle      a save may begin                               writer process and staging buffer, if they exist
+    Copying   tensors -> staging buffer, then SAVE is sent   both, and the future of the thread that copies and sends
+    Writing   the writer process has the job                 both; the buffer's bytes may not change
+    Done      ``poll`` has not returned the outcome yet      the outcome, and the Idle state that follows
+    Closed    no further save                                nothing
 
-Copying and Writing end when ``poll`` looks; ``cancel`` and ``close`` wait for the end of Copying. ``start`` stays in Idle and
-adds the writer process. A writer that dies while idle is replaced by ``begin``; the death of one that has a job fails the
-save, and the staging buffer is kept. If a buffer cannot be allocated, training waits for this save and all later ones.
-After ``close`` in Writing, the writer finishes its save and ends by itself.
+``poll`` moves the saver on from Copying and Writing; ``cancel`` and ``close`` wait for the end of Copying. ``start`` stays in
+Idle and adds the writer process. ``begin`` replaces a writer that died while it was idle. If a writer dies while it has a job,
+the save fails, and the staging buffer is kept. If a staging buffer cannot be allocated, training waits for this save and all
+later saves. After ``close`` in Writing, the writer finishes its save and exits.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ from springtide.faults import armed
 from springtide.storage import Folder
 
 _LEAVING_S = 30.0
+"""How long ``end`` waits for the writer process to exit [s]."""
 _PATIENCE_S = 600.0
-"""How long a save in the training process waits for the other ranks [s]."""
+"""How long a save without a writer process waits for the other ranks [s]."""
 SPARE = SpareWriter()
-"""Process-wide: successive worker groups share nothing but the process that they run in. It ends with that process."""
+"""Passes the idle writer process from one worker group to the next. It is global because successive worker groups share only
+the process that they run in. The writer ends with that process."""
 atexit.register(SPARE.close)
 
 _log = logging.getLogger(__name__)
@@ -68,7 +70,7 @@ class SaveOutcome:
 
     @classmethod
     def of(cls, step: int, answer: Any) -> Self:
-        """Return the outcome for a writer's answer: ``Committed``, or the error."""
+        """Return the outcome for the result of a writer: ``Committed``, or the error."""
         return cls(step, answer, None) if isinstance(answer, Committed) else cls(step, None, answer)
 
 
@@ -77,13 +79,13 @@ class Idle:
     """A save may begin."""
 
     writer: WriterProcess | None = None
-    """It has been sent ``stage``, if there is one."""
+    """The writer process; it has ``stage`` mapped if there is one."""
     stage: StagingBuffer | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Copying:
-    """The state is copied to the staging buffer; then the job is sent to the writer process."""
+    """The state is being copied to the staging buffer. Then a thread sends the job to the writer process."""
 
     step: int
     writer: WriterProcess
@@ -91,7 +93,7 @@ class Copying:
     handed_over: Future[None]
 
     def next(self) -> Writing | Done:
-        """Wait until the job is handed over."""
+        """Wait until the copy is complete and the job is sent. Returns the next state."""
         error = self.handed_over.exception()
         if error is None:
             return Writing(self.step, self.writer, self.stage)
@@ -101,14 +103,14 @@ class Copying:
 
 @dataclasses.dataclass(frozen=True)
 class Writing:
-    """The writer process reads the staging buffer."""
+    """The writer process writes the contents of the staging buffer to the store."""
 
     step: int
     writer: WriterProcess
     stage: StagingBuffer
 
     def next(self) -> Done:
-        """Wait for the writer's answer, or its death."""
+        """Wait for the result of the writer process, or its death. Returns the next state."""
         try:
             return Done(SaveOutcome.of(self.step, self.writer.answer()), Idle(self.writer, self.stage))
         except OSError as death:
@@ -117,7 +119,7 @@ class Writing:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """The save has an outcome, which is not reported yet."""
+    """The save has an outcome, which ``poll`` has not returned yet."""
 
     outcome: SaveOutcome
     idle: Idle
@@ -125,15 +127,15 @@ class Done:
 
 @dataclasses.dataclass(frozen=True)
 class Closed:
-    """No save follows."""
+    """The saver is closed: no further save."""
 
 
 State = Idle | Copying | Writing | Done | Closed
 
 
 class AsyncSaver:
-    """Saves of one rank. Use as a context manager: on exit, a writer process that is busy finishes its save and ends;
-    an idle one stays for the next worker group of this process."""
+    """Saves the state of one rank. Use as a context manager: on exit, a busy writer process finishes its save and exits. An
+    idle writer process is kept for the next worker group of this process."""
 
     def __init__(
         self,
@@ -147,8 +149,9 @@ class AsyncSaver:
         rule: Rule,
         owner: str = "",
     ) -> None:
-        """``term``: of this group's lease, which ``owner`` holds. ``stage_in``: a folder of a memory file system; if empty,
-        nothing is staged and training waits for each save. ``tries``: of each save, for errors that may be transient."""
+        """``term``: term of this group's lease, held by ``owner``. ``stage_in``: folder of a memory file system for the staging
+        buffer; if empty, training waits for each save. ``tries``: tries of each save, for errors that may be transient.
+        ``rule``: the checkpoints to keep."""
         self._run, self._term, self._rank, self._owner = run, term, rank, owner
         self._layout = StagingPlan(rank, world_size)
         self._stage_in, self._tries, self._rule = stage_in, tries, rule
@@ -166,15 +169,16 @@ class AsyncSaver:
 
     @property
     def busy(self) -> bool:
-        """Whether a save is in progress on this rank, or ``poll`` has not returned its outcome yet."""
+        """True if a save is in progress on this rank, or ``poll`` has not returned its outcome yet."""
         return isinstance(self._state, Copying | Writing | Done)
 
     def start(self) -> None:
-        """Start the writer process, so that the first save does not wait for it."""
+        """Start the writer process now, so that the first save does not wait for its start."""
         self._state = _with_writer(self._idle("start its writer process"))
 
     def begin(self, tensors: Mapping[str, Tensor], meta: Meta, config: dict[str, Any]) -> None:
-        """Begin a save. The tensors may not change before ``staged`` returns. Raises RuntimeError if ``busy``, or closed."""
+        """Begin a save. The tensors must not change before ``staged`` returns. Without a staging buffer, the save is complete
+        when this returns. Raises RuntimeError if ``busy`` or closed."""
         idle = self._idle(f"begin to save step {meta.step}")
         mine, pieces = self._layout.of(tensors), self._layout.pieces
         job = CommitJob(self._run.url, self._term, self._rank, meta, config, pieces, self._rule, self._owner, armed())
@@ -191,12 +195,12 @@ class AsyncSaver:
                 self._state = Done(self._write_here(job, mine), idle)
 
     def staged(self) -> None:
-        """Wait until the tensors may change."""
+        """Wait until training may change the tensors again."""
         if isinstance(self._state, Copying):
             self._state.stage.wait()
 
     def poll(self, wait: bool = False) -> SaveOutcome | None:
-        """Return the outcome of the current save, once; None until there is one. ``wait``: wait for it."""
+        """Return the outcome of the current save, once; None until the save has ended. ``wait``: wait for its end."""
         if isinstance(self._state, Copying) and (wait or self._state.handed_over.done()):
             self._state = self._state.next()
         if isinstance(self._state, Writing) and (wait or self._state.writer.answered()):
@@ -207,18 +211,18 @@ class AsyncSaver:
         return outcome
 
     def cancel(self) -> None:
-        """On rank 0: stop waiting for the other ranks' parts; the save then fails. Waits for a copy that is under way."""
-        if isinstance(self._state, Copying):  # the writer would not heed a cancellation that overtakes its job
+        """On rank 0: stop waiting for the other ranks' parts, so that the save fails. First waits for a copy in progress."""
+        if isinstance(self._state, Copying):  # the writer would ignore a CANCEL that arrives before its SAVE
             self._state = self._state.next()
         if isinstance(self._state, Writing):
             self._state.writer.cancel(self._state.step)
 
     def end(self) -> None:
-        """After the last save: wait until the writer process has removed old checkpoints and ended, at most _LEAVING_S."""
+        """After the last save: wait at most _LEAVING_S for the writer process to remove old checkpoints and exit."""
         self._close(keep=False)
 
     def close(self) -> None:
-        """Release what is held. A save under way goes on without this rank's hearing of it."""
+        """Release the staging buffer and the writer process. A save in progress continues; its outcome is not reported."""
         self._close(keep=True)
 
     def _close(self, keep: bool) -> None:
@@ -240,7 +244,7 @@ class AsyncSaver:
                 writer.close(_LEAVING_S)
 
     def _idle(self, purpose: str) -> Idle:
-        """Return the state if it is Idle, which alone allows ``purpose``."""
+        """Return the current state if it is Idle. Otherwise raise RuntimeError: the saver cannot ``purpose``."""
         match self._state:
             case Idle() as idle:
                 return idle
@@ -253,7 +257,7 @@ class AsyncSaver:
         raise RuntimeError(f"the saver of rank {self._rank} cannot {purpose}: {reason}")
 
     def _with_stage(self, idle: Idle, size_bytes: int) -> Idle:
-        """Return ``idle`` with a staging buffer of at least ``size_bytes``; without any if there is too little memory."""
+        """Return ``idle`` with a staging buffer of at least ``size_bytes``; without one if there is too little memory."""
         if idle.stage is not None and idle.stage.size_bytes >= size_bytes:
             return idle
         if idle.stage is not None:
@@ -283,7 +287,7 @@ class AsyncSaver:
             return raw(local(tensors[staged.tensor]).contiguous().cpu()).numpy().data
 
         with torch.no_grad():
-            deadline = time.monotonic() + _PATIENCE_S  # nobody can cancel the job while training waits
+            deadline = time.monotonic() + _PATIENCE_S  # training waits in this call, so ``cancel`` cannot be called
             result = try_to_write(PieceWriter(self._run), job, view, lambda: time.monotonic() > deadline, self._tries)
             if job.rank == 0 and isinstance(result, Committed):
                 tidy(self._run, job)
@@ -291,7 +295,7 @@ class AsyncSaver:
 
 
 def _with_writer(idle: Idle) -> Idle:
-    """Return ``idle`` with a writer process that is alive and has its staging buffer."""
+    """Return ``idle`` with a live writer process, which has the staging buffer of ``idle`` mapped."""
     if idle.writer is not None and idle.writer.alive:
         return idle
     writer = SPARE.take() or WriterProcess()

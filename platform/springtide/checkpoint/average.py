@@ -1,9 +1,9 @@
-"""Average the weights of checkpoints into a checkpoint of their own, which holds weights only (Izmailov et al., "Averaging
-weights leads to wider optima", 2018; of the latest checkpoints: Kaddour, "Stop wasting my time!", 2022).
+"""Average the weights of checkpoints into a new checkpoint that holds weights only (Izmailov et al., "Averaging weights leads
+to wider optima", 2018; of the latest checkpoints: Kaddour, "Stop wasting my time!", 2022).
 
     newest k checkpoints -> boxes of rows, a part at a time -> read from each, added in float64 -> a data file -> COMMITTED
 
-Memory is bounded by the size of a part, not by the model. Bytes are verified as they are read.
+Memory use is bounded by the size of a part, not of the model. Bytes are verified as they are read.
 """
 
 from __future__ import annotations
@@ -42,11 +42,24 @@ def average_checkpoints(
     ema: bool = False,
     part_bytes: int = PART_BYTES,
 ) -> Manifest:
-    """Write the mean of the weights in checkpoints ``names`` of ``run``, oldest first, as a checkpoint of ``to`` under the
-    newest one's step; with ``ema`` of their exponential moving averages. Tensors of integers are those of the newest. Returns
-    its manifest. ``config``: the config that it is saved with.
+    """Write the mean of the weights of several checkpoints as a checkpoint of ``to``, with the step of the newest of them.
 
-    Raises CheckpointError if they are of different models, or bytes of one are bad; MissingAverage if one has no average.
+    Integer tensors are copied from the newest checkpoint.
+
+    Args:
+        run: the run that the checkpoints belong to.
+        names: names of the checkpoints, oldest first.
+        to: the run that gets the new checkpoint.
+        config: the config that is stored with the new checkpoint.
+        ema: average the exponential moving averages of the weights instead of the weights.
+        part_bytes: most bytes that are averaged at a time.
+
+    Returns:
+        The manifest of the new checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoints are of different models, or bytes are bad.
+        MissingAverage: with ``ema``, a checkpoint has no averaged weights.
     """
     manifests = [read_manifest(run, name) for name in names]
     each = [_weights(run, name, manifest, ema) for name, manifest in zip(names, manifests, strict=True)]
@@ -58,9 +71,9 @@ def average_checkpoints(
 
 
 def _weights(run: Folder, name: str, manifest: Manifest, ema: bool) -> _Tensors:
-    """Return the pieces of each weight of a checkpoint."""
+    """Return the pieces of each weight of a checkpoint, by the weight's name. ``ema``: those of its moving average."""
     pieces = read_pieces(run, name, manifest)
-    # an average's pieces lie under another name in the file, but are found by their place
+    # ``as_weights`` renames the averages' pieces to the weights' names; they are read by file and offset, not by name
     weights = as_weights(pieces) if ema else [one for one in pieces if one.tensor.startswith("model/")]
     return dict(sorted(by_tensor(weights).items()))
 
@@ -74,7 +87,7 @@ def _check_same(newest: str, there: _Tensors, name: str, here: _Tensors) -> None
 
 
 def _mean(run: Folder, each: Sequence[_Tensors], one: StagedPiece) -> Tensor:
-    """Return the bytes of the mean of a box, uint8 (bytes,)."""
+    """Return the bytes of the mean of the box ``one`` over the checkpoints ``each``, uint8 (bytes,)."""
     dtype = type_of(one.dtype)
     total: Tensor | None = None
     for tensors in each if dtype.is_floating_point else each[-1:]:
@@ -88,7 +101,7 @@ def _mean(run: Folder, each: Sequence[_Tensors], one: StagedPiece) -> Tensor:
 
 
 def _meta(newest: Meta, names: Sequence[str]) -> Meta:
-    """Return the metadata of the average. Without a chain: it is not a state of the order."""
+    """Return the metadata of the average. It has no chain, because no sequence of steps leads to averaged weights."""
     changes: dict[str, Any] = {"chain": "", "skipped_updates": (), "metrics": {}, "components": {}}
     changes |= {"saved_s": time.time(), "labels": {**newest.labels, AVERAGED: " ".join(names)}}
     return newest.model_copy(update=changes)

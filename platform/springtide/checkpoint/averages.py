@@ -1,4 +1,4 @@
-"""Averaged weights in a checkpoint: a state of the optimizer, one for each weight, so sharded and stored as its moments are."""
+"""Averaged weights in a checkpoint. Each is a state of the optimizer, so it is sharded and stored like Adam's moments."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from springtide.checkpoint.tensors import local
 from springtide.errors import CheckpointError
 
 AVERAGE = "ema"
-"""Name of the state."""
+"""Name of the optimizer state that holds a weight's average."""
 _MODEL, _OPTIM, _END = "model/", "optim/", f"/{AVERAGE}"
 
 
 class MissingAverage(CheckpointError):
-    """A good checkpoint without averaged weights."""
+    """The checkpoint is intact, but has no averaged weights."""
 
 
 def as_weights(pieces: Sequence[Piece]) -> list[Piece]:
-    """Return the pieces of a model whose weights are the averaged ones; those without an average, such as frozen weights and
-    buffers, are as they are. Raises MissingAverage if there is none at all."""
+    """Return the pieces of the averaged weights, renamed to the weights' names. Tensors without an average, such as frozen
+    weights and buffers, keep their own pieces. Raises MissingAverage if no weight has an average."""
     averages = [one._replace(tensor=_weight_of(one.tensor)) for one in pieces if _is_average(one.tensor)]
     if not averages:
         remedy = "optim.ema_half_life of its run is 0, or no weights were updated yet"
@@ -34,8 +34,11 @@ def as_weights(pieces: Sequence[Piece]) -> list[Piece]:
 def match_averages(
     pieces: Sequence[Piece], wanted: Mapping[str, Tensor]
 ) -> tuple[list[Piece], dict[str, Tensor], dict[str, Tensor]]:
-    """Return the pieces to read, the tensors to fill from them, and the averages that begin with the weights: a run that
-    branches off may have averages though its trunk has none, or the other way round."""
+    """Return three things: the pieces to read, the tensors to fill from them, and the averages to set to the weights.
+
+    A branch may have averaged weights although its trunk has none. Then its averages are set to the loaded weights. If only
+    the trunk has averages, their pieces are dropped.
+    """
     stored = {one.tensor for one in pieces if _is_average(one.tensor)}
     here = {name: tensor for name, tensor in wanted.items() if _is_average(name)}
     if stored and here:
@@ -46,7 +49,7 @@ def match_averages(
 
 @torch.no_grad()
 def begin_averages(averages: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Begin ``averages`` with the weights in ``tensors``."""
+    """Set each of the ``averages`` to its weight in ``tensors``."""
     for name, average in averages.items():
         local(average).copy_(local(tensors[_weight_of(name)]))
 

@@ -1,8 +1,10 @@
-"""Start a run from a checkpoint of another run: with its state, at its step (a branch), with its weights and optimizer at
-step 0 of other rows (a stage), or with its weights only.
+"""Start a run from a checkpoint of another run, in one of three ways (``train.start_with``).
 
-The checkpoint is read in place, at any world size (``restore.begin``). The other run then keeps it for good: until the
-branch has a checkpoint of its own, every restart begins here.
+A branch takes the whole state and continues at the checkpoint's step. A stage takes the weights and the optimizer, and starts
+at step 0 of other data. The third way takes the weights only.
+
+The checkpoint is read from the other run's folder, at any world size (``restore.begin``). The other run then never removes it:
+until the new run has committed a checkpoint, each of its restarts begins from there.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ _COMPONENT, _TOKENS, _LOSS_SCALE = "stages_before", "tokens", "loss_scale"
 
 
 def resolve(url: str, known: str, field: str = FIELD) -> str:
-    """Return the URL of the checkpoint that ``url`` means: itself, or the newest of the run that it names. ``known``,
-    the checkpoint that this run began with, is returned instead if it is of that run. ``field`` names it. Raises ConfigError if
-    there is none."""
+    """Return the URL of the checkpoint that ``url`` names: the checkpoint itself, or the newest checkpoint of a run.
+
+    ``known``: the checkpoint that this run began with; returned if ``url`` is the run that it belongs to. ``field``: the config
+    field that holds ``url``, for errors. Raises ConfigError if there is no such checkpoint that counts.
+    """
     run, name = split(url)
     if not name and known and split(known)[0] == run:
         return known
@@ -37,11 +41,12 @@ def resolve(url: str, known: str, field: str = FIELD) -> str:
 
 
 def keep(url: str, run_id: str, field: str = FIELD) -> None:
-    """Have the other run keep the checkpoint ``url``, which the run ``run_id`` names in ``field``. Raises ConfigError if that
-    run has removed it meanwhile."""
+    """Have the other run keep the checkpoint ``url``, which the run ``run_id`` names in ``field``. Raises ConfigError if the
+    other run has removed the checkpoint meanwhile."""
     run, name = split(url)
     hold(run, name, run_id)
-    if name not in committed(run):  # it looks for such notes once more after it has taken a mark away
+    # no race: ``commit.tidy`` reads the notes again after it has removed a commit marker, and restores the marker
+    if name not in committed(run):
         gone = "names a checkpoint that its run has removed since"
         raise ConfigError(explain(field, url, gone, "name a newer one"))
 
@@ -53,15 +58,15 @@ def first_step(config: TrainConfig) -> StepsDone:
 
 
 def meta_of_start(config: TrainConfig, manifest: Manifest) -> Meta:
-    """Return the metadata of the state that a run begins with, which has loaded its tensors from the checkpoint of
-    ``manifest``. A stage goes on from the chain, with the loss scale, and with what averages count of the past."""
+    """Return the metadata of the state that a run begins with, after it has loaded the tensors of the checkpoint of
+    ``manifest``. A stage keeps the chain, the loss scale, and the number of tokens trained before, which averaging needs."""
     meta = manifest.meta
     if config.start_with == "state":
         return meta.model_copy(update={"metrics": {}})
     anew: dict[str, Any] = {"step": 0, "tokens": 0, "skipped_updates": (), "metrics": {}}
     if config.start_with == "weights":
         return meta.model_copy(update={**anew, "chain": "", "components": {}})
-    # a training loop of your own saves no config
+    # a checkpoint of a user's own training loop has no config
     in_run = configs.build_stored(manifest.config).tokens_after(meta.step) if manifest.config else meta.tokens
     tokens = tokens_before(meta) + in_run
     kept = {name: value for name, value in meta.components.items() if name == _LOSS_SCALE}
@@ -69,19 +74,19 @@ def meta_of_start(config: TrainConfig, manifest: Manifest) -> Meta:
 
 
 def components_of(tokens: int) -> dict[str, Any]:
-    """Return ``Meta.components`` for ``tokens`` trained on before step 0; empty for none."""
+    """Return the entry of ``Meta.components`` that stores the ``tokens`` trained on before step 0; empty for 0 tokens."""
     return {_COMPONENT: {_TOKENS: tokens}} if tokens else {}
 
 
 def tokens_before(meta: Meta) -> int:
-    """Return the tokens that the optimizer of this state was trained on before step 0 of its run, in runs before it."""
+    """Return the number of tokens that the optimizer of this state was trained on in earlier runs, before step 0 of its run."""
     found = meta.components.get(_COMPONENT)
     tokens = found.get(_TOKENS) if isinstance(found, dict) else None
     return tokens if isinstance(tokens, int) and tokens > 0 else 0
 
 
 def split(url: str) -> tuple[Folder, str]:
-    """Return the run and the name of the checkpoint ``url``; the name is empty if ``url`` is a run."""
+    """Return the folder of the run and the name of the checkpoint in ``url``; the name is empty if ``url`` is a run."""
     folder = Folder(url)
     if step_of(folder.name) is None:
         return folder, ""

@@ -1,4 +1,4 @@
-"""Checkpoints of a training loop of your own: saved while training continues, verified and resharded when they are loaded."""
+"""Checkpoints for your own training loop: saved while training continues, verified and resharded when they are loaded."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ _TRIES = 3
 
 
 class Checkpointer:
-    """The checkpoints in one folder. Every rank of the default process group has one and calls each method; one process
-    needs no process group. As a context manager it closes itself: it waits for the last save, after an error it does not.
+    """Saves and restores the checkpoints in one folder.
 
-    Tensors may be FSDP2 shards, HSDP or whole: what one layout and number of ranks saved, any other restores. A checkpoint
-    counts once every rank's part is in the store; a killed save leaves the older ones as they were.
+    Every rank of the default process group creates a Checkpointer and calls each method; a single process needs no process
+    group. Use it as a context manager: the exit waits for the last save, but not after an error.
+
+    The model may use FSDP2, HSDP or neither. A checkpoint can be restored with any other layout and number of ranks. It
+    counts once every rank's part is in the store. A killed save does not change older checkpoints.
 
     Args:
         folder: Folder or URL (``s3://``, ``gs://``, ``az://``) that all ranks reach.
@@ -58,7 +60,7 @@ class Checkpointer:
         term = on_first(lambda: leases.claim(self._run, owner).term)
         self._term, self._rank, self._size = term, rank_here(), len(gathered(None))
         self._newest: int | None = None
-        """The step that was restored or saved last; None: nothing was yet."""
+        """The step that was last restored or saved; None before the first of both."""
         self._saver = AsyncSaver(
             self._run,
             term,
@@ -74,13 +76,13 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(wait=kind is None)  # after an error the other ranks may be elsewhere
+        self.close(wait=kind is None)  # after an error other ranks may not reach this call, and a wait would hang
 
     def close(self, *, wait: bool = True) -> None:
-        """Release the folder.
+        """Release the folder, so that another process may write it.
 
         Args:
-            wait: Whether to wait for the last save, on every rank. Without, a save under way may not count.
+            wait: Wait for the last save; give every rank the same value. If False, a save in progress may not be committed.
 
         Raises:
             CheckpointError: the last save failed on some rank.
@@ -98,33 +100,33 @@ class Checkpointer:
         """Load the newest good checkpoint in place.
 
         Args:
-            model: of the same parameters as the one saved, in any layout.
-            optimizer: of that model; its state is created if it has not stepped.
+            model: has the same parameters as the saved model, in any layout.
+            optimizer: optimizer of ``model``; its state is created if it has not stepped.
 
         Returns:
-            The steps done when it was saved; 0 if there is none yet.
+            Number of steps done when the checkpoint was saved; 0 if there is no checkpoint yet.
 
         Raises:
-            CheckpointError: the newest is of another model, or bytes of the last one are bad.
+            CheckpointError: the newest checkpoint is of another model, or the bytes of the last checkpoint that counts are bad.
         """
         found = restore(self._run, model, optimizer, lambda _: "", term=self._term)
         self._newest = found.meta.step if found else 0
         return self._newest
 
     def save(self, step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Save the state, after at least one step of the optimizer; returns when it is copied, and the model may change.
+        """Save the state. Returns when the state is copied and the model may change. Waits for the previous save first.
 
         Args:
-            step: steps done.
-            model: what is saved, with its buffers.
-            optimizer: of that model. Its state is saved, its hyperparameters are not.
+            step: number of steps done.
+            model: its parameters and persistent buffers are saved.
+            optimizer: optimizer of ``model``; it must have stepped. Its state is saved, its hyperparameters are not.
 
         Raises:
-            CheckpointError: the save before failed on some rank, or the folder holds later steps: of the loop before, whose
-                state was not restored, or saved here.
+            CheckpointError: the previous save failed on some rank, or the folder holds a later step. Without a call of
+                ``restore``, ``step`` itself must not be in the folder either.
         """
         self.wait()
-        if self._newest is None:  # nobody has looked
+        if self._newest is None:  # neither restored nor saved yet: look for checkpoints of an earlier loop
             self._newest = max((step_of(name) or 0 for name in on_first(lambda: committed(self._run))), default=-1)
             is_taken = step <= self._newest
         else:
@@ -150,7 +152,7 @@ class Checkpointer:
         """Wait until the last save counts. Raises CheckpointError, on every rank, if it failed on some rank."""
         if not self._saver.busy:
             return
-        # rank 0 commits when all parts are there: it must not wait for one that failed
+        # rank 0 waits for all parts before it commits, so cancel that wait if another rank's part has failed
         error = self._outcome() if self._rank else None
         if any(gathered(error)) and not self._rank:
             self._saver.cancel()
@@ -159,6 +161,6 @@ class Checkpointer:
             raise CheckpointError(f"the save in {self._run.url} failed: {'; '.join(reasons)}")
 
     def _outcome(self) -> str:
-        """Wait for this rank's part; returns why it failed, or an empty text."""
+        """Wait until this rank's part is written. Returns why that failed; empty if it did not."""
         outcome = self._saver.poll(wait=True)
         return "" if outcome is None or outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"

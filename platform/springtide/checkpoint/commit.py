@@ -1,9 +1,10 @@
 """Write one rank's data file and index; rank 0's writer then writes the manifest and the commit marker.
 
-    staged pieces -> digests -> what changed -> a0002-r0003.safetensors -> a0002-r0003.json
-    every rank's index -> a0002-manifest.json -> COMMITTED, created only if absent -> older checkpoints are removed
+    every rank:  staged pieces -> digests -> changed pieces -> a0002-r0003.safetensors -> a0002-r0003.json (the index)
+    rank 0:      index of every rank -> a0002-manifest.json -> COMMITTED, created only if absent -> old checkpoints are removed
 
-An index shows that its rank's bytes are in the store, so the writers need no connection to each other. No torch here.
+A rank writes its index after its data, so an index shows that the rank's bytes are in the store. The writers need no other
+connection to each other. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ from springtide.storage import Folder, digest, to_json
 
 _PUT_BYTES = 8 * 2**20
 _LEFT_S = 3600.0
-"""A temporary file to which nobody has written for so long is a killed writer's [s]."""
+"""A temporary file that has not been written to for this long was left by a killed writer and is removed [s]."""
 _LOOK_S = (0.05, 1.0)
 """First and longest pause between checks for the other ranks' indexes [s]."""
 _READERS = 8
 _REREAD_BLOCKS = 4
-"""Blocks of unchanged pieces that a rank reads again in each save: what rots there is lost to every checkpoint that refers to
-it."""
+"""Number of stored blocks of unchanged pieces that a rank reads and verifies in each save. If such a block is damaged, every
+checkpoint that refers to it is bad."""
 _MOST_INDEXES = 64
-"""Most indexes of another world size's checkpoint that each rank reads, to find pieces that did not change."""
+"""Most indexes of the previous checkpoint that a rank reads after a resize, to find unchanged pieces."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class CommitJob:
     owner: str = ""
     """Owner of the lease; empty if unknown."""
     fault_points: str = ""
-    """Address of the test to which the writer process reports fault points; empty for none."""
+    """Address of the test that the writer process reports fault points to; empty without a test."""
 
     @property
     def name(self) -> str:
@@ -91,32 +92,38 @@ class Committed:
 
     name: str
     size_bytes: int
-    """Size of the state; on a rank that does not commit, of its part."""
+    """Size of the whole state; on ranks other than 0, size of the rank's part."""
     written_bytes: int
-    """Bytes written to the store: fewer if some pieces had not changed."""
+    """Bytes written to the store; unchanged pieces are not written."""
 
 
 class PieceWriter:
-    """Writes a rank's parts, one checkpoint after the other."""
+    """Writes one rank's part of each checkpoint, one checkpoint after the other."""
 
     def __init__(self, run: Folder) -> None:
         self._run = run
         self._known: dict[Any, Piece] = {}
+        """Box -> piece of the previous checkpoint."""
         self._known_of: tuple[str, bytes] = ("", b"")
+        """Name and commit marker of that previous checkpoint."""
         self._known_for: tuple[int, str] = (0, "")
+        """Term and checkpoint of the job that ``_known`` was looked up for."""
         self._written: tuple[str, int, list[Piece]] = ("", 0, [])
-        """The newest part that was written here: its checkpoint, the term of its lease, its pieces."""
+        """The last part that this writer wrote: checkpoint name, term of the lease, pieces."""
         self._rotten_for: tuple[int, str] = (0, "")
+        """Term and checkpoint of the job that ``_known_rotten`` was found for."""
         self._known_rotten: set[Any] = set()
-        """Unchanged pieces that the newest job found bad on the store."""
+        """Boxes of unchanged pieces whose stored bytes this job found damaged."""
         self._noted = 0
-        """Term of the lease whose first commit is recorded."""
+        """Term of the lease whose first commit was last recorded."""
 
     def write(self, job: CommitJob, view: Callable[[StagedPiece], memoryview], gone: Callable[[], bool]) -> Committed:
-        """Write this rank's part; on rank 0, commit once every rank has written. ``view`` returns a piece's bytes;
-        ``gone`` returns True if rank 0 is to stop waiting. Raises OSError; CheckpointError or RunExists if a retry
-        cannot help."""
-        if marker_of(self._run, job.name) is not None:  # by an earlier lease, or an earlier try
+        """Write this rank's part; on rank 0, commit once every rank has written its part.
+
+        ``view`` returns the bytes of a piece. ``gone`` returns True if rank 0 must stop waiting for the other ranks. Raises
+        OSError if a retry may help, CheckpointError or RunExists if it cannot.
+        """
+        if marker_of(self._run, job.name) is not None:  # by an earlier lease, or an earlier try of this job
             manifest = read_manifest(self._run, job.name)
             if is_same_state(manifest.meta, job.meta):
                 return Committed(job.name, manifest.size_bytes, 0)
@@ -134,6 +141,7 @@ class PieceWriter:
 
     def _part(self, job: CommitJob, view: Callable[[StagedPiece], memoryview]) -> tuple[list[Piece], int]:
         folder, own = checkpoints(self._run) / job.name, f"{job.name}/{data_name(job.term, job.rank)}"
+        # a piece with the same box and digests as in the previous checkpoint is not written again
         pieces, known = [], self._base(job)
         for staged in job.pieces:
             digests = tuple(digest.of_bytes(block) for block in cut(view(staged), BLOCK_BYTES))
@@ -159,8 +167,8 @@ class PieceWriter:
         return pieces, index["size_bytes"]
 
     def _rotten(self, job: CommitJob, unchanged: Sequence[Piece]) -> set[Any]:
-        """Read some blocks of pieces that lie on the store already, drawn by the step. Returns the pieces of which one is not
-        what it was, or cannot be read. Once for all tries of a job: they write the same bytes."""
+        """Verify a random sample of the stored blocks of ``unchanged`` pieces, seeded by the step. Returns the boxes of pieces
+        with a damaged or unreadable block. The sample is read once per job: all tries of a job must write the same bytes."""
         if (job.term, job.name) != self._rotten_for:
             blocks = [(piece, at) for piece in unchanged for at in range(len(piece.digests))]
             drawn = random.Random(int(job.meta.step)).sample(blocks, min(_REREAD_BLOCKS, len(blocks)))
@@ -179,26 +187,26 @@ class PieceWriter:
         return True
 
     def _base(self, job: CommitJob) -> dict[Any, Piece]:
-        """Return box -> piece of the newest older checkpoint: pieces that need not be written."""
-        # every try of a job writes the same bytes: rank 0 may have committed what the one before wrote
+        """Return the pieces of the previous checkpoint by box. A piece that has not changed since then is not written."""
+        # every try of a job must write the same bytes, because rank 0 may have committed an earlier try: keep the answer
         if (job.term, job.name) == self._known_for:
             return self._known
         self._known_for = job.term, job.name
-        # by its marker: the same step may have been committed again by another lease, and the files of the first be gone
+        # compare the marker too: another lease may have committed the same step again, and the first files may be gone
         last, marker = this = newest_before(self._run, job.name)
         if this == self._known_of:
             return self._known
         self._known_of, self._known = this, {}
         if not last:
             return {}
-        if (last, _term_in(marker)) == self._written[:2]:  # what is in its index, then, is known
+        if (last, _term_in(marker)) == self._written[:2]:  # this writer wrote that index: no need to read it
             self._known = {piece.box: piece for piece in self._written[2]}
             return self._known
         with contextlib.suppress(CheckpointError):  # a bad checkpoint has no pieces to refer to
             manifest, folder = read_manifest(self._run, last), checkpoints(self._run) / last
             mine = index_name(manifest.term, job.rank)
             same_size = manifest.meta.world_size == job.meta.world_size
-            # after a resize any index may have a box of this rank; of a large group, writing it again costs less
+            # after a resize any index may have a box of this rank; in a large group, a rewrite costs less than reading them all
             others = manifest.indexes if len(manifest.indexes) <= _MOST_INDEXES else []
             for name in [mine] if same_size else others:
                 _, pieces = read_index(folder, name, manifest.files[name]["digest"])
@@ -207,9 +215,12 @@ class PieceWriter:
 
 
 def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
-    """Wait for every rank's index, write the manifest, create the marker. Raises RunExists if a newer lease holds the
-    run, CheckpointError if ``gone`` becomes true before every index is there. Returns the manifest of an older lease if that
-    commits the same state meanwhile: ranks that have seen it write nothing."""
+    """Wait for the index of every rank, write the manifest, and create the commit marker. Returns the manifest.
+
+    Returns the manifest of an older lease if that lease commits the same state meanwhile: ranks that have seen that commit
+    write no index. Raises RunExists if a newer lease holds the run, CheckpointError if ``gone`` returns True before every
+    index exists.
+    """
     folder = checkpoints(run) / job.name
     names = [index_name(job.term, rank) for rank in range(job.meta.world_size)]
     pause = _LOOK_S[0]
@@ -218,7 +229,7 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
             return found
         if gone():
             raise CheckpointError(f"{job.name}: not every rank wrote its part")
-        time.sleep(pause)  # between checks; a second at most
+        time.sleep(pause)  # doubles after each check, up to a second
         pause = min(2 * pause, _LOOK_S[1])
     with ThreadPoolExecutor(_READERS, "springtide-commit") as threads:
         contents = dict(zip(names, threads.map(folder.read, names), strict=True))
@@ -228,13 +239,13 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
     if any(marked_by(run, job.name, mark) > job.term for mark in marks):
         raise RunExists(f"lease {job.term} of {run.url} may not write any more: a newer lease has marked {job.name}")
     marker = to_json({"manifest": manifest.name, "digest": digest.of_bytes(data), "term": job.term}).encode()
-    for mark in (COMMITTED, *marks) if marks else ():  # COMMITTED first: without marks it would count
+    for mark in (COMMITTED, *marks) if marks else ():  # COMMITTED first: without its marks the old commit would count
         folder.remove(mark)
     fault_point("commit", "before")
     try:
         folder.create(COMMITTED, marker, lambda: leases.check(run, job.term, job.owner))
     except FileExistsError:
-        if folder.read(COMMITTED) != marker:  # the same bytes: our own put, whose answer was lost
+        if folder.read(COMMITTED) != marker:  # equal bytes would be our own put, whose response was lost
             found = read_manifest(run, job.name)  # another lease was faster
             if not is_same_state(found.meta, job.meta):
                 raise OSError(f"{job.name} was committed at the same moment by lease {found.term}") from None
@@ -244,21 +255,23 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
 
 
 def _term_in(marker: bytes) -> int:
-    """Return the term of the lease that a commit marker names; 0 if it cannot be understood."""
+    """Return the term of the lease that a commit marker names; 0 if the marker cannot be parsed."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         return int(json.loads(marker)["term"])
     return 0
 
 
 def is_same_state(one: Meta, other: Meta) -> bool:
-    """Return whether two checkpoints of the same step have the same state: the same steps trained with the same settings."""
+    """Return True if two checkpoints have the same state: the same steps of the same data order, trained with the same
+    settings."""
     return (one.step, one.order_identity, one.config_fingerprint, one.chain) == (
         *(other.step, other.order_identity, other.config_fingerprint, other.chain),
     )
 
 
 def _written(folder: Folder, manifest: Manifest) -> tuple[Manifest, bytes]:
-    """Write a manifest, or return the one of an earlier try that holds for the same files: it may be committed."""
+    """Write the manifest and return it with its bytes. If an earlier try wrote one for the same files, return that one: it may
+    be committed already."""
     data = manifest.model_dump_json().encode()
     try:
         folder.create(manifest.name, data)
@@ -294,15 +307,15 @@ def _manifest(job: CommitJob, contents: dict[str, bytes]) -> Manifest:
 
 
 KnownCheckpoints = dict[tuple[str, frozenset[str]], retention.Found]
-"""A checkpoint and the names of its files -> what its manifest says, which does not change while these are its files."""
+"""Cache of ``tidy``: (checkpoint, names of its files) -> facts for retention. They hold as long as the file names do."""
 
 
 def tidy(run: Folder, job: CommitJob, known: KnownCheckpoints | None = None) -> None:
-    """After a commit, remove files that the retention rule does not keep and no checkpoint needs. Commit markers go
-    first, so a half-removed checkpoint never counts. Files that cannot be removed now go after a later save.
+    """Remove files that the retention rule does not keep and no checkpoint needs; called after a commit. Commit markers are
+    removed first, so a half-removed checkpoint never counts. Files that cannot be removed now are removed after a later save.
 
-    ``known``: what the last call with it has found in this run. Then the manifests of the newest checkpoints alone, as many as
-    the rule keeps in any case, are read again: what is removed relies on these."""
+    ``known``: cache of the manifests that earlier calls read in this run; updated in place. With it, only the manifests of
+    the newest ``retention.last`` checkpoints are read again: the removal relies on them."""
     try:
         _tidy(run, job, {} if known is None else known)
     except OSError as error:
@@ -326,7 +339,7 @@ def _tidy(run: Folder, job: CommitJob, known: KnownCheckpoints) -> None:
             try:
                 manifest = read_manifest(run, name)
                 needs = {f"{name}/{file}" for file in (manifest.name, *manifest.files)} | set(manifest.refers)
-            except CheckpointError:  # the restore reports why; it may need any file of an older one
+            except CheckpointError:  # the restore reports why; this checkpoint may need any file of any older one
                 bad.add(name)
                 needs = {f"{older}/{file}" for older, others in contents.items() if older <= name for file in others}
         found[name] = retention.Found(
@@ -342,7 +355,7 @@ def _tidy(run: Folder, job: CommitJob, known: KnownCheckpoints) -> None:
     marks = [file for file in retention.garbage(found, job.retention, reading, job.term) if file.endswith(COMMITTED)]
     removed = {file: folder.read(file) for file in marks}
     folder.remove_files(marks)
-    if marks:  # who began to read one meanwhile has noted that before it looked for the mark
+    if marks:  # a reader writes its note before it checks the marker: restore the markers of newly noted checkpoints
         now = retention.being_read(run) | bad
         for file in marks:
             if file.partition("/")[0] in now - reading:
@@ -353,12 +366,12 @@ def _tidy(run: Folder, job: CommitJob, known: KnownCheckpoints) -> None:
     for name in folder.names() if folder.is_local else []:  # object stores have no empty folders
         if step_of(name) is not None and name < job.name:
             if name not in reading:
-                (folder / name).sweep(_LEFT_S)  # of a rank that was killed in its write
+                (folder / name).sweep(_LEFT_S)  # temporary files of ranks that were killed while they wrote
             (folder / name).remove_if_empty()
 
 
 def header_of(pieces: Sequence[StagedPiece]) -> tuple[bytes, dict[str, int]]:
-    """Return the safetensors header of a file with these pieces, and the offset of each in the file [bytes].
+    """Return the safetensors header of a data file, and the offset in the file of each tensor's piece [bytes].
 
     Format: 8 bytes of length, JSON, the bytes of the tensors without gaps (github.com/huggingface/safetensors).
     """

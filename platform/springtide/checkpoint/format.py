@@ -1,15 +1,15 @@
 """File layout of checkpoints. A checkpoint counts if it is committed and neither abandoned nor quarantined.
 
 <run>/checkpoints/step-0000000050/   a0002-r0000.safetensors   tensors that rank 0 wrote in lease 2
-                                     a0002-r0000.json          its index: place of each piece, digests of its blocks
+                                     a0002-r0000.json          its index: place of each piece, digests of the piece's blocks
                                      a0002-manifest.json       size and digest of every file, and the state's metadata
                                      COMMITTED                 created last, names the manifest; no checkpoint without it
-                                     ABANDONED                 the run resumed from an older one: in another data order, or
-                                                               because a device had computed wrong results
-                                     QUARANTINED               its bytes differ from those committed; the reason
+                                     ABANDONED                 the run resumed from an older checkpoint: in another data
+                                                               order, or because a device had computed wrong results
+                                     QUARANTINED               stored bytes differ from those committed; holds the reason
 
-A tensor is stored in pieces (boxes of it), one per rank that held one. A piece that has not changed since the previous
-checkpoint is not written again: the index refers to the file that has it. Data files are safetensors, for any tool.
+A tensor is stored in pieces. A piece is a box (rectangular part) of the tensor that one rank held. A piece that has not changed
+since the previous checkpoint is not written again: the index refers to the older file. Any safetensors tool reads data files.
 """
 
 from __future__ import annotations
@@ -33,38 +33,39 @@ COMMITTED = "COMMITTED"
 ABANDONED = "ABANDONED"
 QUARANTINED = "QUARANTINED"
 AVERAGED = "averaged"
-"""Label of a checkpoint that holds averaged weights only: the names of those that they are of."""
+"""Label of a checkpoint that holds averaged weights only. Its value: the names of the averaged checkpoints."""
 IMPORTED = "imported"
-"""Label of a checkpoint that holds imported weights only: where they come from."""
+"""Label of a checkpoint that holds imported weights only. Its value: the source of the weights."""
 FISHER = "fisher"
-"""Label of a checkpoint that holds a Fisher information: the digest of the manifest of the checkpoint that it is of."""
+"""Label of a checkpoint that holds a Fisher information. Its value: the manifest digest of the checkpoint whose weights the
+Fisher information was computed at."""
 BLOCK_BYTES = 4 * 2**20
-"""Bytes that one digest covers: a reader of part of a tensor verifies the blocks that it touches."""
+"""Size of a block, the unit of digests. A reader of part of a tensor reads and verifies only the blocks that overlap it."""
 FORMAT = 6
 _NAME = re.compile(r"step-(\d{10})")
 
 Identity = Callable[[StepsDone], str]
-"""Steps done -> the identity of the data order that they are trained in."""
+"""Steps done -> hash of everything that decides the data order of these steps."""
 
 
 class BadFile(CheckpointError):
-    """A checkpoint file has other bytes than those committed, as one rank read it."""
+    """One rank read bytes of a checkpoint file that differ from the committed bytes."""
 
     def __init__(self, message: str, file: str = "") -> None:
-        """``file``: its path below ``checkpoints/``."""
+        """``file``: path of the bad file below ``checkpoints/``."""
         super().__init__(message)
         self.file = file
 
 
 class OtherFormat(CheckpointError):
-    """A good checkpoint that another version of this package wrote."""
+    """The checkpoint is intact, but another version of this package wrote it."""
 
 
 class Meta(BaseModel):
-    """The part of a run's state that is not tensors, and its provenance.
+    """The part of a run's state that is not tensors, and how the state came about.
 
-    Functions of the step are not stored: learning rate, position in the data, and the seed of every random
-    generator. The loop derives them at each step.
+    The learning rate, the position in the data, and the seed of every random generator are not stored. They are functions
+    of the step, and the loop computes them at each step.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -73,9 +74,9 @@ class Meta(BaseModel):
     """Steps done; training resumes with the next one."""
     tokens: int = Field(ge=0)
     chain: str = Field("", pattern="^([0-9a-f]{32})?$")
-    """The chain of all steps done (``stream/chain.py``); empty before the first step, and in a training loop of your own."""
+    """Hash over all steps done (``stream/chain.py``); empty before the first step, and for a user's own training loop."""
     skipped_updates: tuple[OrderStep, ...] = ()
-    """Steps of the order whose update the step guard skipped, ascending, at most the newest 1000."""
+    """Order steps whose update the step guard skipped, ascending, at most the newest 1000."""
     world_size: int = Field(ge=1)
     order_identity: str
     config_fingerprint: str
@@ -86,14 +87,14 @@ class Meta(BaseModel):
     saved_s: float = 0.0
     """When the save was requested, seconds since 1970."""
     metrics: dict[str, float] = {}
-    """Metrics that retention may rank checkpoints by; those that are not finite are dropped: JSON has no NaN, and a loss of
+    """Metrics that retention may rank checkpoints by. Values that are not finite are dropped: JSON has no NaN, and the loss of
     one bad step must not make a checkpoint unreadable."""
     components: dict[str, Any] = {}
     """State of other components, such as a gradient scaler, each as plain data."""
     labels: dict[str, str] = {}
 
     def adding(self, components: dict[str, Any], metrics: dict[str, float] | None = None) -> Meta:
-        """Return this with more components, and with those of the ``metrics`` that are finite."""
+        """Return a copy with more ``components``, and with the finite values of ``metrics`` added."""
         finite = {name: value for name, value in (metrics or {}).items() if math.isfinite(value)}
         return self.model_copy(update={"components": self.components | components, "metrics": self.metrics | finite})
 
@@ -105,7 +106,7 @@ class Meta(BaseModel):
 
 
 class StagedPiece(NamedTuple):
-    """A box of a tensor to be written, and the place of its bytes in the staging buffer."""
+    """A box of a tensor to be written, and the offset and size of its bytes in the staging buffer."""
 
     tensor: str
     dtype: str
@@ -117,7 +118,7 @@ class StagedPiece(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A box of a tensor, and the place of its bytes in a file, row-major."""
+    """A box of a tensor, and the file, offset and size of its bytes, which are row-major."""
 
     tensor: str
     dtype: str
@@ -131,11 +132,11 @@ class Piece(NamedTuple):
     """Offset in the file [bytes]."""
     size_bytes: int
     digests: tuple[str, ...]
-    """Digests of its blocks of BLOCK_BYTES; the last block may be shorter."""
+    """One digest for each block of BLOCK_BYTES of the piece; the last block may be shorter."""
 
     @property
     def box(self) -> tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Its identity, without the place of its bytes."""
+        """Tensor name, type, shape, offsets and sizes: the piece without the place of its bytes."""
         return self[:5]
 
 
@@ -150,11 +151,12 @@ class Manifest(BaseModel):
     config: dict[str, Any]
     """The resolved config."""
     files: dict[str, dict[str, Any]]
-    """Its own files: name -> ``size_bytes`` and ``digest``; a data file's digest is over those of its header and blocks."""
+    """Files in the checkpoint's own folder: name -> ``size_bytes`` and ``digest``. The digest of a data file is computed over
+    the digests of its header and blocks."""
     refers: tuple[str, ...] = ()
-    """Files of older checkpoints that hold pieces of this one, as paths below ``checkpoints/``."""
+    """Files of older checkpoints that hold unchanged pieces of this checkpoint, as paths below ``checkpoints/``."""
     size_bytes: int = Field(ge=0)
-    """Size of all pieces."""
+    """Size of all pieces, including those in files of older checkpoints."""
 
     @model_validator(mode="after")
     def _check(self) -> Manifest:
@@ -172,12 +174,12 @@ class Manifest(BaseModel):
 
     @property
     def written_bytes(self) -> int:
-        """Size of its own files; less than ``size_bytes`` if some pieces did not change."""
+        """Size of ``files``; unchanged pieces in files of older checkpoints are not counted."""
         return sum(file["size_bytes"] for file in self.files.values())
 
 
 def name_of(step: int) -> str:
-    """Return the folder name of the checkpoint after ``step`` steps."""
+    """Return the folder name of the checkpoint that is saved after ``step`` steps."""
     return f"step-{step:010d}"
 
 
@@ -188,12 +190,12 @@ def step_of(name: str) -> StepsDone | None:
 
 
 def file_name(term: int, what: str) -> str:
-    """Return a file name of lease ``term``. Leases never share a file name, so two writers cannot mix files."""
+    """Return the name of a file that lease ``term`` writes. Leases never share file names, so two writers cannot mix files."""
     return f"a{term:04d}-{what}"
 
 
 def term_of(file: str) -> int | None:
-    """Return the term of the lease that wrote a file; None for a marker."""
+    """Return the term of the lease that wrote a file, from its name; None for a marker, whose name has no term."""
     found = re.match(r"a(\d{4,})-", file)
     return int(found[1]) if found else None
 
@@ -204,7 +206,7 @@ def data_name(term: int, rank: int) -> str:
 
 
 def index_name(term: int, rank: int) -> str:
-    """Return the name of that data file's index."""
+    """Return the name of the index of the data file that a rank writes."""
     return file_name(term, f"r{rank:04d}.json")
 
 
@@ -214,7 +216,7 @@ def checkpoints(run: Folder) -> Folder:
 
 
 def listed(run: Folder) -> dict[str, set[str]]:
-    """Return the names of all checkpoints in any state, oldest first -> the names of their files."""
+    """Return all checkpoints, in any state: name -> names of the files in its folder, oldest first."""
     found: dict[str, set[str]] = {}
     for path in checkpoints(run).files():
         name, _, file = path.partition("/")
@@ -224,13 +226,13 @@ def listed(run: Folder) -> dict[str, set[str]]:
 
 
 def is_good(files: set[str]) -> bool:
-    """Return whether a checkpoint with these files counts."""
+    """Return True if a checkpoint whose folder holds ``files`` counts: committed, and neither abandoned nor quarantined."""
     return COMMITTED in files and not files & {ABANDONED, QUARANTINED}
 
 
 def marker_of(run: Folder, name: str) -> bytes | None:
-    """Return the commit marker of a checkpoint that counts; None for any other. It does not list the folder: on a large run
-    that is thousands of names."""
+    """Return the bytes of the commit marker of a checkpoint that counts; None if the checkpoint does not count. Does not list
+    the folder, which holds thousands of names in a large run."""
     folder = checkpoints(run) / name
     marker = _read_if_there(folder, COMMITTED)
     if marker is None or any(_read_if_there(folder, mark) is not None for mark in (ABANDONED, QUARANTINED)):
@@ -239,8 +241,8 @@ def marker_of(run: Folder, name: str) -> bytes | None:
 
 
 def newest_before(run: Folder, name: str) -> tuple[str, bytes]:
-    """Return the name of the newest checkpoint that counts and is older than ``name``, and its commit marker; empty ones if
-    there is none. The number of requests does not grow with the ranks, nor with the checkpoints."""
+    """Return the newest checkpoint that counts and is older than ``name``, and the bytes of its commit marker; empty values if
+    there is none. The number of requests to the store grows with neither the ranks nor the checkpoints."""
     older = [one for one in checkpoints(run).names() if step_of(one) is not None and one < name]
     for one in reversed(older):
         if (marker := marker_of(run, one)) is not None:
@@ -261,8 +263,11 @@ def committed(run: Folder) -> list[str]:
 
 
 def read_manifest(run: Folder, name: str) -> Manifest:
-    """Return the manifest that the commit marker names. Raises CheckpointError if its bytes are not those committed,
-    OtherFormat if another version of this package wrote them, OSError if it cannot be read."""
+    """Return the manifest that the commit marker of checkpoint ``name`` names.
+
+    Raises BadFile if the manifest or the marker is missing or differs from the committed bytes, OtherFormat if another version
+    of this package wrote the manifest, OSError if the store cannot be read.
+    """
     folder, marked = checkpoints(run) / name, f"{name}/{COMMITTED}"
     try:
         marker = folder.read_json(COMMITTED)
@@ -284,7 +289,7 @@ def read_manifest(run: Folder, name: str) -> Manifest:
         raise BadFile(f"{name}: a file is missing: {error}", marked) from None
     except ValidationError as error:
         unknown = [".".join(map(str, one["loc"]))[:100] for one in error.errors() if one["type"] == "extra_forbidden"]
-        if unknown:  # its bytes are those committed: no damage
+        if unknown:  # the digest was right, so the manifest is not damaged but of a newer version
             raise OtherFormat(
                 f"{name} of {run.url} has {unknown[0]}, which this version of springtide does not know: use the version that "
                 "wrote it, or a new run.id"
@@ -295,8 +300,8 @@ def read_manifest(run: Folder, name: str) -> Manifest:
 
 
 def read_index(folder: Folder, name: str, expected: str = "") -> tuple[dict[str, Any], list[Piece]]:
-    """Read the index ``name`` of one rank: returns facts about its data file, and its pieces. Raises BadFile if its
-    digest is not ``expected``, or the index is missing or invalid."""
+    """Return the index ``name`` of one rank: sizes and digests of the rank's data file, and the rank's pieces. Raises BadFile
+    if the index is missing or invalid, or if its digest is not ``expected``."""
     file = f"{folder.name}/{name}"
     try:
         data = folder.read(name)
@@ -325,7 +330,7 @@ def _piece(
 
 
 def data_digest(header_digest: str, pieces: Iterable[Piece]) -> str:
-    """Return the digest of a data file, over the digests of its header and of its blocks, in order."""
+    """Return the digest of a data file: a digest over the digests of its header and of the blocks of ``pieces``, in order."""
     return digest.of_bytes("".join([header_digest, *(one for piece in pieces for one in piece.digests)]).encode())
 
 
@@ -339,12 +344,12 @@ _NOTE = TypeAdapter(_MarkNote)
 
 def quarantine(run: Folder, name: str, reason: str, term: int = 0) -> None:
     """Mark a checkpoint as quarantined, so that it no longer counts. Its files stay for inspection until retention
-    removes them. ``term``: of the lease that marks it."""
+    removes them. ``term``: term of the lease that marks it."""
     _mark(run, name, QUARANTINED, reason, term)
 
 
 def abandon(run: Folder, names: Iterable[str], reason: str, term: int = 0) -> None:
-    """Mark checkpoints that the run does not resume from as abandoned; otherwise as ``quarantine``."""
+    """Mark checkpoints as abandoned, so that the run does not resume from them. Arguments and effect as in ``quarantine``."""
     for name in names:
         _mark(run, name, ABANDONED, reason, term)
 
@@ -355,7 +360,7 @@ def _mark(run: Folder, name: str, mark: str, reason: str, term: int) -> None:
 
 
 def marked_by(run: Folder, name: str, mark: str) -> int:
-    """Return the term of the lease that marked a checkpoint; 0 if the mark does not name it."""
+    """Return the term of the lease that wrote ``mark``; 0 if there is no such mark, or it does not hold a term."""
     try:
         return checkpoints(run).read_as(f"{name}/{mark}", _NOTE).term
     except (FileNotFoundError, IsADirectoryError, DamagedFile):
@@ -363,7 +368,7 @@ def marked_by(run: Folder, name: str, mark: str) -> int:
 
 
 def reason_of(run: Folder, name: str, mark: str) -> str:
-    """Return why a checkpoint is marked, for people."""
+    """Return the reason that is stored in the marker file ``mark`` of a checkpoint, for display."""
     try:
         return checkpoints(run).read_as(f"{name}/{mark}", _NOTE).reason
     except (OSError, DamagedFile) as error:
@@ -376,7 +381,8 @@ def check(name: str, data: bytes | memoryview, expected: str) -> None:
 
 
 def check_block(folder: Folder, piece: Piece, number: int) -> None:
-    """Raise CheckpointError if the bytes of a block of ``piece`` are not those committed. ``folder``: of all checkpoints."""
+    """Raise CheckpointError if the stored bytes of block ``number`` of ``piece`` differ from the committed bytes. ``folder``:
+    the folder of all checkpoints."""
     begin = piece.begin + number * BLOCK_BYTES
     end = min(begin + BLOCK_BYTES, piece.begin + piece.size_bytes)
     data = folder.read_range(piece.file, begin, end)

@@ -1,5 +1,7 @@
-"""Whether a run may begin at step 0. It may if it never committed a checkpoint; otherwise only if its user asks for it:
-if no checkpoint counts any more, a person must look at the loss before everything is trained again.
+"""Decide if a run may begin at step 0.
+
+A run that never committed a checkpoint may begin there. Any other run may do so only if its user asks for it: if none of its
+checkpoints counts any more, a person must look at what was lost before everything is trained again.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from springtide.storage import Folder
 
 
 def has_ever_committed(run: Folder) -> bool:
-    """Return whether a checkpoint was committed since the run last began at step 0 by request, even if it does not
-    count now: the lease has a record of the commit, or the commit marker still exists."""
+    """Return True if a checkpoint was committed since a user last had the run begin at step 0, even if it does not count now.
+    Evidence is the lease's record of the commit, or a commit marker that still exists."""
     if leases.has_committed(run):
         return True
     begun = leases.begun_at(run)
@@ -31,7 +33,7 @@ def has_ever_committed(run: Folder) -> bool:
 
 
 def check_fresh_start(run: Folder) -> None:
-    """Raise CheckpointError if the run would begin at step 0 although it has committed before."""
+    """Raise CheckpointError if the run has committed checkpoints before, but none of them counts now."""
     if committed(run) or not has_ever_committed(run):
         return
     raise CheckpointError(
@@ -41,8 +43,10 @@ def check_fresh_start(run: Folder) -> None:
 
 
 def begin_once(run: Folder, term: int, job: str) -> bool:
-    """As ``begin_from_scratch``, but only if the same ``job`` did not ask for it before: what starts a group again gives it the
-    arguments of the first. Returns whether the run begins at step 0 now."""
+    """Call ``begin_from_scratch`` unless the same ``job`` has requested it before. Returns True if it was called.
+
+    A launcher that restarts a lost group passes --from-scratch again, which must not discard the job's progress.
+    """
     if job and job in leases.scratch_jobs(run):
         return False
     begin_from_scratch(run, term, job)
@@ -50,20 +54,22 @@ def begin_once(run: Folder, term: int, job: str) -> bool:
 
 
 def begin_from_scratch(run: Folder, term: int, job: str = "") -> list[str]:
-    """Have the run begin at step 0 under lease ``term``, at the request of ``job``, if it has a name. Returns the checkpoints
-    that counted until now; they are marked as abandoned, and retention removes them as new ones are committed. If that breaks
-    off, the newest still counts, and the run goes on from it."""
+    """Have the run begin again at step 0 under lease ``term``. ``job``: name of the job that requests it, if it has one.
+
+    Returns the checkpoints that counted until now. They are marked as abandoned, oldest first, and retention removes them as
+    new checkpoints are committed. If this is interrupted, the newest one still counts, and the run resumes from it.
+    """
     older = committed(run)
     abandon(run, older, "the run was begun again with --from-scratch", term)
     leases.note_scratch(run, term, job)
     return older
 
 
-# Checkpoints that were trained in another data order than the run has now.
+# Checkpoints that were trained in another data order than the current one of the run.
 
 
 def of_another_order(run: Folder, meta: Meta, identity: Identity) -> str:
-    """Return why a checkpoint is not of this run's data order; empty if it is."""
+    """Return an error text if a checkpoint was trained in another data order than this run's; empty if not."""
     wanted = identity(meta.step)
     if meta.order_identity == wanted:
         return ""
@@ -75,8 +81,11 @@ def of_another_order(run: Folder, meta: Meta, identity: Identity) -> str:
 
 
 def newer_of_other_orders(run: Folder, identity: Identity, go_back: bool) -> list[str] | None:
-    """Return the checkpoints newer than the newest of this run's data order, newest first; None if there are checkpoints and
-    none is of this order. Raises CheckpointError, without ``go_back``, if the newest is not of this order."""
+    """Return the checkpoints that are newer than the newest checkpoint of this run's data order, newest first.
+
+    Returns None if there are checkpoints, but none of this order. Without ``go_back``, raises CheckpointError if the newest
+    checkpoint is not of this order.
+    """
     others: list[str] = []
     for name in reversed(committed(run)):
         try:
@@ -95,8 +104,8 @@ def newer_of_other_orders(run: Folder, identity: Identity, go_back: bool) -> lis
 
 
 def check_order(run: Folder, identity: Identity, go_back: bool, term: int = 0) -> bool:
-    """As ``newer_of_other_orders``, and mark those checkpoints as abandoned by ``term``; their bytes stay. Returns False,
-    and marks nothing, if none is of this order."""
+    """Mark the checkpoints that ``newer_of_other_orders`` returns as abandoned by lease ``term``; their bytes are kept. Returns
+    False, and marks nothing, if no checkpoint is of this run's order. Raises as ``newer_of_other_orders`` does."""
     others = newer_of_other_orders(run, identity, go_back)
     if others:
         abandon(run, others, "the run resumed from an older checkpoint in another data order", term)

@@ -30,7 +30,7 @@ _READERS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Inspected:
-    """A checkpoint and its state."""
+    """A checkpoint and its state, as ``springtide inspect`` shows it."""
 
     name: str
     step: int
@@ -38,12 +38,12 @@ class Inspected:
     """``committed``, ``uncommitted`` (being written, or left by a killed save), ``referred`` (kept because newer ones
     refer to its files), ``abandoned``, ``quarantined`` or ``bad``."""
     reason: str = ""
-    """Why it does not count."""
+    """Why the checkpoint does not count; empty if it does."""
     manifest: Manifest | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The same as plain data."""
+        """Name, step, state, reason and facts of the manifest as plain data."""
         found: dict[str, Any] = {"name": self.name, "step": self.step, "state": self.state, "reason": self.reason}
         if self.manifest is not None:
             manifest = self.manifest
@@ -61,7 +61,8 @@ class Inspected:
 
 
 def inspect(run: Folder, verify: bool = False, only: str = "") -> list[Inspected]:
-    """Return every checkpoint of a run, oldest first, or ``only`` one. ``verify``: read all bytes of those that count."""
+    """Return every checkpoint of a run, oldest first, or only the one named ``only``. ``verify``: read and verify all bytes of
+    checkpoints that count."""
     found = [inspect_one(run, name, files, verify) for name, files in listed(run).items() if only in ("", name)]
     referred = {file.split("/")[0] for one in found if one.manifest is not None for file in one.manifest.refers}
     return [
@@ -71,7 +72,7 @@ def inspect(run: Folder, verify: bool = False, only: str = "") -> list[Inspected
 
 
 def inspect_one(run: Folder, name: str, files: set[str], verify: bool) -> Inspected:
-    """Return the checkpoint ``name``; its folder holds ``files``."""
+    """Return the checkpoint ``name``, whose folder holds ``files``."""
     state, reason = "committed", ""
     manifest = None
     if COMMITTED in files:
@@ -92,7 +93,8 @@ def inspect_one(run: Folder, name: str, files: set[str], verify: bool) -> Inspec
 
 
 def problem(run: Folder, name: str, manifest: Manifest) -> str:
-    """Return what is wrong with a checkpoint's bytes, including those in files that it refers to; empty if they are good."""
+    """Verify the bytes of a checkpoint, including those in files of older checkpoints that it refers to. Returns the first
+    problem; empty if all bytes are good."""
     folder = checkpoints(run)
     try:
         pieces: list[Piece] = []
@@ -117,13 +119,13 @@ def _check_header(folder: Folder, file: str, facts: dict[str, Any]) -> None:
 
 
 def check_piece(folder: Folder, piece: Piece) -> None:
-    """Raise CheckpointError if the bytes of ``piece`` are not those committed."""
+    """Raise CheckpointError if the stored bytes of ``piece`` differ from the committed bytes."""
     for number in range(len(piece.digests)):
         check_block(folder, piece, number)
 
 
 def _age(saved_s: float) -> str:
-    seconds = max(0.0, time.time() - saved_s)  # clocks of machines differ
+    seconds = max(0.0, time.time() - saved_s)  # negative if the clock of the machine that saved was ahead
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

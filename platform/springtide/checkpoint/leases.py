@@ -1,15 +1,15 @@
-"""Only the newest lease may write a run. Each start of a driver or worker group claims the next term by creating a file.
+"""Leases: only the newest lease may write a run. A driver or worker group that starts claims the next term by creating a file.
 
-<run>/leases/0003.json       its owner; 3 is its term
+<run>/leases/0003.json       the lease of term 3: owner, host, process
              0003.ended      written when the lease ends; a lease without it was lost, or is still active
              0003.committed  written after its first commit
-             0003.scratch    written by a driver with --from-scratch: the run begins again at step 0
-             0003.rollback   written by a worker group that goes back: older snapshots in memory no longer count
-             0003.back       what older leases wrote after the step in it is of a device that computes wrong results
+             0003.scratch    written with --from-scratch: the run begins again at step 0
+             0003.rollback   written by a worker group that rolls back: snapshots of older leases no longer count
+             0003.back       holds a step: states that older leases wrote after it may come from a device with wrong results
 
 The holder of an older lease that is still alive (network partition, second driver) is refused at its next commit.
-Its journal is not: readers take back what it writes in its own segments at the newer start (``tracking/segments.py``).
-Only terms are compared, never clocks.
+Its journal writes are not refused. They go to segments of its own term, and readers take back the steps in them when the newer
+lease starts (``tracking/segments.py``). Only terms are compared, never clocks.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _BACK = re.compile(r"(\d{4,})\.back")
 _ROLLBACK = re.compile(r"(\d{4,})\.rollback")
 _NO_CODE: Mapping[str, str] = {}
 FORMAT = 1
-"""Increase it when a reader of the previous format would misread or refuse a lease of the new one. A lease without a number is
-of format 1."""
+"""Format of a lease file. Increase it when a reader of the previous format would misread or refuse a lease of the new format.
+A lease file without a format number has format 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,13 +65,13 @@ class Lease:
     driver: Annotated[int, Field(ge=0)] = 0
     """The term of the driver's lease with the same owner; 0 without a driver."""
     code: str = ""
-    """Digest of the user's own code that the owner's first claim trusted; empty without one."""
+    """Digest of the user's own code that the owner's first claim trusted; empty without such code."""
     seal: str = ""
-    """Proof that this user trusted ``code`` in this run; others can write the file."""
+    """Proof that this user trusted ``code`` in this run. It is needed because others may be able to write the lease file."""
     groups: Annotated[int, Field(ge=0)] = 0
-    """Worker groups before it."""
+    """Number of worker groups before this lease."""
     losses: Annotated[int, Field(ge=0)] = 0
-    """Those of them that were lost: their end was not recorded."""
+    """Number of these groups that were lost: their end was not recorded."""
 
     def __str__(self) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.begun_s))
@@ -83,8 +83,8 @@ _STEP = TypeAdapter(Annotated[dict[Literal["step"], Annotated[int, Field(ge=0)]]
 
 
 def newest(run: Folder) -> Lease | None:
-    """Return the lease that may write; None before the first. Raises DamagedFile if its file is damaged, RunExists if it is in
-    another format."""
+    """Return the lease that may write; None before the first claim. Raises DamagedFile if its file is damaged, RunExists if
+    the file is in another format."""
     numbers = _numbers((run / "leases").names())
     return _read(run, numbers[-1]) if numbers else None
 
@@ -99,17 +99,24 @@ def claim(
     sources: Mapping[str, str] = _NO_CODE,
     yields: bool = False,
 ) -> Lease:
-    """Claim the next term. ``trains``: for a worker group, not only for a driver. ``again``: for an owner that has
-    claimed before. ``ends``: the term that the same worker group has held until now. ``sources``: all that
-    may run code (``Config.needs_trust``), which is trusted: an unattended resume may run it. ``yields``: another owner may take
-    over at once, although this process is alive. The number of requests does not grow with the number of leases.
+    """Claim the next term and return its lease. The number of requests does not grow with the number of leases.
 
-    A newest lease whose file is damaged counts as lost, but not with ``again``: then another owner may have claimed it.
+    A newest lease whose file is damaged counts as lost. With ``again`` it does not, because another owner may have claimed it.
 
-    Raises RunExists with the holder if another claimed at the same moment, if the holder or its driver is a live
-    process of this machine, if the newest lease is in another format, or, with ``again``, if another owner has taken over
-    since. Raises FileNotFoundError, with
-    ``again``, if the earlier claim is not visible: on this node the run's path is another folder.
+    Args:
+        run: the run to claim.
+        owner: id of the driver, or of a worker group without a driver.
+        trains: True for a worker group, False for a driver.
+        again: True if ``owner`` has claimed the run before.
+        ends: the term that the same worker group has held until now.
+        sources: settings that may run code of the user (``Config.needs_trust``). The claim records that it is trusted, so an
+            unattended resume may run it.
+        yields: let another owner take over at once, although this process is alive.
+
+    Raises:
+        RunExists: another process claimed the same term, the holder or its driver is a live process of this machine, the newest
+            lease is in another format, or, with ``again``, another owner has taken over since.
+        FileNotFoundError: with ``again``, if the earlier claim is not visible: on this node the run's path is another folder.
     """
     last = _last(run, again)
     if last is None and again:
@@ -145,9 +152,9 @@ def claim(
     try:
         (run / "leases").create(_file(mine.term), to_json({"format": FORMAT, **dataclasses.asdict(mine)}).encode())
     except FileExistsError:
-        _check_mine(run, mine)  # it may be our own put, whose answer was lost
+        _check_mine(run, mine)  # the existing file may be our own put, whose response was lost
     else:
-        if not run.has_atomic_create:  # this store may have let two create the same file
+        if not run.has_atomic_create:  # this store may have let two processes create the same file
             _check_mine(run, mine)
     return mine
 
@@ -164,7 +171,7 @@ def _check_mine(run: Folder, mine: Lease) -> None:
 
 
 def _check_store(run: Folder) -> None:
-    """Find out, at a run's first lease, whether the store refuses to create a file that exists; if not, say so."""
+    """Test whether the store refuses to create a file that exists; log a warning if not. Called at a run's first claim."""
     if run.has_atomic_create:
         return
     folder, name = run / "leases", f"probe-{secrets.token_hex(6)}"
@@ -187,17 +194,18 @@ def _check_store(run: Folder) -> None:
 
 
 def trusted_code(run: Folder, sources: Mapping[str, str]) -> str:
-    """Return the digest of the code ``sources`` that this user trusted when the run last started; empty if this user did not:
-    somebody else did, elsewhere, or in a copy of the run."""
+    """Return the digest of the code in ``sources`` that this user trusted when the run last started. Empty if this user did not
+    trust it: another user started the run, or it is a copy of a run."""
     last = _last(run) if sources else None
     return last.code if last and last.code and is_sealed(_trust(run, sources, last.code), last.seal) else ""
 
 
 def _trust(run: Folder, sources: Mapping[str, str], code: str) -> str:
+    """Return the text that a seal signs: run URL, the user's functions, names of variables, and the digest of the code."""
     named = [sources.get(field, "") for field in CODE_FIELDS]
-    while named and not named[-1]:  # what a version that knew fewer fields has sealed
+    while named and not named[-1]:  # a version that knew fewer fields sealed a list without them
         named.pop()
-    named += sorted(sources.keys() - {*CODE_FIELDS})  # variables, whose values are in the digest
+    named += sorted(sources.keys() - {*CODE_FIELDS})  # names of variables; their values are in the digest
     return to_json([run.url, *named, code])
 
 
@@ -209,8 +217,8 @@ def check_free(run: Folder) -> None:
 
 
 def why_over(run: Folder) -> str | None:
-    """Return why nobody trains the run, as far as its leases say; None if somebody may. A driver that was killed has not said
-    that it ended."""
+    """Return the reason that no driver of the run takes commands, according to its leases; None if one may. A killed driver has
+    not recorded its end, so its run counts as one with a driver."""
     last = _last(run)
     if last is None:
         return "it has never been trained"
@@ -222,7 +230,7 @@ def why_over(run: Folder) -> str | None:
 
 
 def has_ended(run: Folder, lease: Lease) -> bool:
-    """Return whether the driver of ``lease`` has recorded its end; of a lease without a driver, whether its group has."""
+    """Return True if the driver of ``lease`` has recorded its end; without a driver, if the worker group has."""
     return (run / "leases").exists(f"{lease.driver or lease.term:04d}.ended")
 
 
@@ -231,8 +239,8 @@ def check(run: Folder, mine: int, owner: str = "") -> None:
 
     Raises:
         LeaseOvertaken: ``owner`` itself has claimed a newer lease.
-        RunExists: somebody else has claimed a newer lease, or, with ``owner``, the same term: a store without conditional puts
-            lets two claim it.
+        RunExists: another owner has claimed a newer lease, or, if ``owner`` is given, the same term. Two owners can claim one
+            term in a store without conditional puts.
     """
     last = max(_numbers((run / "leases").names()), default=0)
     holder = _owner(run, last) if owner else None
@@ -242,7 +250,7 @@ def check(run: Folder, mine: int, owner: str = "") -> None:
 
 
 def end(run: Folder, term: int) -> None:
-    """Record that a lease ended; if it cannot be recorded, the lease counts as lost."""
+    """Record that lease ``term`` ended. If the record cannot be written, the lease counts as lost."""
     try:
         (run / "leases").write(f"{term:04d}.ended", b"")
     except OSError as error:
@@ -250,7 +258,7 @@ def end(run: Folder, term: int) -> None:
 
 
 def note_commit(run: Folder, term: int) -> None:
-    """Record that lease ``term`` has committed a checkpoint: the run then begins at step 0 only by request."""
+    """Record that lease ``term`` has committed a checkpoint. From then on the run begins at step 0 only if its user asks."""
     try:
         (run / "leases").write(f"{term:04d}.committed", b"")
     except OSError as error:
@@ -258,18 +266,19 @@ def note_commit(run: Folder, term: int) -> None:
 
 
 def note_scratch(run: Folder, term: int, job: str = "") -> None:
-    """Record that lease ``term`` begins the run again at step 0 by request of its user, in ``job``, if it has a name."""
+    """Record that lease ``term`` begins the run again at step 0. ``job``: name of the job that requested it, if it has one."""
     (run / "leases").write(f"{term:04d}.scratch", job)
 
 
 def scratch_jobs(run: Folder) -> set[str]:
-    """Return the jobs that began the run at step 0; empty text for one without a name, as a group that goes back to there."""
+    """Return the names of the jobs that began the run again at step 0. A job without a name is an empty text, and so is a
+    rollback to step 0."""
     folder = run / "leases"
     return {folder.read(f"{term:04d}.scratch").decode(errors="replace") for term in _numbers(folder.names(), _SCRATCH)}
 
 
 def note_gone_back(run: Folder, term: int, step: StepsDone) -> None:
-    """Record that lease ``term`` goes back to ``step``: what older leases wrote of later steps no longer counts."""
+    """Record that lease ``term`` goes back to ``step``: states of later steps that older leases wrote no longer count."""
     (run / "leases").write(f"{term:04d}.back", to_json({"step": step}))
 
 
@@ -281,24 +290,24 @@ def gone_back(run: Folder) -> list[tuple[int, StepsDone]]:
 
 
 def begun_at(run: Folder) -> int:
-    """Return the term of the last lease that began the run at step 0 by request; 0 if none did. What older leases wrote
-    no longer counts."""
+    """Return the term of the last lease that began the run again at step 0; 0 if none did. States that older leases wrote no
+    longer count."""
     return max(_numbers((run / "leases").names(), _SCRATCH), default=0)
 
 
 def has_committed(run: Folder) -> bool:
-    """Return whether a lease has recorded a commit since then."""
+    """Return True if a lease has recorded a commit since the run last began at step 0 (``begun_at``)."""
     names = (run / "leases").names()
     return max(_numbers(names, _COMMITTED), default=0) > max(_numbers(names, _SCRATCH), default=0)
 
 
 def note_rollback(run: Folder, term: int) -> None:
-    """Record that lease ``term`` goes back to a checkpoint: snapshots of older leases no longer count."""
+    """Record that lease ``term`` rolls back to a checkpoint: snapshots of older leases no longer count."""
     (run / "leases").write(f"{term:04d}.rollback", b"")
 
 
 def snapshots_since(run: Folder) -> int:
-    """Return the oldest term whose snapshots in memory count."""
+    """Return the oldest term whose snapshots in memory still count."""
     names = (run / "leases").names()
     return max(max(_numbers(names, _SCRATCH), default=0) + 1, max(_numbers(names, _ROLLBACK), default=0))
 
@@ -310,7 +319,7 @@ def losses(run: Folder) -> int:
 
 
 def has_trained(run: Folder, before: int) -> bool:
-    """Return whether there was a worker group before lease ``before``."""
+    """Return True if a worker group trained before lease ``before``, or if that lease's file is damaged."""
     try:
         return _read(run, before).groups > 0
     except DamagedFile as error:
@@ -339,7 +348,8 @@ def _read(run: Folder, number: int) -> Lease:
 
 
 def _last(run: Folder, again: bool = False) -> Lease | None:
-    """Return ``newest``; one whose file is damaged counts as lost, unless ``again``: then RunExists."""
+    """Return the ``newest`` lease. If its file is damaged, return a lease without an owner, which counts as lost; with
+    ``again`` raise RunExists instead."""
     try:
         return newest(run)
     except (DamagedFile, FileNotFoundError, IsADirectoryError) as error:
@@ -351,7 +361,7 @@ def _last(run: Folder, again: bool = False) -> Lease | None:
 
 
 def _holder(run: Folder, number: int) -> str:
-    """Return a lease as text, for an error, also if it cannot be read."""
+    """Return lease ``number`` as text for an error message, even if its file cannot be read."""
     try:
         return str(_read(run, number))
     except (DamagedFile, RunExists, OSError) as error:
@@ -359,7 +369,7 @@ def _holder(run: Folder, number: int) -> str:
 
 
 def _owner(run: Folder, number: int) -> str | None:
-    """Return the owner of a lease; None if it cannot be read: no run ends for that."""
+    """Return the owner of lease ``number``; None if its file is damaged or missing, because that must not end a run."""
     try:
         return _read(run, number).owner
     except (DamagedFile, FileNotFoundError, IsADirectoryError):
@@ -367,7 +377,7 @@ def _owner(run: Folder, number: int) -> str | None:
 
 
 def _held_by(run: Folder, lease: Lease) -> RunExists:
-    if lease.driver not in (0, lease.term):  # its worker groups come and go: the driver is to be stopped
+    if lease.driver not in (0, lease.term):  # name the driver: stopping a worker group would not free the run
         lease = _driver(run, lease) or lease
     return RunExists(f"{run.url} is held by {lease}; stop that process first, or choose another run.id")
 
@@ -382,7 +392,7 @@ def _file(number: int) -> str:
 
 
 def _is_held(run: Folder, last: Lease) -> bool:
-    """Return whether the process that claimed ``last``, or its driver, is on this machine and alive."""
+    """Return True if the process that claimed ``last``, or its driver, is alive on this machine."""
     if _is_alive(run, last):
         return True
     if last.driver in (0, last.term):
@@ -407,12 +417,13 @@ def _is_alive(run: Folder, lease: Lease) -> bool:
     return not ended and process_id(lease.pid) == lease.process != ""
 
 
-# Which process of this machine has a pid: pids are given again.
+# Tell a process from a later one with the same pid: the kernel reuses pids.
 
 
 def process_id(pid: int) -> str:
-    """Return what distinguishes a process of this machine from a later one with its pid: boot id and start time; empty
-    if it cannot be read, or the process is a zombie.
+    """Return boot id and start time of process ``pid`` of this machine, which a later process with the same pid does not share.
+
+    Empty if they cannot be read, or the process is a zombie.
 
     Examples:
         >>> import os

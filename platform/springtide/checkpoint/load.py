@@ -1,8 +1,8 @@
 """Read a checkpoint back at any world size.
 
-    boxes this rank wants x pieces that are stored -> blocks to read -> read, verified, copied, all in one pass
+    boxes that this rank holds x stored pieces -> blocks to read -> read, verify and copy them, in one pass
 
-Bytes are verified as they arrive; nothing is read twice, and nothing is buffered but bytes on their way into a tensor.
+Bytes are verified as they arrive. No byte is read twice, and only bytes on their way into a tensor are buffered.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _READ_BYTES = 16 * 2**20
 _READERS = 6
 _NAMES_SHOWN = 5
 _CONVERTED_BYTES = 64 * 2**20
-"""Most bytes that are converted to another type at a time, unless one row is larger."""
+"""Most stored bytes of a tensor that are converted to another type at a time; at least one row is."""
 Convert = Callable[[Tensor, torch.dtype], Tensor]
-"""Makes rows of a tensor as a model holds them from rows as they are stored: in another type, or packed, if that is uint8."""
+"""(stored rows of a tensor, type of the model's tensor) -> these rows in that type; uint8 means packed."""
 
 _log = logging.getLogger(__name__)
 
 
 class PieceSource(Protocol):
-    """A source of the files that pieces name."""
+    """Reads the files that pieces are stored in."""
 
     def stream(self, name: str, begin: int, end: int) -> Iterable[memoryview]: ...
 
@@ -58,20 +58,31 @@ def load(
     new_blocks: Sequence[int] = (),
     table: PieceTable | None = None,
 ) -> Manifest:
-    """Load this rank's part of checkpoint ``name`` in place, at any world size and layout. Returns its manifest. ``averaged``:
-    load the averaged weights into ``model``, without an optimizer. ``new_adapter``: leave the model's adapter as it is.
-    ``convert``: how tensors that are stored in a wider type than the model's become those of the model; None: not at all.
-    ``new_blocks``: as ``train.new_blocks``; without an optimizer. ``table``: the checkpoint's pieces, if they were read.
+    """Load this rank's part of checkpoint ``name`` in place, at any world size and layout. Returns the manifest.
 
-    Raises CheckpointError with the bad file, or with the tensors that are missing, unexpected or of another shape. A
-    single process needs no process group.
+    A single process needs no process group.
+
+    Args:
+        run: the run that the checkpoint belongs to.
+        name: name of the checkpoint.
+        model: filled with the checkpoint's weights.
+        optimizer: filled with the checkpoint's optimizer state; None loads weights only.
+        manifest: the checkpoint's manifest, if it was read already.
+        averaged: load the averaged weights into ``model``; needs ``optimizer`` None.
+        new_adapter: do not load the model's adapter, but leave it as it is.
+        convert: converts stored floating-point tensors whose type differs from the model's; None: such tensors are an error.
+        new_blocks: as ``train.new_blocks``; needs ``optimizer`` None.
+        table: the checkpoint's pieces, if they were read already.
+
+    Raises:
+        CheckpointError: a file is bad, or tensors are missing, unexpected or of another shape. The message names them.
     """
     manifest = manifest or read_manifest(run, name)
     pieces = read_pieces(run, name, manifest) if table is None else []
     if optimizer is not None:
         materialize(optimizer)
     wanted = named_tensors(model, optimizer)
-    if table is not None:  # only a state as it was saved is read by the names that it has here
+    if table is not None:  # select this rank's pieces by tensor name, unless the options below rename or drop tensors
         is_whole = optimizer is not None and not (new_adapter or new_blocks or averaged or convert)
         pieces = table.overlapping({key: box(one) for key, one in wanted.items()}) if is_whole else table.pieces()
     if new_adapter:
@@ -90,8 +101,8 @@ def load(
 
 
 def wider_tensors(pieces: Iterable[Piece], wanted: Mapping[str, Tensor], convert: Convert) -> dict[str, list[Piece]]:
-    """Return the pieces of the tensors that are stored as floating-point numbers of another type than ``wanted``, and become
-    these by ``convert``."""
+    """Return the pieces of each tensor that needs ``convert``: stored as floating-point numbers, in another type than the
+    tensor of that name in ``wanted``, whose type and shape ``convert`` produces."""
     found = {}
     for name, some in by_tensor(pieces).items():
         stored, tensor = type_of(some[0].dtype), wanted.get(name)
@@ -111,14 +122,14 @@ def wider_tensors(pieces: Iterable[Piece], wanted: Mapping[str, Tensor], convert
 def without(
     names: Collection[str], pieces: Iterable[Piece], wanted: Mapping[str, Tensor]
 ) -> tuple[list[Piece], dict[str, Tensor]]:
-    """Return all pieces and tensors but those of ``names``."""
+    """Return ``pieces`` and ``wanted`` without the tensors ``names``."""
     left = {name: tensor for name, tensor in wanted.items() if name not in names}
     return [piece for piece in pieces if piece.tensor not in names], left
 
 
 @torch.no_grad()
 def _read_converted(source: PieceSource, pieces: Sequence[Piece], tensor: Tensor, convert: Convert) -> None:
-    """Fill this rank's rows of ``tensor``, some at a time: what is stored may not fit into memory."""
+    """Fill this rank's rows of ``tensor``, a few at a time, because the rows in the stored type may not fit into memory."""
     shape, stored = pieces[0].shape, type_of(pieces[0].dtype)
     first, target = box(tensor).offsets[0], local(tensor)
     at_once = max(1, _CONVERTED_BYTES // (stored.itemsize * math.prod(shape[1:])))
@@ -130,8 +141,8 @@ def _read_converted(source: PieceSource, pieces: Sequence[Piece], tensor: Tensor
 
 
 def read_pieces(run: Folder, name: str, manifest: Manifest, indexes: Sequence[str] | None = None) -> list[Piece]:
-    """Return the pieces of all tensors of a checkpoint, from its indexes, several read at a time; or those in some of its
-    ``indexes``. Raises as ``read_index``."""
+    """Return the pieces that a checkpoint's ``indexes`` list; by default those in all its indexes. Reads several indexes at a
+    time. Raises the errors of ``read_index``."""
     folder, indexes = checkpoints(run) / name, manifest.indexes if indexes is None else indexes
     with ThreadPoolExecutor(_READERS, "springtide-load") as threads:
         found = threads.map(lambda file: read_index(folder, file, manifest.files[file]["digest"]), indexes)
@@ -139,7 +150,7 @@ def read_pieces(run: Folder, name: str, manifest: Manifest, indexes: Sequence[st
 
 
 def by_tensor(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
-    """Return the pieces of each tensor."""
+    """Return ``pieces`` grouped by the name of their tensor."""
     found: dict[str, list[Piece]] = {}
     for piece in pieces:
         found.setdefault(piece.tensor, []).append(piece)
@@ -148,19 +159,19 @@ def by_tensor(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
 
 @torch.no_grad()
 def read_state(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str, Tensor]) -> None:
-    """Fill ``wanted``, the tensors of a model and its optimizer, as ``read_into``; averaged weights that are not stored begin
-    with the weights, and those that are not wanted are ignored."""
+    """Fill ``wanted``, the tensors of a model and its optimizer, as ``read_into`` does. Averaged weights that are wanted but
+    not stored are set to the loaded weights. Averaged weights that are stored but not wanted are ignored."""
     pieces, stored, begun = match_averages(pieces, wanted)
     read_into(source, pieces, stored)
     begin_averages(begun, wanted)
 
 
 class Mismatch(CheckpointError):
-    """A good checkpoint of another model."""
+    """The checkpoint is intact, but does not fit this run: another model or data order."""
 
 
 def read_into(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str, Tensor], verify: bool = True) -> None:
-    """Fill each tensor's local part from the pieces that overlap it, several reads at a time."""
+    """Fill this rank's part of each tensor in ``wanted`` from the pieces that overlap it, several reads at a time."""
     found = by_tensor(pieces)
     check_names(found, wanted)
     copies = [copy for name, one in wanted.items() for copy in _copies(found[name], one, box(one))]
@@ -168,12 +179,13 @@ def read_into(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str,
 
 
 def read_boxes(source: PieceSource, pieces: Sequence[Piece], tensor: Tensor, held: Box) -> None:
-    """Fill ``tensor``, which is not distributed, with the box ``held`` of the tensor that ``pieces`` are of."""
+    """Fill ``tensor`` with the box ``held`` of the stored tensor that ``pieces`` make up. ``tensor`` is not distributed."""
     _read_all(source, _copies(pieces, tensor, held), verify=True)
 
 
 def _copies(pieces: Sequence[Piece], tensor: Tensor, held: Box) -> list[_Copy]:
-    """Return the overlaps of ``pieces`` with a box. Raises CheckpointError if they do not fill it, each element once."""
+    """Return the overlaps of ``pieces`` with the box ``held``. Raises CheckpointError unless they cover each of its elements
+    exactly once."""
     found = [copy for piece in pieces if (copy := _Copy.of(piece, tensor, held))]
     name = pieces[0].tensor
     check_disjoint(name, [copy.piece for copy in found])
@@ -184,7 +196,7 @@ def _copies(pieces: Sequence[Piece], tensor: Tensor, held: Box) -> list[_Copy]:
 
 
 def _read_all(source: PieceSource, copies: Sequence[_Copy], verify: bool) -> None:
-    """Read what overlaps, several reads at a time."""
+    """Read and perform ``copies``, several reads at a time."""
     reads = _reads(copies)
     if len(reads) == 1:  # threads would only wait for each other
         _read(source, reads[0], verify)
@@ -197,20 +209,20 @@ def _read_all(source: PieceSource, copies: Sequence[_Copy], verify: bool) -> Non
 
 
 def check_disjoint(tensor: str, pieces: Sequence[Piece]) -> None:
-    """Raise CheckpointError if pieces of a tensor overlap: the rest of it would be in none, though their sizes add up."""
+    """Raise CheckpointError if pieces of a tensor overlap: then their sizes could add up although some elements are missing."""
     ordered = sorted(pieces, key=lambda piece: piece.offsets)
     for number, piece in enumerate(ordered):
         for other in itertools.islice(ordered, number + 1, None):
             if piece.offsets and other.offsets[0] >= piece.offsets[0] + piece.sizes[0]:
-                break  # nor do the next ones, which begin even later
+                break  # pieces after ``other`` begin even later, so they do not overlap ``piece`` either
             sides = zip(piece.offsets, piece.sizes, other.offsets, other.sizes, strict=True)
             if all(begin < start + length and start < begin + size for begin, size, start, length in sides):
                 raise CheckpointError(f"{tensor}: its pieces in {piece.file} and {other.file} overlap")
 
 
 def check_names(stored: Mapping[str, Sequence[Piece]], wanted: Mapping[str, Tensor]) -> None:
-    """Raise Mismatch with the tensors that the checkpoint lacks, that the model lacks, or that differ in shape or type;
-    CheckpointError if the pieces of one do."""
+    """Raise Mismatch if tensors are missing in the checkpoint or in the model, or differ in shape or type. Raise
+    CheckpointError if the pieces of one tensor differ in shape or type."""
     problems = []
     for what, names in (
         ("the checkpoint lacks", wanted.keys() - stored.keys()),
@@ -241,7 +253,7 @@ def check_names(stored: Mapping[str, Sequence[Piece]], wanted: Mapping[str, Tens
 
 
 class _Copy:
-    """The overlap of a stored piece and this rank's part of the tensor."""
+    """A copy to perform: the overlap of a stored piece with the box ``held`` of its tensor, which ``tensor`` holds here."""
 
     def __init__(self, piece: Piece, overlap: Box, tensor: Tensor, held: Box) -> None:
         self.piece = piece
@@ -255,7 +267,7 @@ class _Copy:
         )
         item = self._target.element_size()
         row = item * math.prod(piece.sizes[1:])
-        # whole rows of the piece are read: sharding along the first dimension needs nothing else
+        # read whole rows of the piece: with sharding along the first dimension, that reads no byte too many
         first, rows = (within_piece[0], overlap.sizes[0]) if overlap.sizes else (0, 1)
         self.begin, self.end = first * row, (first + rows) * row
         same_rows = piece.sizes[1:] == held.sizes[1:] == overlap.sizes[1:]
@@ -263,14 +275,14 @@ class _Copy:
         if same_rows and self._target.is_contiguous():
             offset = within_held[0] * row if overlap.sizes else 0
             into = raw(self._target)[offset : offset + self.end - self.begin]
-        else:  # only some columns: the rows are gathered first
+        else:  # read whole rows into a buffer; ``finish`` copies the wanted columns to the tensor
             self._whole = torch.empty((rows, *piece.sizes[1:]), dtype=self._target.dtype)
             into = raw(self._whole)
         self._into: Any = into.numpy() if into.is_cpu else into
 
     @classmethod
     def of(cls, piece: Piece, tensor: Tensor, held: Box) -> _Copy | None:
-        """Return the copy; None if the piece and the held box do not overlap."""
+        """Return the copy of the overlap of ``piece`` and ``held``; None if they do not overlap."""
         begins = tuple(map(max, piece.offsets, held.offsets))
         ends = [
             min(one + size, other + length)
@@ -282,7 +294,7 @@ class _Copy:
         return cls(piece, Box(begins, sizes), tensor, held)
 
     def blocks(self) -> Iterator[_Block]:
-        """Yield the blocks to read."""
+        """Yield the blocks of the piece that contain bytes of the overlap."""
         piece = self.piece
         for number in range(self.begin // BLOCK_BYTES, -(-self.end // BLOCK_BYTES)):
             begin = number * BLOCK_BYTES
@@ -290,7 +302,7 @@ class _Copy:
             yield _Block(piece.file, piece.begin + begin, piece.begin + end, number, self)
 
     def take(self, data: memoryview, begin: int) -> None:
-        """Take bytes of the piece, from offset ``begin``; copy those that this rank wants."""
+        """Copy the bytes of ``data`` that lie in the overlap to their target. ``begin``: offset of ``data`` in the piece."""
         first, last = max(begin, self.begin), min(begin + data.nbytes, self.end)
         if first >= last:
             return
@@ -302,14 +314,14 @@ class _Copy:
             target.copy_(torch.from_numpy(part.copy()))  # torch needs writable memory
 
     def finish(self) -> None:
-        """Copy the columns, if rows were gathered."""
+        """Copy the wanted columns from the row buffer, if there is one, to the tensor."""
         if self._whole is not None:
             first_row = (slice(0, self._source[0].stop - self._source[0].start), *self._source[1:])
             self._target[self._place].copy_(self._whole[first_row])
 
 
 class _Block(NamedTuple):
-    """A block of a piece, and the copy that needs it."""
+    """A block of a piece: its place in the file, its number in the piece, and the copy that needs it."""
 
     file: str
     begin: int
@@ -325,7 +337,7 @@ class _Block(NamedTuple):
 
 
 def _reads(copies: Sequence[_Copy]) -> list[list[_Block]]:
-    """Return the blocks to read, grouped into reads: blocks that are contiguous in a file, up to about _READ_BYTES."""
+    """Return the blocks of ``copies`` grouped into reads: contiguous blocks of one file, about _READ_BYTES at most."""
     blocks = sorted((block for copy in copies for block in copy.blocks()), key=lambda block: block[:3])
     reads: list[list[_Block]] = []
     for block in blocks:
@@ -339,7 +351,7 @@ def _reads(copies: Sequence[_Copy]) -> list[list[_Block]]:
 
 
 def _read(source: PieceSource, blocks: list[_Block], verify: bool) -> None:
-    """Read contiguous blocks; each byte is hashed and copied while it is in the CPU cache."""
+    """Read contiguous ``blocks`` of a file. Each byte is copied and hashed while it is in the CPU cache."""
     file, place, end = blocks[0].file, blocks[0].begin, blocks[-1].end
     running, left = digest.Running(), iter(blocks)
     block = next(left)

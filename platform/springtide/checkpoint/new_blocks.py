@@ -1,9 +1,11 @@
-"""Blocks of the decoder that a checkpoint of a shallower model does not have: each begins as a copy of the block before it that
-adds nothing, so that the model computes what the shallower one did (Wu et al., "LLaMA Pro: Progressive LLaMA with Block
-Expansion", 2024).
+"""Load a checkpoint of a shallower model into a decoder with additional blocks (Wu et al., "LLaMA Pro: Progressive LLaMA with
+Block Expansion", 2024).
 
-    checkpoint   0   1           2   3
-    this model   0   1   2 new   3   4   5 new
+Each new block begins as a copy of the block before it, but with output matrices of zero. So it adds nothing to the residual
+stream, and the deeper model at first computes the same as the shallower one.
+
+    number in the checkpoint   0   1           2   3
+    number in this model       0   1   2 new   3   4   5 new
 """
 
 from __future__ import annotations
@@ -21,8 +23,11 @@ _BLOCKS = "model/blocks."
 
 
 def with_new_blocks(pieces: Sequence[Piece], new_blocks: Sequence[int]) -> list[Piece]:
-    """Return the pieces of a checkpoint as those of the deeper model: blocks have their numbers there, and those of a block
-    count for a new one after it too, but for those of its outputs. ``new_blocks``: as ``train.new_blocks``."""
+    """Return the pieces of a checkpoint, renamed to the tensors of the deeper model.
+
+    Blocks get their numbers in the deeper model. The pieces of a block are also returned for the new blocks after it, except
+    those of output matrices. ``new_blocks``: as ``train.new_blocks``.
+    """
     stored = {_number(piece.tensor) for piece in pieces} - {-1}
     sources, taken = dict[int, list[int]](), 0
     for number in range(len(stored) + len(new_blocks)):
@@ -43,14 +48,14 @@ def with_new_blocks(pieces: Sequence[Piece], new_blocks: Sequence[int]) -> list[
 
 
 def new_outputs(names: Iterable[str], new_blocks: Sequence[int]) -> set[str]:
-    """Return those of the tensors ``names`` that are outputs of new blocks, which begin at zero."""
+    """Return the tensors among ``names`` that are output matrices of new blocks; they begin at zero."""
     return {name for name in names if _number(name) in new_blocks and name.endswith(BLOCK_OUTPUTS)}
 
 
 @torch.no_grad()
 def without_new_outputs(tensors: Mapping[str, Tensor], new_blocks: Sequence[int]) -> dict[str, Tensor]:
-    """Return the ``tensors``, by name, that are loaded; fill this rank's part of the others, the outputs of new blocks, with
-    zeros."""
+    """Fill this rank's part of the output matrices of new blocks with zeros. Returns the other ``tensors``, which are to be
+    loaded."""
     outputs = new_outputs(tensors, new_blocks)
     for name in outputs:
         local(tensors[name]).zero_()
@@ -58,7 +63,7 @@ def without_new_outputs(tensors: Mapping[str, Tensor], new_blocks: Sequence[int]
 
 
 def _number(tensor: str) -> int:
-    """Return the number of the block that a tensor is of, -1 for none."""
+    """Return the number of the block that the tensor named ``tensor`` belongs to; -1 if it is in no block."""
     if not tensor.startswith(_BLOCKS):
         return -1
     number = tensor.removeprefix(_BLOCKS).partition(".")[0]

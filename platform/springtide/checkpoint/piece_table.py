@@ -1,9 +1,11 @@
-"""Pieces of a checkpoint in columns: a tenth of the memory of one object for each, and a rank finds its own without a loop.
+"""Pieces of a checkpoint as a table of NumPy columns.
 
-    indexes, each read by one rank -> a table of each rank's share -> all tables, on all ranks -> pieces of this rank's boxes
+    each rank reads its share of the indexes -> a table of these pieces -> all ranks exchange their tables
+      -> each rank selects the pieces that overlap its boxes
 
-A checkpoint of 1,024 ranks has millions of pieces, of which a rank reads some thousands. No torch here: snapshot servers tell
-their pieces so, too.
+A checkpoint of 1,024 ranks has millions of pieces, and a rank needs some thousands of them. A table takes a tenth of the memory
+of one object per piece, and the selection needs no loop over all pieces. This module does not import torch, because snapshot
+servers send tables too.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import numpy as np
 from springtide.checkpoint.format import BLOCK_BYTES, Piece
 from springtide.storage import digest, to_json
 
-if TYPE_CHECKING:  # that file imports torch
+if TYPE_CHECKING:  # checkpoint.tensors imports torch
     from springtide.checkpoint.tensors import Box
 
 _DIGEST_BYTES = 16
@@ -25,7 +27,7 @@ _T = TypeVar("_T")
 
 
 class PieceTable(NamedTuple):
-    """Some of the pieces of a checkpoint, a row for each.
+    """A table of pieces of a checkpoint, one row per piece. n: number of pieces.
 
     >>> piece = Piece("w", "U8", (8,), (4,), (4,), "step-0000000001/a0001-r0000.safetensors", 64, 4, ("0" * 32,))
     >>> PieceTable.of([piece]).pieces() == [piece]
@@ -36,15 +38,16 @@ class PieceTable(NamedTuple):
     """Name, type and shape of each tensor."""
     files: list[str]
     tensor: np.ndarray
-    """int32 (n,): the piece's place in ``tensors``."""
+    """int32 (n,): index in ``tensors`` of the tensor that the piece belongs to."""
     file: np.ndarray
-    """int32 (n,): its place in ``files``."""
+    """int32 (n,): index in ``files`` of the file that holds the piece."""
     bytes_at: np.ndarray
-    """int64 (n, 2): offset in the file, and size [bytes]."""
+    """int64 (n, 2): offset of the piece in its file, and size of the piece [bytes]."""
     boxes: np.ndarray
-    """int64: the offsets and then the sizes of each piece, which are as many as its tensor has dimensions."""
+    """int64: for each piece its offsets and then its sizes, one of each per dimension of its tensor. All pieces one after the
+    other."""
     digests: np.ndarray
-    """uint8 (blocks, 16): the digests of the blocks of each piece."""
+    """uint8 (number of blocks, 16): the digests of the blocks of all pieces, one piece after the other."""
 
     @classmethod
     def of(cls, pieces: Sequence[Piece]) -> Self:
@@ -67,7 +70,7 @@ class PieceTable(NamedTuple):
 
     @classmethod
     def joined(cls, tables: Sequence[Self]) -> Self:
-        """Return the table of the pieces of all ``tables``."""
+        """Return one table with the rows of all ``tables``, in order."""
         tensors: dict[tuple[str, str, tuple[int, ...]], int] = {}
         files: dict[str, int] = {}
         of_tensor, in_file = [], []
@@ -102,13 +105,15 @@ class PieceTable(NamedTuple):
         return running.end()
 
     def overlapping(self, wanted: Mapping[str, Box]) -> list[Piece]:
-        """Return the pieces that may overlap the box ``wanted`` of their tensor, by its first dimension; and one piece of every
-        tensor, whether it is wanted or not: who compares names and shapes needs it."""
+        """Return the pieces whose rows (first dimension) overlap the box of their tensor in ``wanted``.
+
+        Always includes one piece of every tensor, wanted or not, because the caller compares names and shapes of all tensors.
+        """
         dims, begins = self._dims_and_begins()
         ends_before, begins_after = np.zeros((2, len(self.tensors)), np.int64)
         for number, (name, _, shape) in enumerate(self.tensors):
             if (box := wanted.get(name)) is not None and (not shape or len(box.offsets) != len(shape)):
-                begins_after[number] = np.iinfo(np.int64).max  # all of them: one value, or another tensor
+                begins_after[number] = np.iinfo(np.int64).max  # keep all pieces: a scalar, or of another shape
             elif box is not None:
                 ends_before[number], begins_after[number] = box.offsets[0], box.offsets[0] + box.sizes[0]
         has_rows = dims > 0
@@ -125,7 +130,7 @@ class PieceTable(NamedTuple):
         return dims, np.cumsum(2 * dims) - 2 * dims
 
     def _rows(self, rows: np.ndarray, dims: np.ndarray, begins: np.ndarray) -> list[Piece]:
-        """Return some pieces; ``dims`` and ``begins`` of all."""
+        """Return the pieces in ``rows``. ``dims`` and ``begins``: from ``_dims_and_begins``, for all pieces."""
         blocks = np.maximum(1, -(-self.bytes_at[:, 1] // BLOCK_BYTES))
         first_block = np.cumsum(blocks) - blocks
         columns = (self.tensor, self.file, self.bytes_at[:, 0], self.bytes_at[:, 1], dims, begins, first_block, blocks)
@@ -154,7 +159,7 @@ class PieceTable(NamedTuple):
 
 
 def share(items: Sequence[_T], rank: int, size: int) -> list[_T]:
-    """Return which of ``items``, indexes or parts of a snapshot, rank ``rank`` of ``size`` reads.
+    """Return the ``items`` (indexes of a checkpoint, or parts of a snapshot) that rank ``rank`` of ``size`` ranks reads.
 
     >>> share(["a", "b", "c"], rank=1, size=2)
     ['b']

@@ -1,10 +1,11 @@
-"""Restore a run from the newest checkpoint with the bytes that were committed; all ranks load it together.
+"""Restore a run from the newest checkpoint whose bytes are those committed; all ranks load it together.
 
-    newest that counts -> every rank loads its part -> no problem: resume
-                                                    -> bad bytes -> a second reader -> good: the first reader's node is unfit
-                                                                                    -> bad: quarantine, try the one before
+    newest checkpoint that counts -> every rank loads its part -> all good: resume
+                                                               -> bad bytes -> a second rank reads the file again
+        the second rank finds it good -> the first rank's node is unfit
+        the second rank finds it bad  -> quarantine the checkpoint, try the checkpoint before it
 
-A run that has committed does not begin at step 0 unless asked to. The last checkpoint that counts is never quarantined.
+A run that has committed begins at step 0 only if its user asks for it. The last checkpoint that counts is never quarantined.
 """
 
 from __future__ import annotations
@@ -56,15 +57,15 @@ class Restored:
     meta: Meta
     name: str
     rejected: tuple[tuple[str, str], ...] = ()
-    """Newer checkpoints that are bad, and why; they are quarantined now."""
+    """Newer checkpoints that this restore found bad and quarantined: (name, problem)."""
     agreed_step: StepsDone | None = None
-    """Steps done when all devices last agreed, as far as this state was checked; None if they were not."""
+    """Steps done, at most those of this state, when all devices last agreed; None if devices were never compared."""
     new_adapter: bool = False
-    """Whether the model's adapter is not of the checkpoint, and has no values yet."""
+    """True if the checkpoint has no adapter, so the model's adapter is not initialized yet."""
 
     @property
     def remark(self) -> str:
-        """What the user should know of it; empty if nothing."""
+        """A remark for the user if other code of this package saved the state; empty otherwise."""
         saved_by, here = self.meta.code_fingerprint, code_fingerprint()
         return "" if saved_by in ("", here) else f"saved by springtide's code {saved_by}, this is {here}"
 
@@ -79,21 +80,21 @@ def restore(
     elsewhere: ReadElsewhere | None = None,
 ) -> Restored | None:
     """Load the newest good checkpoint into ``model`` and ``optimizer``; all ranks call it together. Returns None if the
-    run has never committed one.
+    run has never committed a checkpoint.
 
-    If a rank reads bad bytes, a second rank reads the file again, on another node if there is one, else ``elsewhere``. If
-    both find it bad, the checkpoint is quarantined by lease ``term``, and the one before is tried; the last one that
-    counts is never quarantined. ``node``: of this rank.
+    If a rank reads bad bytes, a second rank reads the file again, on another node if there is one, else ``elsewhere`` does. If
+    both find the file bad, lease ``term`` quarantines the checkpoint, and the checkpoint before it is tried. The last
+    checkpoint that counts is never quarantined. ``node``: node of this rank.
 
     Raises:
-        CheckpointError: no checkpoint counts, though some were committed; the newest is of another data order or
-            model; or the bytes of the last one are bad.
+        CheckpointError: no checkpoint counts although some were committed; the newest is of another data order or
+            model; or the bytes of the last checkpoint that counts are bad.
         UnfitNode: the second reader found the bytes good.
         OSError: the store cannot be reached.
-        RuntimeError: a rank failed otherwise, as without memory; on every rank.
+        RuntimeError: a rank failed for another reason, such as too little memory. Raised on every rank.
     """
     rejected: list[tuple[str, str]] = []
-    names, gone_back = on_first(lambda: (committed(run), leases.gone_back(run)))  # one rank asks the store
+    names, gone_back = on_first(lambda: (committed(run), leases.gone_back(run)))  # only rank 0 lists the store
     while names:
         name = names[-1]
         manifest, problem = _try_load(run, name, model, optimizer, identity, node, elsewhere)
@@ -122,10 +123,13 @@ def begin(
     adapted: bool = False,
     convert: Convert | None = None,
 ) -> Restored | None:
-    """Load the checkpoint of another run that ``config`` begins with; all ranks call it together. Returns None if it
-    names none. ``adapted``: the model has an adapter, which begins anew if only weights are taken, and these have none.
-    ``convert``: as for ``load``, if only weights are taken. Raises as ``restore``, and CheckpointError if its bytes are bad:
-    its owner has to choose another."""
+    """Load the checkpoint of another run that ``config.start_from`` names; all ranks call it together. Returns None if that is
+    empty.
+
+    ``adapted``: the model has an adapter. It starts untrained if only weights are loaded and the checkpoint has no adapter.
+    ``convert``: as for ``load``; used if only weights are loaded. Raises the errors of ``restore``, and CheckpointError if
+    bytes are bad: no older checkpoint is tried, because the user named this one.
+    """
     if not config.start_from:
         return None
     run, name = branch.split(config.start_from)
@@ -142,7 +146,7 @@ def begin(
     if manifest is None:
         raise CheckpointError(f"{config.start_from}, which {branch.FIELD} names: {problem}")
     if not takes_optimizer:
-        optimizer.state.clear()  # an attempt to read a snapshot may have left some
+        optimizer.state.clear()  # a failed attempt to load a snapshot may have left optimizer state
     new_adapter = may_begin_adapter and not has_adapter(manifest)
     return Restored(branch.meta_of_start(config, manifest), config.start_from, new_adapter=new_adapter)
 
@@ -159,9 +163,11 @@ def _try_load(
     convert: Convert | None = None,
     new_blocks: Sequence[int] = (),
 ) -> tuple[Manifest | None, str]:
-    """Return the manifest if every rank loaded its part, else None and what is wrong with the bytes. All ranks call it
-    together. Without ``optimizer`` only weights are loaded; without ``identity`` the data order is not checked. Raises
-    UnfitNode if only one reader finds them bad."""
+    """Return (manifest, "") if every rank loaded its part, else (None, the problem of the bytes). All ranks call it together.
+
+    Without ``optimizer`` only weights are loaded. Without ``identity`` the data order is not checked. Raises UnfitNode if the
+    second reader does not confirm that the bytes are bad.
+    """
 
     def read() -> tuple[Manifest, PieceTable]:
         manifest = read_manifest(run, name)
@@ -181,7 +187,7 @@ def _try_load(
         )
 
     with contextlib.ExitStack() as noted:
-        if rank_here() == 0:  # one note for all, until all have read
+        if rank_here() == 0:  # one reader note for all ranks, until all have read
             noted.enter_context(_noted(run, name))
         size = len(gathered(None))
         found, report, fatal = _attempt(read, run, name, node)
@@ -208,9 +214,9 @@ def _try_load(
 
 @contextlib.contextmanager
 def _noted(run: Folder, name: str) -> Iterator[None]:
-    """As ``note_reader``, if this node sees the checkpoint: without the run's storage, a note would create a folder."""
+    """Call ``note_reader`` if this node sees the checkpoint. Without the run's storage a note would create a folder."""
     is_there = False
-    with contextlib.suppress(OSError):  # who reads it says so
+    with contextlib.suppress(OSError):  # the read of the checkpoint will raise the error
         is_there = (checkpoints(run) / name).exists(COMMITTED)
     with note_reader(run, name) if is_there else contextlib.nullcontext():
         yield
@@ -219,7 +225,7 @@ def _noted(run: Folder, name: str) -> Iterator[None]:
 def _attempt(
     function: Callable[[], _T], run: Folder, name: str, node: str
 ) -> tuple[_T | None, BadFileReport, Exception | None]:
-    """Return what ``function`` returns, a report of what it finds bad, and its fatal error, with which no rank goes on."""
+    """Call ``function``. Return its result, a report of the bad file if it found one, and the error that must end all ranks."""
     found: _T | None = None
     report = BadFileReport(node=node or socket.gethostname())
     fatal: Exception | None = None
@@ -231,7 +237,7 @@ def _attempt(
         report = report._replace(problem=str(error), file=getattr(error, "file", ""))
     except OSError as error:  # the store cannot be reached: the checkpoint may be good
         fatal = OSError(str(error))
-    except Exception as error:  # no memory, a bug: the checkpoint may be good, and the others wait below
+    except Exception as error:  # out of memory, or a bug: the checkpoint may be good, and other ranks wait for this one
         _log.exception("rank %d cannot load %s", rank_here(), name)
         fatal = RuntimeError(f"rank {rank_here()} cannot load {name} of {run.url}: {type(error).__name__}: {error}")
     return found, report, fatal
@@ -240,7 +246,7 @@ def _attempt(
 def _confirmed(
     run: Folder, name: str, reports: Sequence[BadFileReport], elsewhere: ReadElsewhere | None = None
 ) -> bool:
-    """Return whether a second reader finds a reported file bad, or some problem does not depend on the reader."""
+    """Return True if a second reader also finds a reported file bad, or a reported problem does not depend on the reader."""
     mine = False
     fatal: Exception | None = None
     try:
@@ -258,7 +264,7 @@ def _confirmed(
 
 
 def _unless_fatal(value: Any, fatal: Exception | None) -> list[Any]:
-    """Return the ``value`` of every rank, by rank; if a rank has a fatal error, all raise the first one."""
+    """Return the ``value`` of every rank, by rank. If a rank has a fatal error, every rank raises the first such error."""
     everyone = gathered((value, fatal))
     for _, error in everyone:
         if error is not None:

@@ -1,6 +1,6 @@
-"""Choose the checkpoints to keep and the files to remove. Pure, except for reader notes.
+"""Choose the checkpoints to keep and the files to remove. Pure functions, except those for reader notes.
 
-A process that reads a checkpoint for some time writes a reader note; until it is removed or expires, the files stay.
+A process that reads a checkpoint writes a reader note. The checkpoint's files are kept until the note is removed or expires.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from springtide.errors import DamagedFile
 from springtide.storage import Folder, to_json
 
 _OURS = re.compile(r"COMMITTED|ABANDONED|QUARANTINED|a\d{4,}-(manifest\.json|r\d{4,}\.(json|safetensors))")
-"""Files of a checkpoint. Whatever else lies in its folder, somebody has put there."""
+"""Names of the files that this package writes to a checkpoint's folder. Other files there are never removed."""
 _READERS = "readers"
 _READER_S = 3600.0
-"""Lifetime of a reader note, in case its reader dies without removing it; a live one renews it [s]."""
+"""Lifetime of a reader note, in case its reader dies without removing it; a live reader renews its note [s]."""
 
 
 class _ReaderNote(NamedTuple):
@@ -39,7 +39,8 @@ _log = logging.getLogger(__name__)
 
 
 class Rule(NamedTuple):
-    """Keep the newest ``last``, all at multiples of ``every`` steps (0: none), and the ``best`` with least ``metric``."""
+    """Keep the newest ``last`` checkpoints, those at multiples of ``every`` steps (0: none), and the ``best`` checkpoints with
+    the lowest ``metric``."""
 
     last: int
     every: int = 0
@@ -53,21 +54,21 @@ class Rule(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The contents of a checkpoint's folder."""
+    """Facts about a checkpoint that decide whether it is kept."""
 
     files: frozenset[str]
     counts: bool
     """Committed, and neither abandoned nor quarantined."""
     metrics: Mapping[str, float]
     needs: frozenset[str]
-    """All files that it needs, as ``<checkpoint>/<file>``, including files of others that it refers to."""
+    """All files that the checkpoint needs, as ``<checkpoint>/<file>``, including those in older checkpoints."""
     agreed_step: int | None = None
-    """Steps done when all devices last agreed before it was saved; None if they were not checked."""
+    """Steps done when all devices last agreed before the checkpoint was saved; None if devices were never compared."""
 
 
 def kept(found: Mapping[str, Found], rule: Rule) -> set[str]:
-    """Return the names of the checkpoints to keep, of those that count; includes the newest of these, and the newest that is
-    not after the last agreement of all devices: those after it may have to be abandoned."""
+    """Return the names of the checkpoints to keep, all of which count. Always includes the newest one and, if devices are
+    compared, the newest one up to their last agreement, because later ones may have to be abandoned."""
     names = sorted(name for name, one in found.items() if one.counts)
     keep = set(names[-max(rule.last, 1) :])
     if rule.every:
@@ -82,12 +83,11 @@ def kept(found: Mapping[str, Found], rule: Rule) -> set[str]:
 
 
 def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int) -> list[str]:
-    """Return the files to remove, as ``<checkpoint>/<file>``, in this order: commit markers before the files
-    that they cover.
+    """Return the files to remove, as ``<checkpoint>/<file>``, all commit markers before all other files.
 
-    ``reading``: checkpoints with a reader note. ``term``: of the writer's lease. Files of newer leases stay, and so
-    does all that is newer than the newest checkpoint that counts, and whatever is not a checkpoint's file. A
-    quarantined or abandoned checkpoint is removed once ``rule.last`` newer ones count.
+    ``reading``: names of checkpoints with a reader note. ``term``: term of the writer's lease. Three kinds of files are never
+    removed: files of newer leases, files of checkpoints newer than the newest that counts, and files that this package does not
+    write. A quarantined or abandoned checkpoint is removed once ``rule.last`` newer checkpoints count.
     """
     keep = kept(found, rule)
     if not keep:
@@ -103,11 +103,11 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int
     for name, one in found.items():
         if name > newest or name in reading or name in not_yet:
             continue
-        # in a checkpoint that stays, only files that a killed or slower lease left there
+        # in a kept checkpoint, remove only unneeded files of a lease, which a killed or slower writer left; never its markers
         files = [
             file for file in one.files if _OURS.fullmatch(file) and (name not in keep or term_of(file) is not None)
         ]
-        of_marks = max((term_of(file) or 0 for file in one.files), default=0)  # a mark's name has no term
+        of_marks = max((term_of(file) or 0 for file in one.files), default=0)  # for markers, whose names have no term
         doomed += [
             f"{name}/{file}" for file in files if f"{name}/{file}" not in needed and (term_of(file) or of_marks) <= term
         ]
@@ -116,9 +116,11 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int
 
 @contextlib.contextmanager
 def note_reader(run: Folder, name: str) -> Iterator[None]:
-    """Keep the files of checkpoint ``name`` while the block runs. If the reader note cannot be written, the block runs without
-    it; if this process is killed, it expires. Raises ConfigError if the folder of notes is a link out of the run, which may be
-    a stranger's."""
+    """Keep the files of checkpoint ``name`` during the ``with`` block, by a reader note.
+
+    If the note cannot be written, the block runs without it. If this process is killed, the note expires. Raises ConfigError if
+    the folder of notes is a link out of the run: an untrusted run may contain such a link.
+    """
     note = f"{_READERS}/{name}.{uuid.uuid4().hex[:12]}"
     folder, is_over = checkpoints(run).confined(), threading.Event()
 
@@ -137,24 +139,24 @@ def note_reader(run: Folder, name: str) -> Iterator[None]:
         yield
     finally:
         is_over.set()
-        thread.join()  # it may be about to write
+        thread.join()  # or it could write the note again after its removal
         with contextlib.suppress(OSError):
             folder.remove(note)
 
 
 def hold(run: Folder, name: str, who: str) -> None:
-    """Keep checkpoint ``name`` for good, for the run ``who``. Raises OSError if the note cannot be written, ConfigError as
-    ``note_reader``."""
+    """Keep checkpoint ``name`` for the run ``who`` until ``release``, by a note that does not expire. Raises OSError if the
+    note cannot be written, ConfigError as ``note_reader`` does."""
     checkpoints(run).confined().write(f"{_READERS}/{name}.{who}", to_json({"until_s": None}))
 
 
 def release(run: Folder, name: str, who: str) -> None:
-    """End the ``hold`` of ``who``."""
+    """Remove the note that ``hold`` wrote for the run ``who``."""
     checkpoints(run).remove(f"{_READERS}/{name}.{who}")
 
 
 def being_read(run: Folder) -> set[str]:
-    """Return the checkpoints with reader notes; remove expired notes. A damaged note counts: what it kept must not be lost."""
+    """Return the checkpoints with reader notes; remove expired notes. A damaged note counts, so that nothing in use is lost."""
     found = set()
     folder = checkpoints(run)
     for note in (folder / _READERS).names():
@@ -176,5 +178,5 @@ def being_read(run: Folder) -> set[str]:
 
 @functools.cache
 def _tell(problem: str) -> None:
-    """Log once that a note cannot be understood."""
+    """Log once that a note is damaged."""
     _log.warning("%s; until then its checkpoint is kept", problem)

@@ -1,5 +1,5 @@
-"""Second readers for bytes that one rank found bad. A node with broken memory, network card or mount sees damage where
-there is none, so a checkpoint is quarantined only if two readers agree.
+"""Let a second rank read a file again that one rank found bad. A node with broken memory, network card or mount can see damage
+in good files, so a checkpoint is quarantined only if two readers agree.
 """
 
 from __future__ import annotations
@@ -13,23 +13,26 @@ from springtide.errors import CheckpointError
 from springtide.storage import Folder
 
 ReadElsewhere = Callable[[Folder, str, str, Collection[str]], str | None]
-"""Run, checkpoint, file, nodes -> what ``still_bad`` returns in a process on none of these nodes; None if there is no other
-node that sees the run. Raises OSError if there are some and none of them answers."""
+"""(run, checkpoint, file, nodes) -> the result of ``still_bad`` in a process on a node that is not in ``nodes``. None if no
+other node sees the run. Raises OSError if there are such nodes, but none of them answers."""
 
 
 class BadFileReport(NamedTuple):
-    """Result of loading one rank's part of a checkpoint."""
+    """One rank's report on its part of a checkpoint: the bad file and the problem, if there is one."""
 
     node: str
     problem: str = ""
-    """Empty if the part is good."""
+    """Description of the problem; empty if the part is good."""
     file: str = ""
     """Path of the bad file below ``checkpoints/``; empty for a problem that does not depend on the reader."""
 
 
 def second_readers(reports: Sequence[BadFileReport]) -> dict[str, int]:
-    """Return for each file that is reported bad the rank that reads it again: a rank without a problem on another node,
-    else any on another node, else another rank, else the one that reported it. ``reports`` are by rank."""
+    """Return the rank that reads each reported file again: file -> rank. ``reports``: one report of each rank, by rank.
+
+    The order of preference is a rank on another node that reported no problem, any rank on another node, another rank on the
+    same node, and the rank that reported the file.
+    """
     accusers: dict[str, list[int]] = {}
     for rank, one in enumerate(reports):
         if one.file:
@@ -50,8 +53,11 @@ def second_readers(reports: Sequence[BadFileReport]) -> dict[str, int]:
 def read_again(
     run: Folder, name: str, file: str, reports: Sequence[BadFileReport], rank: int, elsewhere: ReadElsewhere | None
 ) -> str:
-    """As ``still_bad``, in the process of ``rank``, which ``second_readers`` has chosen. If its node is one of those that
-    found the file bad, it asks ``elsewhere``: the word of one node does not count while there are others."""
+    """Return the result of ``still_bad`` as second reader. Called on ``rank``, which ``second_readers`` has chosen.
+
+    If this rank finds the file bad too, but its node already reported the file, ``elsewhere`` reads it on another node: one
+    node alone cannot have a file declared bad while there are other nodes.
+    """
     problem = still_bad(run, name, file)
     nodes = {one.node for one in reports if one.file == file}
     if problem and elsewhere is not None and reports[rank].node in nodes:
@@ -61,7 +67,7 @@ def read_again(
 
 
 def still_bad(run: Folder, name: str, file: str) -> str:
-    """Return what is wrong with ``file``, which checkpoint ``name`` needs, as this process reads it; empty if it is good."""
+    """Read ``file``, which checkpoint ``name`` needs, in this process. Returns its problem; empty if it is good."""
     try:
         manifest = read_manifest(run, name)
         folder = checkpoints(run)

@@ -1,18 +1,18 @@
-"""What stands before the tensors in a staging buffer, and where another process finds the buffer."""
+"""The mark at the beginning of a staging buffer, and the address at which another process finds the buffer."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 MARK_BYTES = 64
-"""Bytes before the tensors in shared memory: their step as int64, or NO_STEP while they are being copied; then the id of the
-worker group that copied them, GROUP_BYTES long."""
+"""Bytes reserved for the mark, which precedes the tensors in shared memory. The mark is the step of the tensors as int64, or
+NO_STEP while they are being copied, and then the id of the worker group that copied them (GROUP_BYTES)."""
 GROUP_BYTES = 16
 NO_STEP = -1
 
 
 class HeldAt(NamedTuple):
-    """A place of a snapshot's bytes."""
+    """Where a snapshot's bytes are held in memory: node, process and file descriptor."""
 
     node: str
     pid: int
@@ -21,7 +21,7 @@ class HeldAt(NamedTuple):
 
 
 def mark(step: int, group: bytes = bytes(GROUP_BYTES)) -> bytes:
-    """Return what stands before the tensors of ``step`` in shared memory.
+    """Return the mark for the tensors of ``step``, copied by worker group ``group``.
 
     >>> len(mark(7)), mark(7) == mark(7, b"another group id")
     (24, False)

@@ -1,7 +1,7 @@
-"""Commit a snapshot that lies in the memory of nodes, while no group trains. No torch here.
+"""Commit a snapshot from the memory of nodes to the store, while no worker group trains. This module does not import torch.
 
-parts that are held -> the newest whole snapshot that counts -> a job for each part, under a lease of its own
-  -> holders write their parts, whose pieces they alone know -> the holder of rank 0's part commits
+held parts -> the newest whole snapshot that counts -> a commit job for each part, under a new lease
+  -> the holder of each part adds the pieces and writes it -> the holder of rank 0's part commits
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from springtide.checkpoint.writer_process import try_to_write
 from springtide.storage import Folder, digest
 
 PARTS_S = 600.0
-"""How long the holder of rank 0's part waits for the others to write theirs [s]."""
+"""How long the holder of rank 0's part waits for the other holders to write their parts [s]."""
 
 
 def to_commit(run: Folder, found: Sequence[SnapshotPart], config_fingerprint: str) -> list[SnapshotPart]:
-    """Return the parts, by rank, of the newest whole snapshot among ``found``; an empty list if there is none, or a checkpoint
-    is as new. Snapshots of another config, and from before the run went back, do not count."""
+    """Return the parts, by rank, of the newest whole snapshot among ``found``. An empty list if there is none, or if a
+    checkpoint is at least as new. Snapshots of another config do not count, nor do those that ``agreed.counting`` rejects."""
     parts = newest_whole(counting(run, [one for one in found if one.meta.config_fingerprint == config_fingerprint]))
     if parts and name_of(parts[0].meta.step) <= max(committed(run)[-1:], default=""):
         return []
@@ -35,15 +35,25 @@ def to_commit(run: Folder, found: Sequence[SnapshotPart], config_fingerprint: st
 def jobs_for(
     run: Folder, term: int, parts: Sequence[SnapshotPart], config: dict[str, Any], rule: Rule
 ) -> list[CommitJob]:
-    """Return what the holder of each part has to write under lease ``term``, without its pieces: the holder has them.
-    ``config``: resolved, without secrets."""
+    """Return the commit job of each part under lease ``term``. The jobs have no pieces; each holder adds its part's pieces.
+    ``config``: the resolved config without secrets."""
     return [CommitJob(run.url, term, part.rank, part.meta, config, [], rule) for part in parts]
 
 
 def write_part(job: CommitJob, snapshot: Snapshot, part: memoryview, tries: int) -> Committed | BaseException:
-    """Write one part, the pieces of ``snapshot``, whose bytes are ``part``; rank 0's writer commits when all are written.
-    Returns the error if that fails, BadFile if the pieces or their bytes are not those of the snapshot's rank. No group of the
-    snapshot's lease may train: it would write into the memory."""
+    """Write one part of a snapshot to the store. For rank 0's part, also commit once all parts are written.
+
+    No worker group of the snapshot's lease may train: it would overwrite the memory.
+
+    Args:
+        job: the job of this part, without pieces.
+        snapshot: description of the part, with its pieces.
+        part: the bytes of the part.
+        tries: most tries, for errors that may be transient.
+
+    Returns:
+        The result, or the error: BadFile if the pieces or their bytes differ from those that the snapshot's rank described.
+    """
 
     def view(piece: StagedPiece) -> memoryview:
         return part[piece.begin : piece.begin + piece.size_bytes]

@@ -1,9 +1,10 @@
-"""Parts of snapshots in the memory of nodes, as a rank, or a survivor of a lost group, describes its own. No torch here.
+"""Descriptions of the parts of snapshots that nodes hold in memory. A part belongs to a rank, or to a survivor of a lost group.
 
-    Snapshot        what a rank tells its server: with the table of its pieces and their digests
-    SnapshotPart    what servers tell in a look-up: without it, but with the digest of the table
+    Snapshot        sent by a rank to its snapshot server: includes the table of pieces and their digests
+    SnapshotPart    returned by snapshot servers in a look-up: only the digest of that table
 
-A look-up asks which snapshot is whole, and hears of parts; the pieces of the one that is chosen are told then, once.
+A look-up finds the newest whole snapshot from the parts alone. The tables of pieces are sent afterwards, once, and only for the
+chosen snapshot. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from springtide.checkpoint.shared_memory import GROUP_BYTES, HeldAt, mark
 
 
 class SnapshotKey(NamedTuple):
-    """Identity of a rank's part of a snapshot."""
+    """Identifies a rank's part of a snapshot within a run."""
 
     term: int
     step: int
@@ -28,34 +29,33 @@ class SnapshotKey(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SnapshotPart:
-    """One rank's part of a snapshot, as a look-up finds it."""
+    """One rank's part of a snapshot, as a look-up returns it."""
 
     term: int
     rank: int
     meta: Meta
     size_bytes: int
     table_digest: str
-    """Digest of the table of its pieces, which its rank made: another table is never taken for it."""
+    """Digest of the table of the part's pieces, computed by its rank: a reader checks the table that it receives against it."""
     group: bytes = bytes(GROUP_BYTES)
-    """A random id of the worker group, which its memory is marked with: other memory is never taken for it."""
+    """Random id in the mark of the memory that holds the part: a reader never mistakes other memory for it."""
     num_survivors: int = 0
-    """Into how many parts the survivors of a lost group have divided it, by rank; 0 for a part of a whole
-    group."""
+    """Number of survivors of a lost group that divided the snapshot among them; 0 if a whole group took it."""
     held_at: tuple[HeldAt, ...] = ()
-    """Where it can be read from; known for a snapshot that a snapshot store has found."""
+    """Places where the part can be read; set by ``SnapshotStore.found``."""
 
     @property
     def mark(self) -> bytes:
-        """The mark of memory that holds it whole."""
+        """The mark of memory that holds the complete part."""
         return mark(self.meta.step, self.group)
 
     @property
     def key(self) -> SnapshotKey:
-        """What tells it from all other parts of the run."""
+        """Identity of the part among all parts of the run."""
         return SnapshotKey(self.term, self.meta.step, self.rank, self.num_survivors)
 
     def check(self, table: PieceTable) -> None:
-        """Raise BadFile if ``table`` is not that of its pieces."""
+        """Raise BadFile if ``table`` is not the table that the part's rank described."""
         if (found := table.digest) != self.table_digest:
             file = file_of(self.key)
             raise BadFile(f"{file}: digest of its pieces expected {self.table_digest}, found {found}", file)
@@ -63,12 +63,12 @@ class SnapshotPart:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Snapshot(SnapshotPart):
-    """One rank's part of a snapshot, as described to its snapshot store."""
+    """One rank's part of a snapshot, as the rank describes it to its snapshot store."""
 
     table: PieceTable = dataclasses.field(compare=False)
-    """Its pieces, in the file that ``file_of`` names; the digest stands for it."""
+    """The part's pieces, in the file that ``file_of`` names. Comparisons use ``table_digest`` instead."""
     slot: int = 0
-    """Which of the rank's two staging buffers has it; the one after them for a part of survivors."""
+    """Number of the rank's staging buffer that holds the part: 0 or 1; 2 for a part of survivors."""
 
     @classmethod
     def of(
@@ -83,7 +83,7 @@ class Snapshot(SnapshotPart):
         slot: int = 0,
         num_survivors: int = 0,
     ) -> Self:
-        """Return the part of a rank. ``digests``: of the blocks of each piece, as in ``Piece``."""
+        """Return the description of a rank's part. ``digests``: for each piece the digests of its blocks, as in ``Piece``."""
         file = file_of(SnapshotKey(term, meta.step, rank, num_survivors))
         table = PieceTable.of(
             [
@@ -105,13 +105,13 @@ class Snapshot(SnapshotPart):
 
     @property
     def part(self) -> SnapshotPart:
-        """What is told of it in a look-up."""
+        """The description without the table of pieces, as a look-up returns it."""
         told = {field.name: getattr(self, field.name) for field in dataclasses.fields(SnapshotPart)}
         return SnapshotPart(**told)
 
     @property
     def pieces(self) -> list[Piece]:
-        """Its pieces."""
+        """The pieces of the part."""
         return self.table.pieces()
 
 
@@ -119,8 +119,8 @@ AnyPart = TypeVar("AnyPart", bound=SnapshotPart)
 
 
 def newest_whole(found: Sequence[AnyPart]) -> list[AnyPart]:
-    """Return the parts of the newest snapshot that has a part of every rank, by rank; an empty list if none has. Of the same
-    step, one of a whole group comes before one of survivors: it has copies."""
+    """Return the parts, by rank, of the newest snapshot that has a part of every rank; an empty list if there is none. At the
+    same step and lease, a whole group's snapshot is preferred to one of survivors, because it has copies on other nodes."""
     by_step: dict[tuple[int, int, int], dict[int, AnyPart]] = {}
     for snapshot in found:
         age = snapshot.meta.step, snapshot.term, -snapshot.num_survivors
@@ -132,6 +132,6 @@ def newest_whole(found: Sequence[AnyPart]) -> list[AnyPart]:
 
 
 def file_of(key: SnapshotKey) -> str:
-    """Return the name of a snapshot in ``Piece.file``."""
+    """Return the name of a snapshot part, used as ``Piece.file``."""
     whole = f"{key.term}-{key.step}-{key.rank}"
     return f"{whole}-of-{key.num_survivors}" if key.num_survivors else whole

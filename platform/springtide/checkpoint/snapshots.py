@@ -1,14 +1,14 @@
 """Snapshots in the memory of the nodes, so that the loss of a process or a node costs few steps.
 
-Each rank copies its boxes to one of two staging buffers in turn. A snapshot store (on Ray: one actor per node) holds
-the memory when the rank is gone, and copies it to a peer on another node. One of the two buffers is always complete on
-every rank: the next snapshot begins only when the one before is safe everywhere. A buffer's mark shows whether its copy
-is complete, and digests show whether its bytes are still those that the rank copied.
+Each rank copies its boxes to one of two staging buffers in turn. A snapshot store (on Ray: one actor per node) keeps the
+buffer's memory alive when the rank is gone, and copies it to a peer on another node. One of the two buffers is always complete
+on every rank: the next snapshot begins only when the previous one is held and copied for every rank. A buffer's mark shows
+whether the copy into it is complete. Digests show whether its bytes are still those that the rank copied.
 
-A restore asks each store once which parts it has, and of the newest whole snapshot each part's holder once for its pieces:
+A restore asks each store once for its parts. Then it asks one holder of each part of the newest whole snapshot for its pieces:
 
-    rank 0: parts of all stores -> the newest whole snapshot -> all ranks
-    each rank: the pieces of its share of those parts -> all ranks -> the bytes of its own boxes
+    rank 0:     parts in all stores -> the newest whole snapshot -> all ranks
+    each rank:  pieces of its share of that snapshot's parts -> all ranks -> read the bytes of its own boxes
 """
 
 from __future__ import annotations
@@ -41,51 +41,53 @@ _T = TypeVar("_T")
 
 
 class SnapshotSource(PieceSource, Protocol):
-    """The bytes of parts of a snapshot, in files that ``file_of`` names, and their pieces."""
+    """Reads parts of a snapshot: their pieces, and their bytes as files that ``file_of`` names."""
 
     def table(self, parts: Sequence[SnapshotPart]) -> PieceTable:
-        """Return the pieces of some of its parts, as their ranks described them. Raises OSError if some are lost, BadFile if
-        what is told of one is not what its rank described."""
+        """Return the pieces of ``parts``, as the ranks that copied them described them. Raises OSError if a part is lost,
+        BadFile if the pieces that a holder returns differ from its rank's description."""
 
 
 class SnapshotStore(Protocol):
-    """Holds snapshots for this rank."""
+    """Holds this rank's snapshots, and finds the snapshots of all ranks."""
 
     def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> Any:
-        """Hold the staging buffer's memory, and have it copied to a peer. Returns a handle for ``settled``. Snapshots
-        of leases older than ``needed_from`` are no longer needed and are freed first."""
+        """Start to hold the staging buffer's memory and to copy it to a peer. Returns a handle for ``settled``. Snapshots of
+        leases older than ``needed_from`` are no longer needed and are freed first."""
 
     def settled(self, handle: Any) -> bool:
-        """Return whether it is held and copied. Does not wait. Raises OSError if it cannot be: then no more snapshots are
-        kept for a while."""
+        """Return True if the snapshot of ``handle`` is held and copied. Does not wait. Raises OSError if that failed: then no
+        more snapshots are taken for a while."""
 
     def hold(self, snapshot: Snapshot, stage: StagingBuffer) -> None:
-        """Hold the staging buffer's memory, without copies elsewhere, and wait until that is done. Raises OSError if it cannot
-        be."""
+        """Hold the staging buffer's memory, without copies on other nodes, and wait until it is held. Raises OSError if it
+        cannot be held."""
 
     def staying(self) -> Sequence[str]:
-        """Return the nodes that stay; called on rank 0 alone. Raises OSError if they cannot be found out."""
+        """Return the nodes that are not about to be taken away; called only on rank 0. Raises OSError if the cluster cannot be
+        queried."""
 
     def evacuate(self, stay: Sequence[str]) -> bool:
-        """From now on, place copies on the nodes that ``stay``. Returns whether later snapshots survive the others."""
+        """Place copies only on the nodes ``stay`` from now on. Returns True if later snapshots survive the loss of all other
+        nodes."""
 
     def forget(self, before: int, kept: SnapshotPart | None = None) -> None:
-        """Free the snapshots of leases older than ``before``, except the one that ``kept`` is a part of. With ``kept``,
-        wait until that is done."""
+        """Free the snapshots of leases older than ``before``, except the snapshot that ``kept`` is a part of. With ``kept``,
+        wait until they are freed."""
 
     def found(self) -> Sequence[SnapshotPart]:
-        """Return the complete snapshot parts in all stores of the run, and where each is held; called on rank 0 alone."""
+        """Return the complete snapshot parts in all stores of the run, and where each is held; called only on rank 0."""
 
     def source(self, parts: Sequence[SnapshotPart]) -> SnapshotSource:
-        """Return a source of ``parts``, on any node, as ``found`` on rank 0 has returned them. Raises OSError if some are
+        """Return a source that reads ``parts``, which ``found`` returned on rank 0, from any node. Raises OSError if a part is
         lost."""
 
     def exclude(self, file: str) -> None:
-        """Read ``file`` elsewhere from now on: its pieces or bytes are not those of its rank."""
+        """Read ``file`` from another holder from now on, because this holder's pieces or bytes are wrong."""
 
 
 class Snapshotter:
-    """Snapshots of one rank."""
+    """Takes the snapshots of one rank."""
 
     def __init__(
         self,
@@ -96,22 +98,23 @@ class Snapshotter:
         stage_in: str,
         is_cut: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``is_cut``: whether this rank was cut off from its worker group; an abort may have left an inconsistent state."""
+        """``is_cut``: returns True if this rank was cut off from its worker group. Its snapshot is then dropped, because an
+        abort may have left an inconsistent state."""
         self._snapshot_store, self._term, self._rank, self._is_cut = snapshot_store, term, rank, is_cut
         self._layout = StagingPlan(rank, world_size)
         self._stage_in = stage_in
         self._stages: list[StagingBuffer] = []
         self._next = 0
         self._meta: Meta | None = None
-        """What the snapshot under way says of itself."""
+        """Metadata of the snapshot in progress."""
         self._handle: Any = None
         self._handing_over: Future[None] | None = None
         self._taken = 0
         self._group = secrets.token_bytes(GROUP_BYTES)
 
     def begin(self, tensors: Mapping[str, Tensor], meta: Meta) -> None:
-        """Begin to copy. The tensors may not change before ``staged`` returns. The previous snapshot must be safe on
-        every rank. Raises OSError if there is too little memory."""
+        """Begin to copy the tensors. They must not change before ``staged`` returns. The previous snapshot must be safe (held
+        and copied) on every rank. Raises OSError if there is too little memory."""
         mine, size = self._layout.of(tensors), self._layout.size_bytes
         if not self._stages or self._stages[0].size_bytes < size:
             self.close()
@@ -121,16 +124,16 @@ class Snapshotter:
         stage.mark(NO_STEP)
         stage.copy(mine, self._layout.pieces)
         self._meta = meta
-        needed_from = self._term if self._taken else 0  # a snapshot of this lease is safe on every rank
+        needed_from = self._term if self._taken else 0  # a safe snapshot of this lease replaces those of older leases
         self._handing_over = in_thread("springtide-memory", lambda: self._hand_over(needed_from), daemon=False)
 
     def staged(self) -> None:
-        """Wait until the tensors may change."""
+        """Wait until training may change the tensors again."""
         if self._handing_over is not None:
             self._stages[self._next].wait()
 
     def busy(self) -> bool:
-        """Return whether the last snapshot is not safe yet. Does not wait. Raises OSError if it cannot be kept."""
+        """Return True if the last snapshot is not safe (held and copied) yet. Does not wait. Raises OSError if that failed."""
         if self._handing_over is not None:
             if not self._handing_over.done():
                 return True
@@ -140,7 +143,7 @@ class Snapshotter:
         if self._handle is not None and self._snapshot_store.settled(self._handle):
             self._handle = None
             self._taken += 1
-            if self._taken == 2 and self._rank == 0:  # the one before is of this lease, and safe on every rank
+            if self._taken == 2 and self._rank == 0:  # the first snapshot of this lease is now safe on every rank
                 store, term = self._snapshot_store, self._term
                 in_thread("springtide-forget", lambda: store.forget(term), daemon=True)  # no step waits for all nodes
         return self._handle is not None
@@ -165,12 +168,12 @@ class Snapshotter:
         self._handle = self._snapshot_store.keep(snapshot, stage, needed_from)
 
     def reset(self) -> None:
-        """Give up the snapshot under way and release the memory, so that a later ``begin`` starts anew."""
+        """Give up the snapshot in progress and release the memory, so that a later ``begin`` starts anew."""
         self.close()
         self._handing_over, self._handle, self._taken = None, None, 0
 
     def close(self) -> None:
-        """Release the memory; the snapshot store still holds it."""
+        """Release this rank's hold on the memory; the snapshot store keeps its own."""
         if self._handing_over is not None:
             wait([self._handing_over])
         for stage in self._stages:
@@ -187,17 +190,20 @@ def hold_live(
     survivors: Sequence[int],
     stage_in: str,
 ) -> None:
-    """Have ``store`` hold this rank's part of a state that the ``survivors`` of a lost group have together, each a part of it:
-    of those with the same box one has it. No rank may train. Raises OSError if there is too little memory.
+    """Copy this rank's part of a live copy to memory that ``store`` holds. A live copy is the state that the ``survivors`` of a
+    lost group still have on their devices; of survivors with the same box, one stores it. No rank may train meanwhile.
 
     Args:
-        store: the store of this rank.
+        store: the snapshot store of this rank.
         tensors: the whole state, as ``named_tensors`` returns it.
-        meta: of the step that it is of, as the lost group would have written it.
-        term: the lost group's.
-        rank: this rank, in the lost group.
-        survivors: ranks in the lost group, ascending; all have the state after the same step.
+        meta: metadata of the state, as the lost group would have written it.
+        term: term of the lost group.
+        rank: number of this rank in the lost group.
+        survivors: numbers of the surviving ranks in the lost group, ascending; all have the state after the same step.
         stage_in: folder of a memory file system.
+
+    Raises:
+        OSError: there is too little memory.
     """
     layout = StagingPlan(rank, meta.world_size, set(survivors))
     mine = layout.of(tensors)
@@ -208,7 +214,7 @@ def hold_live(
         snapshot = Snapshot.of(
             term,
             list(survivors).index(rank),
-            meta.model_copy(update={"world_size": len(survivors)}),  # as if they had been the whole group
+            meta.model_copy(update={"world_size": len(survivors)}),  # as if the survivors had been the whole group
             layout.pieces,
             layout.size_bytes,
             stage.digests(layout.pieces),
@@ -225,15 +231,16 @@ def hold_live(
 def restore_from_snapshots(
     run: Folder, snapshot_store: SnapshotStore, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
 ) -> Restored | None:
-    """Load the newest snapshot of which every part survives; all ranks call it together. Returns None if there is none,
-    if the run has a newer checkpoint, or if it cannot be read. Raises CheckpointError if it is of another model."""
+    """Load the newest snapshot of which every part survives; all ranks call it together. Returns None if there is no such
+    snapshot, if the run has a newer checkpoint, or if the snapshot cannot be read. Raises CheckpointError if the snapshot is of
+    another model."""
     size = len(gathered(None))
-    for _ in range(_TRIES):  # a node may be lost during the read, or have other bytes; others have copies
+    for _ in range(_TRIES):  # a node may be lost during the read, or hold damaged bytes; other nodes have copies
         parts = _newest(run, snapshot_store, identity)
         if not parts:
             return None
         problems = _try_load(snapshot_store, parts, share(parts, rank_here(), size), model, optimizer)
-        if not any(problems):  # all have it: free the others, to have room for new ones
+        if not any(problems):  # all ranks have loaded: free all other snapshots, to make room for new ones
             if rank_here() == 0:
                 snapshot_store.forget(parts[0].term + 1, kept=parts[0])
             meta = parts[0].meta
@@ -251,8 +258,8 @@ def _try_load(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> list[str]:
-    """Load the state of ``parts``; all ranks call it together, and each asks for the pieces of the parts that are ``mine``.
-    Returns the problem of each rank, empty without one."""
+    """Load the state of ``parts``; all ranks call it together. Each rank requests the pieces of the parts ``mine`` and shares
+    them. Returns the problem of each rank, an empty text for a rank without one."""
 
     def describe() -> tuple[SnapshotSource, PieceTable]:
         source = snapshot_store.source(parts)
@@ -269,7 +276,7 @@ def _try_load(
 
 
 def _attempt(snapshot_store: SnapshotStore, function: Callable[[], _T]) -> tuple[_T | None, str]:
-    """Return what ``function`` returns, and why it cannot, empty if it can. What is bad is read elsewhere from now on."""
+    """Call ``function``. Return (its result, "") or (None, the problem). A bad file is read from another holder from now on."""
     try:
         return function(), ""
     except BadFile as error:
@@ -280,14 +287,14 @@ def _attempt(snapshot_store: SnapshotStore, function: Callable[[], _T]) -> tuple
 
 
 def _fill(source: SnapshotSource, table: PieceTable, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load this rank's boxes; ``table``: the pieces of all parts."""
+    """Load this rank's boxes from ``source``. ``table``: the pieces of all parts of the snapshot."""
     materialize(optimizer)
     wanted = named_tensors(model, optimizer)
     read_state(source, table.overlapping({name: box(one) for name, one in wanted.items()}), wanted)
 
 
 def _newest(run: Folder, snapshot_store: SnapshotStore, identity: Identity) -> list[SnapshotPart]:
-    """Return the parts to load, the same on every rank."""
+    """Return the parts of the snapshot to load, the same on every rank; an empty list if there is none to load."""
 
     def newest() -> list[SnapshotPart]:
         parts = newest_whole(counting(run, snapshot_store.found()))

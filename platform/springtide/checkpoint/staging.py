@@ -1,7 +1,7 @@
 """Copy this rank's state to shared memory during the next step; another process writes it from there.
 
-The memory is an unnamed file in a memory file system: it goes when the last process that has it open ends, in any way,
-and no other run can mistake it for its own. It is allocated once and used for every save.
+The memory is an unnamed file in a memory file system. It is freed when the last process that has it open ends, even if that
+process is killed, and no other run can open it by mistake. It is allocated once and reused by every save.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 
 def in_thread(name: str, function: Callable[[], T], *, daemon: bool) -> Future[T]:
-    """Call ``function`` in a thread of its own. The future has what it returned or raised. ``daemon``: this process does not
-    wait for it when it ends."""
+    """Call ``function`` in a new thread. The returned future holds its result or its exception. ``daemon``: this process does
+    not wait for the thread when it exits."""
     future: Future[T] = Future()
 
     def call() -> None:
@@ -46,8 +46,8 @@ def in_thread(name: str, function: Callable[[], T], *, daemon: bool) -> Future[T
 
 
 class StagingPlan:
-    """Places in the staging buffer of the boxes that this rank writes: in sequence, wide types first, so that each is
-    aligned without gaps. Computed once: while a worker group trains, names and boxes do not change."""
+    """Layout of the staging buffer: the offset of each box that this rank writes. Boxes follow each other, wide types first, so
+    that each is aligned without gaps. Computed once: names and boxes do not change while a worker group trains."""
 
     def __init__(self, rank: int, world_size: int, among: Collection[int] | None = None) -> None:
         """``among``: as for ``writes``."""
@@ -73,12 +73,13 @@ class StagingPlan:
 
 
 class StagingBuffer:
-    """Shared memory of ``size_bytes`` after a mark. Raises OSError (ENOSPC) if ``folder`` has too little space."""
+    """Shared memory: a mark (``shared_memory.mark``), then ``size_bytes`` for tensors. The constructor raises OSError (ENOSPC)
+    if ``folder`` has too little space."""
 
     def __init__(self, folder: str, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            # allocate now: without it, a full file system is a SIGBUS in the middle of a copy
+            # allocate the memory now: otherwise a full file system raises SIGBUS in the middle of a copy
             os.posix_fallocate(file.fileno(), 0, MARK_BYTES + size_bytes)
             self._map = mmap.mmap(file.fileno(), MARK_BYTES + size_bytes)
             self.fd = os.dup(file.fileno())
@@ -88,19 +89,20 @@ class StagingBuffer:
         self._pinned = False
 
     def mark(self, step: int, group: bytes = bytes(GROUP_BYTES)) -> None:
-        """Set the step of the tensors, and the group that they are of; NO_STEP before they change. Other processes that map
-        the memory see it."""
+        """Write the mark: the step and the worker group of the tensors in the buffer. Use NO_STEP before the bytes change.
+        Other processes that map the memory see the mark."""
         found = mark(step, group)
         self._map[: len(found)] = found
 
     def digests(self, staged: list[StagedPiece]) -> tuple[tuple[str, ...], ...]:
-        """Return the digests of the blocks of each piece, once the copy is complete."""
+        """Return the digests of the blocks of each piece in ``staged``. Call it after ``settle``."""
         data = self._bytes.numpy().data
         views = (data[one.begin : one.begin + one.size_bytes] for one in staged)
         return tuple(tuple(digest.of_bytes(block) for block in cut(view, BLOCK_BYTES)) for view in views)
 
     def copy(self, tensors: Mapping[str, Tensor], staged: list[StagedPiece]) -> None:
-        """Begin to copy. The tensors may not change before ``wait`` returns; the copy is complete when ``settle`` returns."""
+        """Begin to copy ``tensors`` to the places in ``staged``. The tensors must not change before ``wait`` returns; the copy
+        is complete when ``settle`` returns."""
         pairs = [
             (self._bytes[one.begin : one.begin + one.size_bytes], raw(local(tensors[one.tensor]).contiguous()))
             for one in staged
@@ -111,32 +113,33 @@ class StagingBuffer:
             self._copied = in_thread("springtide-stage", lambda: _copy(pairs), daemon=True)
 
     def wait(self) -> None:
-        """Wait until the tensors may change. The host waits for a copy on the CPU; on a GPU only the current stream waits."""
+        """Wait until the tensors may change. For CPU tensors the calling thread waits; for GPU tensors only the current CUDA
+        stream waits."""
         if isinstance(self._copied, Future):
             wait([self._copied])
         elif self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)
 
     def settle(self) -> None:
-        """Wait until the copy is complete. Raises what the copy has raised."""
+        """Wait until the copy is complete. Raises the exception of the copy if it failed."""
         if isinstance(self._copied, Future):
             self._copied.result()
         elif self._copied is not None:
             self._copied.synchronize()
 
     def close(self) -> None:
-        """Release the memory; it stays for other processes that have it open."""
-        with contextlib.suppress(Exception):  # a copy that has failed is over, too
+        """Close the memory in this process. It is kept for other processes that have it open."""
+        with contextlib.suppress(Exception):  # a copy that failed has ended as well
             self.settle()
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._whole.data_ptr())
         os.close(self.fd)
         del self._bytes, self._whole
-        with contextlib.suppress(BufferError):  # a view of it is alive; the memory goes with the last view
+        with contextlib.suppress(BufferError):  # views of the map still exist; the memory is freed with the last view
             self._map.close()
 
     def _copy_from_gpu(self, pairs: list[tuple[Tensor, Tensor]]) -> torch.cuda.Event:
-        if not self._pinned:  # a copy to pinned memory runs at full speed and without the host
+        if not self._pinned:  # a copy to pinned memory runs at full speed and does not block the CPU
             torch.cuda.cudart().cudaHostRegister(self._whole.data_ptr(), self._whole.nbytes, 0)
             self._pinned = True
         beside, done = torch.cuda.Stream(), torch.cuda.Event()
@@ -144,7 +147,8 @@ class StagingBuffer:
         with torch.cuda.stream(beside):
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
-                if source.is_cuda:  # with parallel.offload most are not
+                if source.is_cuda:  # with parallel.offload most sources are on the CPU
+                    # or the allocator could reuse the memory of a freed source before the copy ends
                     source.record_stream(beside)
             done.record(beside)
         return done

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from springtide.errors import CheckpointError
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
-"""Prefixes that torch.compile and activation recompute add to names."""
+"""Parts that torch.compile and activation checkpointing insert in parameter names."""
 
 
 class Box(NamedTuple):
@@ -34,12 +34,13 @@ class Box(NamedTuple):
 
 
 def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> dict[str, Tensor]:
-    """Return every tensor of the state once, DTensors if the model is sharded. A weight that two modules share has the
-    name it has in the first. Raises CheckpointError for optimizer state that is not a tensor."""
+    """Return every tensor of the model and the optimizer once, by name; DTensors if the model is sharded. A weight that two
+    modules share has its name in the first module. Raises CheckpointError for optimizer state that is not a tensor."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # a forward without a backward leaves the root's weights unsharded
-    kept = set(model.state_dict(keep_vars=True))  # first: it shards them also where a forward has ended in an error
+    # call state_dict before named_parameters: it also reshards modules whose forward ended in an error
+    kept = set(model.state_dict(keep_vars=True))
     names = {id(parameter): plain_name(name) for name, parameter in model.named_parameters()}
     found = {f"model/{plain_name(name)}": parameter.detach() for name, parameter in model.named_parameters()}
     found |= {f"model/{plain_name(name)}": buffer for name, buffer in model.named_buffers() if name in kept}
@@ -58,8 +59,11 @@ def named_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None = No
 
 
 def materialize(optimizer: torch.optim.Optimizer) -> None:
-    """Create the state of an optimizer that has not stepped, to load into: by a step with zero gradients and learning rate, or,
-    of plain AdamW, for which that takes a sixth of a small restart, at once."""
+    """Create the state tensors of an optimizer that has not stepped, so that a checkpoint can be loaded into them.
+
+    A step with zero gradients and zero learning rate creates them. For plain AdamW they are created directly: the step would
+    take a sixth of the time of a small restart.
+    """
     if optimizer.state:
         return
     if _is_plain_adamw(optimizer) and not _has_hooks(optimizer):
@@ -78,17 +82,17 @@ def materialize(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _is_plain_adamw(optimizer: torch.optim.Optimizer) -> TypeGuard[torch.optim.AdamW]:
-    """Return whether the state is AdamW's and nothing else: of torch's class, or one that says so of itself."""
+    """Return True if the optimizer has the same state as AdamW: torch's class, or a class with ``HAS_STATE_OF_ADAMW``."""
     return type(optimizer) is torch.optim.AdamW or vars(type(optimizer)).get("HAS_STATE_OF_ADAMW", False)
 
 
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether somebody adds to what a step does, as averaged weights do."""
+    """Return True if step hooks are registered. They may create more state, as those for averaged weights do."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def _materialize_adamw(optimizer: torch.optim.AdamW) -> None:
-    """Create the state that AdamW's first step creates."""
+    """Create the same state tensors as AdamW's first step, filled with zeros."""
     for group in optimizer.param_groups:
         on_device = group["capturable"] or group["fused"]
         for parameter in group["params"]:
@@ -99,7 +103,7 @@ def _materialize_adamw(optimizer: torch.optim.AdamW) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a distributed tensor, or the tensor itself: its numbers, without what torchao wraps around
+    """Return this rank's shard of a distributed tensor; any other tensor as it is. Removes the wrapper that torchao puts around
     weights that are gathered in fp8."""
     found: Any = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     numbers: Tensor = (
@@ -109,16 +113,16 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def box(tensor: Tensor) -> Box:
-    """Return the box of the whole tensor that this rank holds."""
+    """Return which box of the whole tensor this rank holds."""
     if not isinstance(tensor, DTensor):
         return Box((0,) * tensor.dim(), tuple(tensor.shape))
-    [chunk] = tensor.__create_chunk_list__()  # the protocol of torch's own checkpoints
+    [chunk] = tensor.__create_chunk_list__()  # the method that torch.distributed.checkpoint calls
     return Box(tuple(chunk.offsets), tuple(chunk.sizes))
 
 
 def writes(name: str, tensor: Tensor, rank: int, world_size: int, among: Collection[int] | None = None) -> bool:
-    """Return whether this rank writes its box. Of the ranks with the same box exactly one does, chosen by the name's hash;
-    with ``among``, one of these ranks."""
+    """Return True if this rank writes its box of tensor ``name``. Of all ranks that hold the same box exactly one writes it,
+    chosen by the name's hash so that the load is spread. With ``among``, it is chosen from these ranks only."""
     deal = zlib.crc32(name.encode())
     if not isinstance(tensor, DTensor):
         ranks = range(world_size) if among is None else sorted(among)
@@ -140,14 +144,14 @@ def writes(name: str, tensor: Tensor, rank: int, world_size: int, among: Collect
 
 
 def type_name(dtype: torch.dtype) -> str:
-    """Return the safetensors name of a type. Raises CheckpointError for a type without one."""
+    """Return the safetensors name of ``dtype``. Raises CheckpointError if safetensors has no name for it."""
     if dtype not in _TYPES:
         raise CheckpointError(f"tensors of {dtype} cannot be saved; supported are {', '.join(map(str, _TYPES))}")
     return _TYPES[dtype]
 
 
 def type_of(name: str) -> torch.dtype:
-    """Return the type that ``type_name`` calls ``name``."""
+    """Return the type with the safetensors name ``name``."""
     found: torch.dtype = next(dtype for dtype, known in _TYPES.items() if known == name)
     return found
 
@@ -158,7 +162,7 @@ def raw(tensor: Tensor) -> Tensor:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a parameter without what compiling and recomputing a block add to it."""
+    """Return a parameter's name without the parts that torch.compile and activation checkpointing insert."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name

@@ -1,5 +1,7 @@
-"""Validate the names and numbers of a manifest and an index. A checkpoint may come from an untrusted source; its names
-become paths, its numbers offsets and sizes of reads. So each is checked where it is read. Pure.
+"""Validate the names and numbers of a manifest and an index. Pure functions.
+
+A checkpoint may come from an untrusted source. Its names become paths, and its numbers become offsets and sizes of reads. So
+each is checked when it is read.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ def check_manifest_name(name: Any) -> None:
 
 
 def check_files(files: Mapping[str, Mapping[str, Any]], refers: tuple[str, ...]) -> None:
-    """Raise ValueError unless a manifest's own files lie in its folder, with sizes and digests, and the files that it
-    refers to in folders of checkpoints."""
+    """Raise ValueError unless ``files`` are names in the manifest's own folder, with sizes and digests, and ``refers`` are
+    paths of data files in folders of checkpoints."""
     for name, facts in files.items():
         _require(_OWN, name)
         _require(_DIGEST, facts.get("digest"))
@@ -37,7 +39,7 @@ def check_files(files: Mapping[str, Mapping[str, Any]], refers: tuple[str, ...])
 
 
 def check_facts(index: Mapping[str, Any]) -> None:
-    """Raise ValueError unless an index has the facts about its data file that a reader needs."""
+    """Raise ValueError unless an index has the sizes and the digest of its data file that a reader needs."""
     _require_counts("size_bytes", index.get("size_bytes"))
     if index["size_bytes"]:
         _require_counts("header_bytes", index.get("header_bytes"))

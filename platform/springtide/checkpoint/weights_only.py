@@ -1,8 +1,8 @@
-"""Write a checkpoint that holds weights only, by one process, from wherever they come.
+"""Write a checkpoint that holds weights only, in one process. The caller's function returns the weights, box by box.
 
     boxes of rows, a part at a time -> read -> a data file per part -> COMMITTED
 
-Memory is bounded by the size of a part, not by the model.
+Memory use is bounded by the size of a part, not of the model.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from springtide.checkpoint.validate import ITEM_BYTES
 from springtide.storage import Folder
 
 PART_BYTES = 128 * 2**20
-"""Most bytes of a part; a few times as many are in memory."""
+"""Most bytes of a part. Memory use is a few times as large."""
 Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
-"""Tensor -> its type and shape."""
+"""Name of a tensor -> its type and shape."""
 
 
 def write_weights(
@@ -38,15 +38,17 @@ def write_weights(
     part_bytes: int = PART_BYTES,
     lease: leases.Lease | None = None,
 ) -> Manifest:
-    """Write ``tensors`` as a checkpoint of ``to``; return its manifest. ``read`` returns the bytes of a box, uint8 (bytes,).
-    Each part counts as written by a rank: ``meta.world_size`` is set to their number. If ``read`` raises, nothing is
-    committed. ``lease``: the caller's claim on ``to``; without one it is claimed here."""
+    """Write ``tensors`` as a checkpoint of ``to`` and return its manifest. If ``read`` raises, nothing is committed.
+
+    ``read`` returns the bytes of a box, uint8 (bytes,). Each part is written as if by a rank of its own, so ``meta.world_size``
+    is set to the number of parts. ``lease``: the caller's claim on ``to``; without one, this function claims ``to``.
+    """
     parts = list(_parts(tensors, part_bytes))
     meta = meta.model_copy(update={"world_size": len(parts)})
     held = lease or leases.claim(to, secrets.token_hex(8))
     writer = PieceWriter(to)
     try:
-        for rank, pieces in reversed(list(enumerate(parts))):  # the first one commits
+        for rank, pieces in reversed(list(enumerate(parts))):  # rank 0 last: it commits once all other parts exist
             bytes_of = {one.tensor: read(one).numpy().data for one in pieces}
             view = functools.partial(_view, bytes_of)
             job = CommitJob(to.url, held.term, rank, meta, dict(config), pieces, Rule(1), held.owner)
@@ -59,7 +61,7 @@ def write_weights(
 
 
 def boxes(shape: tuple[int, ...], row_bytes: int, most_bytes: int) -> Iterator[Box]:
-    """Yield boxes of whole rows that make up a tensor, each of at most ``most_bytes`` or one row."""
+    """Yield the boxes of whole rows that make up a tensor. Each has at most ``most_bytes``, but at least one row."""
     if not shape:
         yield Box((), ())
         return
@@ -74,7 +76,7 @@ def _view(bytes_of: dict[str, memoryview], one: StagedPiece) -> memoryview:
 
 
 def _parts(tensors: Kinds, part_bytes: int) -> Iterator[list[StagedPiece]]:
-    """Yield boxes of whole rows, in parts of about ``part_bytes`` at most, a tensor once in each."""
+    """Yield parts of at most ``part_bytes`` (or one row). A part is a list of boxes of whole rows, at most one per tensor."""
     part: list[StagedPiece] = []
     size = 0
     for name, (dtype, shape) in tensors.items():

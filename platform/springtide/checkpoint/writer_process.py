@@ -1,15 +1,15 @@
-"""The writer process of a rank's saves, and the trainer's end of it. One job at a time:
+"""The process that writes a rank's saves, and the trainer's end of the connection to it. One job at a time:
 
     trainer: WriterProcess                        python -m springtide.checkpoint.writer_process FD
-        share    ------ STAGE, size, fd ----->    maps the staging buffer in place of the one before
-        save     ------ SAVE, job, tries ---->    writes it, up to ``tries`` times
-        cancel   ------ CANCEL, step -------->    stops waiting for the other ranks' parts of that job
+        share    ------ STAGE, size, fd ----->    maps this staging buffer instead of the previous one
+        save     ------ SAVE, job, tries ---->    writes the job, in up to ``tries`` tries
+        cancel   ------ CANCEL, step -------->    stops waiting for the other ranks' parts of that step
         answer   <----- Committed or error ---    then removes old files, and reads the next message
         release  ------ RELEASE ------------->    unmaps the staging buffer
-        close    ------ end of file --------->    finishes its job and ends
+        close    ------ end of file --------->    finishes its job and exits
 
-FD is one end of a socket pair. The process does not import torch and does not share a GIL with training. If the trainer
-dies, the writer finishes its current save, commits if the other ranks' writers finish theirs, and ends; the staging
+FD is the writer's end of a socket pair. The writer process does not import torch and does not share a GIL with training. If the
+trainer dies, the writer finishes its current save, commits if the other ranks' writers finish theirs, and exits. The staging
 buffer's memory is freed with it.
 """
 
@@ -37,12 +37,12 @@ from springtide.faults import arm
 from springtide.storage import Folder
 
 PROGRAM = ("-m", "springtide.checkpoint.writer_process")
-"""What Python runs as the writer process."""
+"""Arguments of the Python interpreter that start the writer process."""
 _STAGE, _SAVE, _CANCEL, _RELEASE = "stage", "save", "cancel", "release"
 _ORPHAN_PATIENCE_S = 60.0
 """How long a writer waits for the other ranks after its trainer has died [s]."""
 _BACKOFF_S = (0.5, 15.0)
-"""Shortest pause after a failed try, and the longest [s]."""
+"""Shortest and longest pause after a failed try [s]."""
 
 _log = logging.getLogger(__name__)
 
@@ -50,15 +50,15 @@ View = Callable[[StagedPiece], memoryview]
 
 
 class WriterProcess:
-    """The trainer's end of a running writer process. A message to a dead process is lost: ``answer`` reports the death."""
+    """The trainer's handle to a running writer process. Messages to a dead process are lost; ``answer`` reports its death."""
 
     def __init__(self) -> None:
-        """Start the process, with this one's ``sys.path``, which may not come from its environment."""
+        """Start the writer process with the ``sys.path`` of this process, which its environment variables may not contain."""
         self._connection, theirs = multiprocessing.Pipe()
         path = f"PYTHONPATH={os.pathsep.join(sys.path)}"
-        # -P: that path alone, not the working directory before it
+        # -P: do not put the working directory in front of that path
         command = ["env", path, sys.executable, "-P", *PROGRAM, str(theirs.fileno())]
-        # a session of its own: torchrun and terminals signal the whole process group, and the trainer decides what is saved
+        # in a new session: torchrun and terminals signal the whole process group, but only the trainer may stop a save
         self._process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -73,21 +73,21 @@ class WriterProcess:
         return self._process.poll() is None
 
     def share(self, fd: int, size_bytes: int) -> None:
-        """Have the process map this file: the staging buffer of all later saves, of ``size_bytes`` after the mark."""
+        """Have the process map ``fd`` as the staging buffer of all later saves. ``size_bytes``: its size without the mark."""
         self._send(_STAGE, MARK_BYTES + size_bytes)
-        with contextlib.suppress(OSError):  # as in ``_send``
+        with contextlib.suppress(OSError):  # the process is dead: ``answer`` reports it
             send_handle(self._connection, fd, self.pid)
 
     def save(self, job: CommitJob, tries: int) -> None:
-        """Have a job written from the staging buffer, in at most ``tries`` tries."""
+        """Have the process write ``job`` from the staging buffer, in at most ``tries`` tries."""
         self._send(_SAVE, job, tries)
 
     def cancel(self, step: int) -> None:
-        """Have the job of this step fail instead of waiting for the other ranks' parts. Goes unheard before its ``save``."""
+        """Have the job of ``step`` fail instead of waiting for the other ranks' parts. Has no effect before its ``save``."""
         self._send(_CANCEL, step)
 
     def answered(self) -> bool:
-        """Return whether ``answer`` returns, or raises, at once."""
+        """Return True if ``answer`` would return or raise without waiting."""
         try:
             return self._connection.poll()
         except OSError:
@@ -102,11 +102,11 @@ class WriterProcess:
             raise OSError(f"the writer process ended with status {self._process.wait()}") from None
 
     def release(self) -> None:
-        """Have the staging buffer unmapped."""
+        """Have the process unmap the staging buffer."""
         self._send(_RELEASE)
 
     def close(self, wait_s: float = 0.0) -> None:
-        """Let the process end after its job; wait for that, at most ``wait_s``."""
+        """Let the process exit after its job. Waits at most ``wait_s`` for its exit."""
         self._connection.close()
         if wait_s:
             with contextlib.suppress(subprocess.TimeoutExpired):  # a slow store may take longer
@@ -120,35 +120,36 @@ class WriterProcess:
 
 
 class SpareWriter:
-    """At most one idle writer process that waits for its next trainer.
+    """At most one idle writer process, kept for the next worker group of this process.
 
-    A worker group that ends leaves its writer here for the next one of the same process. That spares a restart the start of
-    another: half a second to a second of a core that builds the model at that moment, or the first save's wait for it.
+    A worker group that ends leaves its writer here, and the next group takes it. That saves a restart the start of a new writer
+    process: half a second to a second of CPU time while the model is built, or a first save that waits for the start.
     """
 
     def __init__(self) -> None:
         self._writer: WriterProcess | None = None
 
     def take(self) -> WriterProcess | None:
-        """Return the spare writer if there is one and it is alive; from now on it is the caller's."""
+        """Return the spare writer if there is one and it is alive. The caller then owns it."""
         writer, self._writer = self._writer, None
         return writer if writer is not None and writer.alive else None
 
     def leave(self, writer: WriterProcess) -> None:
-        """Take over an idle writer; the one before it ends."""
+        """Keep ``writer``, which is idle, as the spare writer. The previous spare writer exits."""
         self.close()
         writer.release()
         self._writer = writer
 
     def close(self) -> None:
-        """Let the spare writer end, if there is one."""
+        """Let the spare writer exit, if there is one."""
         if self._writer is not None:
             self._writer.close()
         self._writer = None
 
 
 def try_to_write(writer: PieceWriter, job: CommitJob, view: View, gone: Callable[[], bool], tries: int) -> Any:
-    """Return ``Committed``, or the error after at most ``tries`` tries; only OSErrors, which may be transient, are retried."""
+    """Write ``job``. Return ``Committed``, or the last error. Only an OSError is retried, up to ``tries`` tries in total,
+    because it may be transient."""
     for left in reversed(range(tries)):
         try:
             return writer.write(job, view, gone)
@@ -158,7 +159,7 @@ def try_to_write(writer: PieceWriter, job: CommitJob, view: View, gone: Callable
             reason = error
         _log.warning("checkpoint %s, rank %d: %s; %d tries left", job.name, job.rank, reason, left)
         if left:
-            # twice as long after every try; jitter, because the ranks failed together and should not retry together
+            # the pause doubles with each try; jitter, because ranks that failed together should not retry together
             longest = min(_BACKOFF_S[1], _BACKOFF_S[0] * 2 ** (tries - left))
             time.sleep(random.uniform(longest / 2, longest))
             if gone():
@@ -176,7 +177,7 @@ class _Pipe:
         self._orphan_since = 0.0
 
     def next(self) -> tuple[CommitJob, int] | None:
-        """Return the next job and the number of tries; None if the trainer is gone."""
+        """Handle messages up to the next job; return the job and its number of tries. None if the trainer is gone."""
         while True:
             try:
                 kind, *values = self._connection.recv()
@@ -194,14 +195,14 @@ class _Pipe:
                 return None
 
     def view(self, staged: StagedPiece) -> memoryview:
-        """Return a piece's bytes in the staging buffer."""
+        """Return the bytes of ``staged`` in the staging buffer."""
         end = staged.begin + staged.size_bytes
         if end > len(self._stage):
             raise ValueError(f"{staged.tensor} ends at byte {end} of a staging buffer of {len(self._stage)} bytes")
         return self._stage[staged.begin : end]
 
     def gone(self) -> bool:
-        """Return whether the trainer canceled the job, or has been dead for longer than _ORPHAN_PATIENCE_S."""
+        """Return True if the trainer canceled the job, or has been dead for longer than _ORPHAN_PATIENCE_S."""
         try:
             while self._connection.poll():
                 if self._connection.recv() == (_CANCEL, self._step):
@@ -217,7 +218,7 @@ class _Pipe:
 
 def main() -> None:
     """Write the jobs that arrive, until the trainer is gone."""
-    os.nice(10)  # where cores are scarce, training comes first
+    os.nice(10)  # lower priority: training comes first where cores are scarce
     logging.basicConfig(level=logging.WARNING, format="springtide writer: %(message)s")
     pipe = _Pipe(Connection(int(sys.argv[1])))
     writers: dict[str, PieceWriter] = {}

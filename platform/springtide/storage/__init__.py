@@ -1,5 +1,7 @@
-"""Files that are committed or absent. Layer rule: only this package opens files that others will read; a name that is visible
-is complete."""
+"""Files that are complete or absent: a reader never sees half a file.
+
+Layer rule: only this package opens files that other processes will read.
+"""
 
 from springtide.storage.cache import Cache
 from springtide.storage.folder import Folder

@@ -1,12 +1,13 @@
-"""A cache on a node's disk: pieces of remote files, shared by all processes of the node, up to a number of bytes.
+"""A size-limited cache of pieces of remote files on a node's disk, shared by all processes of the node.
 
 <folder>/springtide-cache-<uid>/    owned by this user; files next to it, and files in it with other names, are not touched
-    PIECE         32 hex digits: complete or absent; written as PIECE.part and renamed
-    PIECE.part    being fetched, locked by the fetching process; the lock of a killed process is free
-    used          bytes of all pieces; locked while it is updated
+    PIECE         name of 32 hex digits; complete or absent, because it is written as PIECE.part and renamed
+    PIECE.part    being fetched, locked by the fetching process; the kernel releases the lock of a killed process
+    used          number of bytes of all pieces; locked while it is updated
 
-Each piece is a file and is mapped, not read: processes share its pages, and an evicted piece stays valid where it is mapped.
-After a power failure a renamed file may lack its bytes, so the caller checks each piece and drops a bad one.
+Each piece is a file and is memory-mapped, not read. So processes share its pages, and an evicted piece stays valid for
+processes that have it mapped. After a power failure a renamed file may lack its bytes, so the caller must verify each piece and
+``drop`` a bad one.
 """
 
 from __future__ import annotations
@@ -30,27 +31,27 @@ _NAME = re.compile("[0-9a-f]{32}")
 _PART = ".part"
 _USED = "used"
 _KEEP = 0.9
-"""An eviction removes pieces down to this share of the limit, so that evictions are rare."""
+"""An eviction removes pieces until they use this share of the limit, so that evictions are rare."""
 
 _MOST_DIGITS = 18
 """Most digits of a valid count in ``used``; a longer number is damaged."""
 
 _AT_ONCE = 8
-"""Pieces that one process fetches in parallel, to overlap the latencies of the store and the disk."""
+"""Number of pieces that one process fetches in parallel, to overlap the latencies of the store and the disk."""
 
 Fetch = Callable[[str], bytes | memoryview]
-"""The name of a piece -> its bytes; called from threads."""
+"""Name of a piece -> bytes of the piece. Called from several threads."""
 
 
 _NOT_KEPT = -1
-"""In place of a file descriptor: the piece cannot be kept on the disk."""
+"""Stands for a file descriptor if the piece cannot be written to the disk."""
 
 
 class Cache:
-    """A cache of pieces by name, 32 hex digits. Picklable; any number of processes may use one folder."""
+    """A cache of pieces, which are named by 32 hex digits. Picklable; any number of processes may use one folder."""
 
     def __init__(self, folder: str, limit_bytes: int) -> None:
-        """``folder``: the parent of the cache's own folder."""
+        """``folder``: folder in which the cache creates its own folder."""
         self._parent, self.limit_bytes = folder, limit_bytes
         self._warned = False
 
@@ -60,13 +61,13 @@ class Cache:
         return os.path.join(self._parent, f"springtide-cache-{os.getuid()}")
 
     def get(self, names: Sequence[str], fetch: Fetch) -> list[np.ndarray]:
-        """Return the pieces, uint8 (size,) each. Fetches those that the node does not have, each in one process only.
+        """Return the pieces, uint8 (size,) each. Fetches pieces that are not in the cache; each is fetched by one process only.
 
-        If the disk is full or cannot be written, or others can write to the folder, pieces are returned without being kept,
-        and a warning says what to do. ValueError for an invalid name.
+        If the disk is full or cannot be written, or other users can write to the folder, the pieces are fetched but not cached,
+        and a warning is logged. Raises ValueError for an invalid name.
         """
         for name in names:
-            self._path(name)
+            self._path(name)  # raises ValueError
         try:
             self._make_folder()
         except OSError as error:
@@ -78,7 +79,7 @@ class Cache:
         while left := [name for name in names if not (name in found or self._take(name, found))]:
             with contextlib.ExitStack() as locks:
                 parts: dict[str, int] = {}
-                # a process that waits locks one piece only, or two could wait for each other
+                # deadlock: a process that waits for a lock must hold no other, so after the first pass lock one piece at a time
                 for name in left[:1] if wait else left:
                     part = locks.enter_context(self._own(name, wait))
                     if part is not None and not self._take(name, found):
@@ -90,7 +91,7 @@ class Cache:
         return [found[name] for name in names]
 
     def drop(self, name: str) -> None:
-        """Remove a bad piece."""
+        """Remove the piece ``name`` from the cache."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(name))
 
@@ -100,7 +101,8 @@ class Cache:
         return os.path.join(self.folder, name)
 
     def _make_folder(self) -> None:
-        """Create the folder. PermissionError if other users own it or can write to it; the parent may belong to anyone."""
+        """Create the cache's folder if there is none. Raises PermissionError if another user owns it or can write to it. The
+        parent folder may belong to anyone."""
         os.makedirs(self._parent, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             os.mkdir(self.folder, 0o700)
@@ -109,9 +111,10 @@ class Cache:
             raise PermissionError(f"{self.folder} is not a folder that only this user can write to")
 
     def _take(self, name: str, found: dict[str, np.ndarray]) -> bool:
+        """Map the piece and add it to ``found``. Returns False if it is not in the cache."""
         try:
             with open(self._path(name), "rb", opener=_open_own) as file:
-                os.utime(file.fileno())  # eviction goes by the time of last use
+                os.utime(file.fileno())  # the modification time is the time of last use, by which pieces are evicted
                 found[name] = np.memmap(file, dtype=np.uint8, mode="r")
         except (OSError, ValueError):  # an empty file cannot be mapped
             return False
@@ -119,8 +122,8 @@ class Cache:
 
     @contextlib.contextmanager
     def _own(self, name: str, wait: bool) -> Iterator[int | None]:
-        """Yield a descriptor of the piece's .part file, locked. None while another process holds it, unless ``wait``;
-        ``_NOT_KEPT`` if the disk cannot be written."""
+        """Lock the piece's .part file and yield its descriptor. Yields None if another process has locked it; with ``wait``,
+        waits for the lock instead. Yields ``_NOT_KEPT`` if the disk cannot be written."""
         path = self._path(name) + _PART
         try:
             part = _lock(path, wait)
@@ -139,6 +142,7 @@ class Cache:
             os.close(part)
 
     def _fetch(self, name: str, part: int, fetch: Fetch) -> np.ndarray:
+        """Fetch a piece and cache it if possible. ``part``: descriptor of its locked .part file, or ``_NOT_KEPT``."""
         data = fetch(name)
         if part != _NOT_KEPT:
             try:
@@ -167,33 +171,34 @@ class Cache:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[IO[str]]:
-        """Yield the file that counts the bytes used, locked."""
+        """Lock and yield the file ``used``, which holds the number of bytes of all pieces."""
         path = os.path.join(self.folder, _USED)
         with open(path, "a+", encoding="ascii", errors="replace", opener=_open_own) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
 
     def _make_room(self, part: int, size: int) -> None:
-        """Add ``size`` bytes to the count, and give ``part`` that size. Over the limit, evict the least recently used."""
+        """Reserve ``size`` bytes: add them to the count and give the file ``part`` that size. If the count exceeds the limit,
+        evict the least recently used pieces."""
         with self._counted() as file:
             file.seek(0)
             text = file.read(_MOST_DIGITS + 1)
             is_number = text.isdecimal() and len(text) <= _MOST_DIGITS
-            # not a number in a new folder or after a crash: count again
+            # in a new folder, or after a crash, the file holds no number: count the pieces' bytes again
             used = (int(text) if is_number else self._evict(float("inf"))) + size
             if used > self.limit_bytes:
                 used = self._evict(self.limit_bytes * _KEEP - size) + size
             file.truncate(0)
             file.write(str(used))
-            os.ftruncate(part, size)  # from now on it counts in an eviction
+            os.ftruncate(part, size)  # an eviction, which adds up file sizes, counts it from now on
 
     def _evict(self, goal: float) -> int:
-        """Remove pieces, least recently used first, until at most ``goal`` bytes are left. Return the bytes left."""
+        """Remove pieces, least recently used first, until at most ``goal`` bytes are left. Returns the number of bytes left."""
         with os.scandir(self.folder) as entries:
             files = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
         names = [name for name in files if _NAME.fullmatch(name.removesuffix(_PART))]
         for name in names:
-            if name.endswith(_PART):  # left by a killed process, unless it is locked
+            if name.endswith(_PART):  # an unlocked one was left by a killed process: ``_own`` locks it and removes it
                 with self._own(name.removesuffix(_PART), wait=False):
                     pass
         found = []
@@ -216,8 +221,8 @@ def _open_own(path: str, flags: int) -> int:
 
 
 def _lock(path: str, wait: bool) -> int:
-    """Return a descriptor of the file at ``path``, created if it does not exist, and locked. BlockingIOError if another process
-    holds the lock, unless ``wait``."""
+    """Create the file ``path`` if it does not exist, lock it, and return a descriptor of it. Raises BlockingIOError if another
+    process holds the lock; with ``wait``, waits for the lock instead."""
     while True:
         file = _open_own(path, os.O_CREAT | os.O_RDWR)
         try:
@@ -227,10 +232,11 @@ def _lock(path: str, wait: bool) -> int:
         except BaseException:
             os.close(file)
             raise
-        os.close(file)  # the other process renamed or removed it meanwhile: what we locked is not at ``path`` any more
+        os.close(file)  # another process renamed or removed this file before it was locked: open ``path`` again
 
 
 def _is(path: str, file: int) -> bool:
+    """Return True if the open file ``file`` is the one at ``path``."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """Digests: BLAKE3 of bytes, SplitMix64 of numbers.
 
-BLAKE3 (O'Connor, Aumasson, Neves, Wilcox-O'Hearn, 2020) is a cryptographic hash that reads 7 GB/s on a core, where BLAKE2b
-and SHA-256 read 1 to 2: checksums of whole checkpoints take little of a training machine's time.
+BLAKE3 (O'Connor, Aumasson, Neves, Wilcox-O'Hearn, 2020) is a cryptographic hash. It reads 7 GB/s on a core; BLAKE2b and
+SHA-256 read 1 to 2 GB/s. So checksums of whole checkpoints take little of a training machine's time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def of_bytes(data: bytes | memoryview) -> str:
 
 
 class Running:
-    """A digest like ``of_bytes`` of bytes that arrive in parts."""
+    """Computes the same digest as ``of_bytes``, for bytes that arrive in parts."""
 
     def __init__(self) -> None:
         self._state = blake3()
@@ -29,14 +29,14 @@ class Running:
         self._state.update(data)
 
     def end(self) -> str:
-        """Return 32 hex digits, and reset."""
+        """Return the digest of all bytes added, 32 hex digits, and reset."""
         found = self._state.hexdigest(length=16)
         self._state.reset()
         return found
 
 
 def of_file(file: IO[bytes]) -> str:
-    """Return the digest of an open file, as ``of_bytes``, without reading it whole into memory."""
+    """Return the digest of the rest of an open file, as ``of_bytes``, without reading it whole into memory."""
     state = Running()
     while chunk := file.read(CHUNK_BYTES):
         state.add(chunk)
@@ -44,8 +44,8 @@ def of_file(file: IO[bytes]) -> str:
 
 
 def mix(values: np.ndarray) -> np.ndarray:
-    """Return SplitMix64 of each element, uint64, a bijection (the finaliser of Steele, Lea and Flood, "Fast splittable
-    pseudorandom number generators", OOPSLA 2014)."""
+    """Return the SplitMix64 hash of each element, uint64. It is a bijection (the finaliser of Steele, Lea and Flood, "Fast
+    splittable pseudorandom number generators", OOPSLA 2014)."""
     z = values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,4 +1,4 @@
-"""Errors of stores' clients as OSErrors: what is tried again after an OSError is tried again after theirs."""
+"""Convert errors of stores' client packages to OSErrors, so that code that retries after an OSError retries after them too."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ PACKAGES = frozenset(
         *("urllib3", "huggingface_hub", "httpx", "httpx2"),
     }
 )
-"""Packages of stores' clients: their errors are not OSErrors throughout."""
+"""Client packages of object stores. Not all of their errors are OSErrors."""
 _KINDS: tuple[tuple[type[OSError], tuple[str, ...], tuple[int, ...]], ...] = (
     (FileNotFoundError, ("NotFound",), (404,)),
     (FileExistsError, ("Exists", "Precondition", "ResourceModified"), (409, 412)),
     (PermissionError, ("Forbidden", "Unauthorized", "Authentication", "Credentials"), (401, 403)),
 )
-"""Errors that do not pass by themselves: as words in the names of the clients' own classes, and as HTTP codes."""
+"""(OSError class, words in the names of the clients' error classes, HTTP codes) of errors that a retry cannot fix."""
 
 
 FINAL = (FileNotFoundError, FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError)
-"""OSErrors that do not pass by themselves."""
+"""OSErrors that a retry cannot fix."""
 
 
 def may_pass(error: BaseException) -> bool:
-    """Return whether an operation of a store that failed may succeed later without anybody's doing.
+    """Return True if a store's operation that failed with ``error`` may succeed at a retry.
 
     >>> may_pass(OSError("503 Slow Down")), may_pass(PermissionError("403 Forbidden"))
     (True, False)
@@ -37,14 +37,17 @@ def may_pass(error: BaseException) -> bool:
 
 
 def of_store(error: BaseException) -> bool:
-    """Return whether an error is from a package of a store's client."""
+    """Return True if the class of an error, or a base class, is from one of ``PACKAGES``."""
     return bool({kind.__module__.split(".")[0] for kind in type(error).__mro__} & PACKAGES)
 
 
 @contextlib.contextmanager
 def as_os_errors(path: str) -> Iterator[None]:
-    """Raise an error of a store's client in the block as an OSError that names ``path``: FileNotFoundError, FileExistsError or
-    PermissionError if it is one of these. Other errors pass."""
+    """Convert an error of a store's client that the ``with`` block raises to an OSError that names ``path``.
+
+    The OSError is a FileNotFoundError, FileExistsError or PermissionError if the client's error means one of these. Other
+    errors pass unchanged.
+    """
     try:
         yield
     except OSError:
@@ -64,11 +67,11 @@ def _kind(error: Exception) -> type[OSError]:
     return OSError
 
 
-# Say which disk is full, how much is missing, and what to do.
+# Error messages for a full disk.
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Return whether a write failed because the disk is full or a quota is reached.
+    """Return True if a write failed because the disk is full or a quota is reached.
 
     >>> is_full(OSError(errno.ENOSPC, "No space left on device")), is_full(OSError("503 Slow Down"))
     (True, False)
@@ -77,7 +80,7 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def explain_full_disk(error: OSError, path: str, wanted_bytes: int) -> OSError:
-    """Return the error of a write of ``wanted_bytes`` to ``path``, with the disk, its free bytes and the remedy."""
+    """Return ``error``, raised by a write of ``wanted_bytes`` to ``path``, with the disk, its free bytes and a remedy added."""
     disk = os.path.abspath(path)
     while not os.path.ismount(disk):
         disk = os.path.dirname(disk)

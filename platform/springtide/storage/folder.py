@@ -1,7 +1,7 @@
-"""A folder anywhere fsspec reaches: local disk, s3, gs, az, memory.
+"""A folder in any file system that fsspec reaches: local disk, s3, gs, az, memory.
 
-A write is all or nothing. On a local disk a temporary file next to the target is written, synced and renamed; in an object
-store a put is atomic. Whatever a store's client raises is an OSError here.
+A write is atomic. On a local disk a temporary file next to the target is written, synced and renamed. In an object store a
+put is atomic. Errors of a store's client are raised as OSErrors.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ _T = TypeVar("_T")
 _TEMPORARY = ".tmp-"
 _PROTOCOLS = ("file", "local", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "memory")
 _SOURCES = ("http", "https")
-"""What a corpus may also be read from. Nothing else: fsspec knows protocols that run commands and templates."""
+"""Further protocols that a corpus may be read from. All others are refused: some of fsspec's run commands or templates."""
 _ONE_PUT_BYTES = 16 * 2**20
 _STREAM_BYTES = 2**20
 _WHOLE_BYTES = 256 * 2**20
-"""Most bytes of a file that is read whole: manifests, indexes, journals, configs. A hostile one may be larger than memory."""
+"""Most bytes of a file that is read whole (manifest, index, journal, config). A hostile file may be larger than memory."""
 
 _MOST_VALUES = 2**24
-"""Most values of JSON in a file. Parsed, ``{},`` takes 26 times the memory of its text."""
+"""Most values in a JSON file. Parsed, the text ``{},`` takes 26 times as much memory."""
 
 
 class Folder:
-    """Names under one URL. Names use ``/`` and are relative to the folder."""
+    """A folder, given by its URL. The ``name`` arguments of its methods use ``/`` and are relative to the folder."""
 
     def __init__(
         self, url: str | os.PathLike[str], is_source: bool = False, is_confined: bool = False, **options: Any
     ) -> None:
-        """Open ``url``; nothing is created before the first write. ``is_source``: it is a corpus, and only read;
-        ``is_confined``: as ``confined`` returns it. ConfigError for a protocol that is not supported, and for chained URLs."""
+        """Open ``url``; nothing is created before the first write. ``is_source``: the folder is a corpus, which is only read.
+        ``is_confined``: apply the checks of ``confined``. Raises ConfigError for an unsupported protocol or a chained URL."""
         self._options = {"is_source": is_source, "is_confined": is_confined, **options}
         self._is_confined = is_confined
         _check_protocol(os.fspath(url), _PROTOCOLS + _SOURCES if is_source else _PROTOCOLS)
-        # fsspec caches listings for the life of a process, but other processes write here
+        # no cache of listings: fsspec would keep it as long as this process lives, but other processes write here
         self.fs, path = fsspec.core.url_to_fs(os.fspath(url), use_listings_cache=False, **options)
         self.path = path.rstrip("/") or path
         self.is_local = isinstance(self.fs, LocalFileSystem)
@@ -61,7 +61,7 @@ class Folder:
 
     @property
     def url(self) -> str:
-        """The folder's URL; without a protocol for a local path."""
+        """The folder's URL; a plain path for a local folder."""
         return self.path if self.is_local else self.fs.unstrip_protocol(self.path)
 
     @property
@@ -80,21 +80,24 @@ class Folder:
 
     def __truediv__(self, name: str) -> Folder:
         below = Folder(posixpath.join(self.url, name), **self._options)
-        if self._is_confined and self.is_local:  # a link at ``name`` must not become the root
+        if self._is_confined and self.is_local:  # if ``name`` is a link, later checks would be relative to its target
             check_confined(below.path, self.path)
         return below
 
     def confined(self) -> Folder:
-        """Return this folder, which somebody else may have made, with checks: to read or write through a link out of it raises
-        ConfigError, and so does a pipe or a device. The cache of the Hugging Face Hub may link to its blobs."""
+        """Return this folder with checks for untrusted contents.
+
+        A read or write through a link out of the folder raises ConfigError, and so does one of a pipe or a device. Links from a
+        snapshot in the cache of the Hugging Face Hub to the blobs of that cache are allowed.
+        """
         return Folder(self.url, **{**self._options, "is_confined": True})
 
     def where(self, name: str) -> str:
-        """Return the path of ``name`` as this file system spells it."""
+        """Return the path of ``name`` in the fsspec file system."""
         return posixpath.join(self.path, name)
 
     def can_ask_for(self, name: str) -> bool:
-        """Return whether the client of the store can ask for ``name``: S3 has keys that it cannot."""
+        """Return True if the store's client can request ``name``. S3 allows keys that its client cannot request."""
         if self._is_s3:
             from springtide.storage import s3
 
@@ -102,8 +105,8 @@ class Folder:
         return True
 
     def read(self, name: str) -> bytes:
-        """Return all bytes of ``name``, one of the small files: manifests, indexes, journals, configs. FileNotFoundError if
-        there is no such file, DamagedFile if it is larger than any of them."""
+        """Return all bytes of ``name``, a small file: manifest, index, journal or config. Raises FileNotFoundError if there is
+        no such file, DamagedFile if it is larger than ``_WHOLE_BYTES``."""
         data = self._read_whole(name)
         if data is None:
             limit = f"is larger than {_WHOLE_BYTES:,} bytes, the limit of files that are read whole"
@@ -111,7 +114,7 @@ class Folder:
         return data
 
     def _read_whole(self, name: str) -> bytes | None:
-        """Return all bytes of ``name``; None if there are more than a file may have that is read whole."""
+        """Return all bytes of ``name``; None if there are more than ``_WHOLE_BYTES``."""
         if self._is_s3:
             from springtide.storage import s3
 
@@ -124,7 +127,8 @@ class Folder:
         return None if len(data) > _WHOLE_BYTES else data
 
     def read_json(self, name: str) -> Any:
-        """Return the JSON value in ``name``. DamagedFile, a ValueError, if it is not JSON; else as ``read``."""
+        """Return the JSON value in ``name``. Raises DamagedFile, a ValueError, if it is not JSON or has too many values, and
+        the errors of ``read``."""
         data = self.read(name)
         if len(data) > _MOST_VALUES and (found := most_values(data)) > _MOST_VALUES:
             raise damaged(self.where(name), f"has {found:,} values of JSON, and {_MOST_VALUES:,} is the limit")
@@ -134,7 +138,8 @@ class Folder:
             raise damaged(self.where(name), f"is not JSON ({error})") from None
 
     def read_as(self, name: str, kind: TypeAdapter[_T]) -> _T:
-        """Return the JSON value in ``name`` as ``kind``. DamagedFile if it is another; else as ``read``."""
+        """Return the JSON value in ``name`` as ``kind``. Raises DamagedFile if it is of another kind, and the errors of
+        ``read_json``."""
         value = self.read_json(name)
         try:
             return kind.validate_python(value)
@@ -142,7 +147,7 @@ class Folder:
             raise damaged(self.where(name), f"holds something else ({first_problem(error)})") from None
 
     def open(self, name: str) -> IO[bytes]:
-        """Open ``name`` for ranged reading. FileNotFoundError if it is not a regular file."""
+        """Open ``name`` for reading with seeks. Raises FileNotFoundError if it is not a regular file."""
         if self.is_local:
             return self.fs.open(self.local_file(name), "rb")
         if self._is_s3:
@@ -153,19 +158,19 @@ class Folder:
             return self.fs.open(self.where(name), "rb")
 
     def local_file(self, name: str) -> str:
-        """Return the path of a local file. FileNotFoundError if there is none, or something else than a regular file."""
+        """Return the path of a local file. Raises FileNotFoundError if it does not exist or is not a regular file."""
         path = self.where(name)
         if self._is_confined:
             check_confined(path, self.path)
         return regular_file(path)
 
     def read_range(self, name: str, begin: int, end: int) -> bytes | memoryview:
-        """Return bytes [begin, end) of ``name``; fewer if it is shorter. Thread-safe."""
+        """Return bytes [begin, end) of ``name``; fewer if the file is shorter. Thread-safe."""
         if self.is_local:
             with open(self.local_file(name), "rb", buffering=0) as file:
                 end = min(
                     end, os.fstat(file.fileno()).st_size
-                )  # the buffer is made first, and a hostile end may be anything
+                )  # a hostile ``end`` could be huge, and a buffer of the size of the range is allocated
                 return read_range(file.fileno(), begin, end) if begin < end else b""
         if self._is_s3:
             from springtide.storage import s3
@@ -175,7 +180,7 @@ class Folder:
             return bytes(self.fs.cat_file(self.where(name), start=begin, end=end))
 
     def stream(self, name: str, begin: int, end: int) -> Iterator[memoryview]:
-        """Yield bytes [begin, end) of ``name`` in small parts, so that they are still in the CPU's cache when they are used."""
+        """Yield bytes [begin, end) of ``name`` in small parts, which are still in the CPU cache when the caller uses them."""
         if self.is_local:
             with open(self.local_file(name), "rb", buffering=0) as file:
                 while part := os.pread(file.fileno(), min(end - begin, _STREAM_BYTES), begin):
@@ -189,16 +194,17 @@ class Folder:
             yield memoryview(self.read_range(name, begin, end))
 
     def write(self, name: str, data: bytes | str, private: bool = False) -> None:
-        """Write ``data`` as ``name``, all or nothing. ``private``: on a local disk only its owner may read it."""
+        """Write ``data`` as the file ``name``, atomically. ``private``: on a local disk only the file's owner may read it."""
         data = data.encode() if isinstance(data, str) else data
         self.put(name, [memoryview(data)], private)
 
     def put(self, name: str, parts: Sequence[memoryview], private: bool = False) -> None:
-        """Write the bytes of ``parts``, in order, as ``name``, all or nothing. Large data is not joined in memory."""
+        """Write the bytes of ``parts``, in order, as the file ``name``, atomically. Large data is not joined in memory."""
         self.put_stream(name, parts, sum(part.nbytes for part in parts), private)
 
     def put_stream(self, name: str, parts: Iterable[memoryview], size_bytes: int, private: bool = False) -> None:
-        """As ``put``, of ``size_bytes`` in total; parts are taken as they are written, so no more than a few are in memory."""
+        """Write ``parts``, ``size_bytes`` in total, as ``put`` does. Parts are consumed as they are written, so only a few are
+        in memory."""
         target = self.where(name)
         if self.is_local:
             if self._is_confined:
@@ -219,13 +225,15 @@ class Folder:
 
     @property
     def has_atomic_create(self) -> bool:
-        """Whether ``create`` surely refuses a file that exists; an object store may not know conditional puts."""
+        """True if ``create`` is certain to refuse an existing file. An object store may not support conditional puts."""
         return self.is_local or "memory" in self.fs.protocol
 
     def create(self, name: str, data: bytes, before_retry: Callable[[], None] = lambda: None) -> None:
-        """Write ``data`` as ``name`` if it does not exist; otherwise FileExistsError, and the file is not changed. Of several
-        concurrent callers exactly one succeeds, where the store can ensure it (local disks, S3, gs, az). ``before_retry`` is
-        called before each further try, and may raise."""
+        """Write ``data`` as the file ``name`` if it does not exist; otherwise raise FileExistsError and do not change it.
+
+        Of several concurrent callers exactly one succeeds, if the store can ensure that (local disks, S3, gs, az).
+        ``before_retry`` is called before each try after the first, and may raise to end the tries.
+        """
         target = self.where(name)
         if self.is_local:
             with self._beside(target, [memoryview(data)], len(data)) as beside:
@@ -240,15 +248,15 @@ class Folder:
 
     @contextlib.contextmanager
     def _beside(self, target: str, parts: Iterable[memoryview], size_bytes: int, mode: int = 0o666) -> Iterator[str]:
-        """Yield the path of a synced temporary file with ``parts``, ``size_bytes`` in total, next to ``target``; the block
-        renames or links it to the target. ``mode``: before the umask."""
+        """Write ``parts``, ``size_bytes`` in total, to a temporary file next to ``target``, sync it, and yield its path. The
+        ``with`` block renames or links it to the target. ``mode``: file mode before the umask is applied."""
         folder = os.path.dirname(target)
         beside = os.path.join(folder, f"{_TEMPORARY}{uuid.uuid4().hex[:12]}")
         try:
             os.makedirs(folder, exist_ok=True)
             with open(beside, "wb", buffering=0, opener=lambda path, flags: os.open(path, flags, mode)) as file:
                 for part in parts:
-                    while part.nbytes:  # one call writes at most 2 GiB
+                    while part.nbytes:  # one call of ``write`` writes at most 2 GiB
                         part = part[file.write(part) :]
                 os.fsync(file.fileno())
             yield beside
@@ -256,7 +264,7 @@ class Folder:
         except OSError as error:
             if not is_full(error):
                 raise
-            unlink(beside)  # first: it takes room, too
+            unlink(beside)  # before the message is made, which reports the free bytes
             raise explain_full_disk(error, target, size_bytes) from error
         finally:
             unlink(beside)
@@ -277,8 +285,8 @@ class Folder:
             return int(self.fs.size(self.where(name)))
 
     def written_s(self, name: str) -> float:
-        """Return when a file was written, by the store's clock, as seconds since 1970; object stores tell whole seconds. NaN
-        where the store does not tell it."""
+        """Return when ``name`` was written, by the store's clock, in seconds since 1970. Object stores return whole seconds.
+        NaN if the store does not return a time."""
         try:
             with as_os_errors(self.where(name)):
                 return float(self.fs.modified(self.where(name)).timestamp())
@@ -286,16 +294,16 @@ class Folder:
             return math.nan
 
     def glob(self, pattern: str) -> dict[str, Any]:
-        """Return the entries below this folder that match ``pattern``, as fsspec's glob does: path -> entry of a listing. The
-        folder's own name may look like a pattern."""
+        """Return the entries below this folder that match the fsspec glob ``pattern``: path -> fsspec's details of the entry.
+        Pattern characters in the folder's own path are taken literally."""
         if not any(char in self.path for char in "*?["):
             return dict(self.fs.glob(posixpath.join(self.path, pattern), detail=True))
         matches, begin = re.compile(fsspec.utils.glob_translate(pattern)).match, len(self.path) + 1
         return {path: one for path, one in self.fs.find(self.path, detail=True).items() if matches(path[begin:])}
 
     def names(self) -> list[str]:
-        """Return the names directly in the folder, sorted; none if the folder does not exist. Unfinished writes are not
-        listed."""
+        """Return the names of files and folders directly in the folder, sorted; an empty list if the folder does not exist.
+        Temporary files of unfinished writes are not listed."""
         try:
             with as_os_errors(self.path):
                 paths = self.fs.ls(self.path, detail=False)
@@ -305,8 +313,8 @@ class Folder:
         return sorted(name for name in found if name and not name.startswith(_TEMPORARY))
 
     def files(self) -> list[str]:
-        """Return the names of all files in the folder and below it, sorted, in one listing where the store can. Unfinished
-        writes are not listed."""
+        """Return the names of all files in the folder and its subfolders, sorted, with one listing request if the store can do
+        that. Temporary files of unfinished writes are not listed."""
         if self._is_s3:
             from springtide.storage import s3
 
@@ -317,13 +325,13 @@ class Folder:
         return sorted(name for name in found if not posixpath.basename(name).startswith(_TEMPORARY))
 
     def remove(self, name: str = "") -> None:
-        """Remove ``name`` and everything below it (without a name, the whole folder); not an error if it does not exist."""
+        """Remove ``name`` and everything below it; without a name, the whole folder. Does nothing if it does not exist."""
         path = self.where(name) if name else self.path
         with contextlib.suppress(FileNotFoundError), as_os_errors(path):
             self.fs.rm(path, recursive=True)
 
     def remove_files(self, names: Sequence[str]) -> None:
-        """Remove files, not folders, in as few requests as the store can; not an error if some do not exist."""
+        """Remove the files ``names``, in as few requests as the store allows. Files that do not exist are ignored."""
         if self.is_local:
             for name in names:
                 unlink(self.where(name))
@@ -336,37 +344,37 @@ class Folder:
             try:
                 with as_os_errors(self.path):
                     self.fs.rm(paths)
-            except FileNotFoundError:  # some may be left
+            except FileNotFoundError:  # a missing file ended the request, and others may be left: remove one by one
                 for path in paths:
                     with contextlib.suppress(FileNotFoundError), as_os_errors(path):
                         self.fs.rm_file(path)
 
     def remove_if_empty(self) -> None:
-        """Remove a local folder in which nothing lies."""
+        """Remove the folder if it is local and empty."""
         if self.is_local:
             with contextlib.suppress(OSError):
                 os.rmdir(self.path)
 
     def sweep(self, unchanged_s: float = 0.0) -> None:
-        """Remove temporary files that killed writes left directly in a local folder; where another process may write to it,
-        only those that nobody has written to for ``unchanged_s`` seconds."""
+        """Remove temporary files that killed writers left directly in the folder, if it is local. If another process may be
+        writing to the folder, set ``unchanged_s``: files that were written to in the last ``unchanged_s`` seconds are kept."""
         if self.is_local:
             remove_old(self.path, _TEMPORARY, unchanged_s)
 
     def check_writable(self) -> None:
-        """Raise OSError if the folder cannot be written, so that a run fails at its start and not an hour later. Removes what
-        it wrote, and the folders that it made for that."""
+        """Raise OSError if the folder cannot be written, so that a run fails at its start and not an hour later. Removes its
+        test file and the folders that it created."""
         name = f"{_TEMPORARY}{uuid.uuid4().hex[:12]}"
         made = [path for path in [Path(self.path), *Path(self.path).parents] if self.is_local and not path.exists()]
         self.write(name, b"")
         self.remove(name)
-        with contextlib.suppress(OSError):  # another process uses it by now
+        with contextlib.suppress(OSError):  # another process already uses the folder
             for path in made:
                 path.rmdir()
 
 
 def _check_protocol(url: str, known: Sequence[str]) -> None:
-    protocol = fsspec.core.split_protocol(url)[0] or "file"  # as fsspec has it: data: needs no slashes
+    protocol = fsspec.core.split_protocol(url)[0] or "file"  # fsspec's own parser: it accepts ``data:`` without slashes
     if "::" in url:
         raise ConfigError(explain("URL", url, "is a chain of URLs (::), which is not opened", "give one plain URL"))
     if protocol.lower() not in known:
@@ -376,26 +384,27 @@ def _check_protocol(url: str, known: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _all_or_nothing(file: Any) -> Iterator[Any]:
-    """Close ``file`` of an object store if the block ends well. If not, end its upload; to close would publish a part of it."""
+    """Close ``file`` of an object store after the ``with`` block. If the block raises, discard the upload instead: closing it
+    would publish an incomplete file."""
     try:
         yield file
     except BaseException:
         if isinstance(file, AbstractBufferedFile):
             file.closed = True
-            with contextlib.suppress(Exception):  # no part of an upload can be seen
+            with contextlib.suppress(Exception):  # if it fails, readers still cannot see parts of an unfinished upload
                 file.discard()
         raise
     file.close()
 
 
 def first_problem(error: ValidationError) -> str:
-    """Return the first of pydantic's findings in one line."""
+    """Return the first problem in a pydantic ``error`` as one line: the field and the message."""
     found = error.errors(include_url=False, include_context=False, include_input=False)[0]
     return ": ".join(filter(None, (".".join(map(str, found["loc"]))[:100], found["msg"][:200])))
 
 
 def sync_directory(path: str) -> None:
-    """Sync the folder ``path``, so that a rename in it survives a power failure."""
+    """Sync the folder ``path`` to disk, so that a rename in it survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

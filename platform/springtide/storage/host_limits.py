@@ -1,4 +1,4 @@
-"""Limits of this host: free memory, and what networks of GPUs run into, locked memory and shared memory."""
+"""Limits of this host: free memory, and the locked and shared memory that communication between GPUs needs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import sys
 from pathlib import Path
 
 _LEAST_LOCKED = 64 * 2**30
-"""Locked memory with which no one has to think of it [bytes]."""
+"""A limit of locked memory that is certainly enough [bytes]."""
 _LEAST_SHARED = 2**30
-"""What NCCL's guide gives a container: --shm-size=1g [bytes]."""
+"""Shared memory of a container in NCCL's guide: --shm-size=1g [bytes]."""
 
 
 def rdma_devices(sys: str = "/sys") -> list[str]:
-    """Return the network devices of this host that read and write memory themselves: InfiniBand, RoCE, EFA.
+    """Return the RDMA devices of this host: network devices that access memory directly (InfiniBand, RoCE, EFA).
 
     Args:
-        sys: where the kernel shows its devices.
+        sys: mount point of sysfs, where the kernel lists devices.
     """
     try:
         return sorted(os.listdir(f"{sys}/class/infiniband"))
@@ -28,16 +28,16 @@ def rdma_devices(sys: str = "/sys") -> list[str]:
 
 
 def locked_memory() -> float:
-    """Return how much memory a process may lock, which such devices need; infinite without a limit [bytes]."""
+    """Return how much memory a process may lock; infinite without a limit [bytes]. RDMA devices need locked memory."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return float("inf") if soft == resource.RLIM_INFINITY else float(soft)
 
 
 def lacks_locked_memory(sys: str = "/sys") -> str:
-    """Return what a host with such devices lacks of locked memory, and what to do; empty if nothing.
+    """Return the problem and remedy if a host with RDMA devices allows too little locked memory; empty if it does not.
 
     Args:
-        sys: where the kernel shows its devices.
+        sys: mount point of sysfs, where the kernel lists devices.
     """
     devices, most = rdma_devices(sys), locked_memory()
     if not devices or most >= _LEAST_LOCKED:
@@ -49,10 +49,10 @@ def lacks_locked_memory(sys: str = "/sys") -> str:
 
 
 def lacks_shared_memory(path: str = "/dev/shm") -> str:
-    """Return what NCCL lacks of shared memory, and what to do; empty if nothing.
+    """Return the problem and remedy if less shared memory is free than NCCL needs; empty if it is enough.
 
     Args:
-        path: the memory file system.
+        path: mount point of the memory file system.
     """
     if not os.path.isdir(path):
         return ""
@@ -64,12 +64,15 @@ def lacks_shared_memory(path: str = "/dev/shm") -> str:
     )
 
 
-# The free memory of this machine or container.
+# Free memory of this machine or container.
 
 
 def free_bytes(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> int:
-    """Return the memory that programs on this node can still allocate: what the kernel reports as available, but at most what
-    is left to this process's container (cgroup v2). Without Linux's /proc, sys.maxsize [bytes]."""
+    """Return the memory that programs on this node can still allocate [bytes].
+
+    This is the memory that the kernel reports as available, but at most the rest of the container's limit (cgroup v2). Without
+    Linux's /proc, sys.maxsize.
+    """
     if not Path(proc, "meminfo").exists():
         return sys.maxsize
     with open(f"{proc}/meminfo") as file:
@@ -78,5 +81,5 @@ def free_bytes(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> int:
     with contextlib.suppress(OSError, ValueError):  # not a container, or one without a limit ("max")
         limit, used = (int(Path(cgroup, f"memory.{name}").read_text()) for name in ("max", "current"))
         stat = dict(line.split() for line in Path(cgroup, "memory.stat").read_text().splitlines())
-        free = min(free, limit - used + int(stat["inactive_file"]))  # the kernel reclaims that on demand
+        free = min(free, limit - used + int(stat["inactive_file"]))  # the kernel reclaims inactive file cache on demand
     return max(0, free)

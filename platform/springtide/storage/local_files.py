@@ -1,4 +1,4 @@
-"""Calls of the operating system on files of a local disk."""
+"""Operations on files of a local disk, with checks of links, pipes and devices."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ import time
 from springtide.errors import ConfigError, explain
 
 _ONE_READ_BYTES = 2**30
-"""Most bytes that one call surely reads: Linux ends a read at 2 GiB less a page."""
+"""Bytes that one call can surely read: Linux limits a read to 2 GiB less a page."""
 
 
 _SNAPSHOTS, _BLOBS = "snapshots", "blobs"
-"""Folders of a repository in the hub's cache: ``snapshots/REVISION/NAME`` is a link to ``blobs/DIGEST``."""
+"""Folders of a repository in the cache of the Hugging Face Hub: ``snapshots/REVISION/NAME`` is a link to ``blobs/DIGEST``."""
 
 
 def regular_file(path: str) -> str:
-    """Return ``path``. FileNotFoundError if there is no file, or something else than a regular file: a pipe would wait for its
-    writer, and a device, or a link to one, never ends."""
+    """Return ``path`` if it is a regular file. Otherwise raises FileNotFoundError, or IsADirectoryError for a folder.
+
+    Pipes and devices are refused, because a read of a pipe waits for its writer, and a read of a device may never end.
+    """
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
-        # a link to itself is not a file; a folder above it that cannot be reached says nothing about the file
+        # a link to itself is not a file; any other error, such as an unreadable parent folder, does not mean that it is missing
         if error.errno != errno.ENOTDIR and not (error.errno == errno.ELOOP and os.path.islink(path)):
             raise
         raise FileNotFoundError(errno.ENOENT, error.strerror, path) from None
@@ -36,11 +38,13 @@ def regular_file(path: str) -> str:
 
 
 def stays_inside(path: str, folder: str) -> bool:
-    """Return whether ``path`` lies in ``folder`` when all links are followed, or in the blobs beside it if ``folder`` is a
-    snapshot in the cache of the Hugging Face Hub."""
+    """Return True if ``path``, with all links followed, lies in ``folder``.
+
+    If ``folder`` is a snapshot in the cache of the Hugging Face Hub, ``path`` may also lie in that repository's ``blobs``.
+    """
     root, real = os.path.realpath(folder), os.path.realpath(path)
     roots, above = [root], os.path.dirname(root)
-    if os.path.basename(above) == _SNAPSHOTS:  # not resolved: blobs that are a link themselves may lead anywhere
+    if os.path.basename(above) == _SNAPSHOTS:  # do not resolve the path of blobs: a link may lead anywhere
         roots.append(os.path.join(os.path.dirname(above), _BLOBS))
     return any(os.path.commonpath([one, real]) == one for one in roots)
 
@@ -58,7 +62,7 @@ def check_confined(path: str, folder: str) -> None:
 
 
 def read_range(file: int, begin: int, end: int) -> bytes | memoryview:
-    """Return bytes [begin, end) of an open file; fewer if it has become shorter."""
+    """Return bytes [begin, end) of the open file with descriptor ``file``; fewer if the file is shorter."""
     if end - begin <= _ONE_READ_BYTES and len(data := os.pread(file, end - begin, begin)) == end - begin:
         return data
     buffer = memoryview(bytearray(end - begin))
@@ -75,12 +79,12 @@ def unlink(path: str) -> None:
 
 
 def remove_old(folder: str, prefix: str, unchanged_s: float) -> None:
-    """Remove the files directly in ``folder`` whose names begin with ``prefix``, and to which nobody has written for
+    """Remove the files directly in ``folder`` whose names begin with ``prefix``, if they have not been written to for
     ``unchanged_s`` seconds."""
     before_s = time.time() - unchanged_s
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(prefix):
-                with contextlib.suppress(FileNotFoundError):  # its writer has renamed it
+                with contextlib.suppress(FileNotFoundError):  # its writer has just renamed it
                     if entry.stat(follow_symlinks=False).st_mtime <= before_s:
                         os.unlink(entry.path)

@@ -1,5 +1,7 @@
-"""JSON that every reader takes: RFC 8259 has no NaN and no infinity, and browsers, jq and databases refuse them. And the
-number of values in JSON text that nobody has checked, before it is parsed."""
+"""Write JSON without NaN and infinity, and count the values in untrusted JSON text before it is parsed.
+
+RFC 8259 has no NaN and no infinity; browsers, jq and databases refuse them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ _PART_BYTES = 2**16
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """Return ``value`` as JSON, with null for numbers that are not finite. ``options`` as for ``json.dumps``.
+    """Return ``value`` as JSON, with null in place of numbers that are not finite. ``options``: passed to ``json.dumps``.
 
     >>> to_json({"loss": float("nan"), "steps": [1, 2.5]})
     '{"loss": null, "steps": [1, 2.5]}'
@@ -24,15 +26,15 @@ def to_json(value: Any, **options: Any) -> str:
 
 
 def most_values(text: bytes) -> int:
-    """Return the number of values in JSON text, or a few more: opening brackets and commas outside of strings, and one.
+    """Return an upper bound of the number of values in JSON text: opening brackets and commas outside of strings, plus one.
 
-    Three bytes of ``{},`` become 70 bytes of memory, so a hostile file of a moderate size may not fit once it is parsed. This
-    takes about as much memory as the text.
+    The three bytes ``{},`` take about 70 bytes of memory once parsed, so a hostile file of moderate size may exhaust memory.
+    This count takes about as much memory as the text.
 
     >>> most_values(b'{"a,b": [1, "\\\\", "\\"[,{"]}')
     5
     """
-    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # then each quote begins or ends a string
+    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")  # without escapes, each quote begins or ends a string
     found, in_string = 1, False
     for begin in range(0, len(plain), _PART_BYTES):
         pieces = plain[begin : begin + _PART_BYTES].split(b'"')

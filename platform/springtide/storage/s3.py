@@ -1,10 +1,9 @@
 """Read and write S3 through obstore, with the endpoint and credentials of s3fs.
 
-obstore is a second S3 client beside s3fs because a save is 1.2 times as fast with it on two cores: 98 to 106 MiB/s against 82
-(docs/explanation/measured.md, checkpoint). Loads and streams are equally fast. Its requests, retries and parts
-in flight run in its own threads, without the GIL. It retries after throttling (503 SlowDown), a 5xx or a dropped
-connection, with exponential backoff and jitter. S3 limits requests per prefix (3,500 writes/s): parts of 8 MiB stay far
-below that.
+obstore is used in addition to s3fs because a save is 1.2 times as fast with it on two cores: 98 to 106 MiB/s against 82
+(docs/explanation/measured.md, checkpoint). Loads and streams are equally fast. obstore's requests, retries and parts in flight
+run in its own threads, without the GIL. It retries after throttling (503 SlowDown), a 5xx or a dropped connection, with
+exponential backoff and jitter. S3 limits writes per prefix to 3,500/s; with parts of 8 MiB a save stays far below that.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from obstore.exceptions import (
 from obstore.store import S3Store
 
 _CREDENTIALS_LAST = datetime.timedelta(minutes=5)
-"""obstore asks for credentials again after this time; s3fs's session renews them."""
+"""obstore requests credentials from the s3fs session again after this time. The session renews them."""
 _STREAM_BYTES = 256 * 2**10
 _READ_BYTES = 2**20
 _PART_BYTES = 8 * 2**20
@@ -43,16 +42,17 @@ _RETRIES = 12
 _CREATE_TRIES = 8
 _RETRY_FOR = datetime.timedelta(minutes=2)
 _REQUEST_TIMEOUT = datetime.timedelta(minutes=2)
-"""Limit for a part of 8 MiB: long enough for a slow store, and a dead connection does not block forever."""
+"""Longest time of one request, such as a part of 8 MiB: enough for a slow store, but a dead connection does not block
+forever."""
 _MOST_PARTS = 10_000
 """S3's limit of parts per object."""
 
 _UNASKED = re.compile(r"(^|/)\.{0,2}(/|$)|[\0-\x1f\x7f]")
-"""What the client has in no path: an empty part, ``.`` or ``..``, and control characters. S3 has it in keys."""
+"""Matches paths that obstore does not accept although S3 allows such keys: empty parts, ``.``, ``..``, control characters."""
 
 
 def can_ask_for(path: str) -> bool:
-    """Return whether the client can ask for ``bucket/key``.
+    """Return True if obstore can request ``bucket/key``.
 
     Examples:
         >>> can_ask_for("bucket/texts/a.txt"), can_ask_for("bucket/texts//a.txt")
@@ -62,8 +62,8 @@ def can_ask_for(path: str) -> bool:
 
 
 def read(fs: Any, path: str, most_bytes: int) -> bytes | None:
-    """Return all bytes of ``bucket/key``, None if there are more than ``most_bytes``. OSError after its retries,
-    FileNotFoundError if it does not exist."""
+    """Return all bytes of ``bucket/key``; None if there are more than ``most_bytes``. Raises FileNotFoundError if the object
+    does not exist, OSError if all retries fail."""
     bucket, key = path.split("/", 1)
     with _as_os_errors(path):
         found = obstore.get(_bucket(fs, bucket), key)
@@ -71,17 +71,17 @@ def read(fs: Any, path: str, most_bytes: int) -> bytes | None:
 
 
 def read_range(fs: Any, path: str, begin: int, end: int) -> memoryview:
-    """Return bytes [begin, end) of ``bucket/key``. OSError after its retries, FileNotFoundError if it does not exist."""
+    """Return bytes [begin, end) of ``bucket/key``. Raises as ``read`` does."""
     if begin >= end:
-        return memoryview(b"")  # obstore refuses it
+        return memoryview(b"")  # obstore refuses an empty range
     bucket, key = path.split("/", 1)
     with _as_os_errors(path):
         return memoryview(obstore.get_range(_bucket(fs, bucket), key, start=begin, end=end))
 
 
 def stream(fs: Any, path: str, begin: int, end: int) -> Iterator[memoryview]:
-    """Yield bytes [begin, end) of ``bucket/key`` as they arrive, about 256 KiB at a time. Raises as ``read_range`` does; after
-    a dropped connection it resumes where the connection broke off."""
+    """Yield bytes [begin, end) of ``bucket/key`` as they arrive, about 256 KiB at a time. After a dropped connection the stream
+    resumes at the first missing byte. Raises as ``read`` does."""
     bucket, key = path.split("/", 1)
     with _as_os_errors(path):
         found = obstore.get(_bucket(fs, bucket), key, options={"range": (begin, end)})
@@ -89,12 +89,13 @@ def stream(fs: Any, path: str, begin: int, end: int) -> Iterator[memoryview]:
 
 
 def open_file(fs: Any, path: str) -> IO[bytes]:
-    """Open ``bucket/key`` for reading, 1 MiB at a time where less is asked for. Raises as ``read`` does."""
+    """Open ``bucket/key`` for reading with seeks. Smaller reads are served from a buffer of 1 MiB. Raises as ``read`` does."""
     return io.BufferedReader(_File(fs, path), _READ_BYTES)
 
 
 class _File(io.RawIOBase):
-    """An object as a file: each read is one ranged request. fsspec's reads 50 MiB ahead, far more than a unit of a source."""
+    """An S3 object as a raw file: each read is one ranged request. fsspec's file would read 50 MiB ahead, far more than one
+    unit of a corpus."""
 
     def __init__(self, fs: Any, path: str) -> None:
         self._fs, self._path, self._place = fs, path, 0
@@ -113,7 +114,7 @@ class _File(io.RawIOBase):
         return self._place
 
     def readinto(self, buffer: Any) -> int:
-        """Read into ``buffer`` and return the number of bytes, 0 at the end."""
+        """Read into ``buffer`` and return the number of bytes read, 0 at the end of the object."""
         end = min(self._place + len(buffer), self._size)
         if self._place >= end:
             return 0
@@ -124,7 +125,7 @@ class _File(io.RawIOBase):
 
 
 def files(fs: Any, path: str) -> list[str]:
-    """Return the names of all objects below ``bucket/prefix/``, relative to it, in any order."""
+    """Return the names of all objects below ``bucket/prefix/``, relative to that prefix, unsorted."""
     bucket, _, prefix = path.partition("/")
     prefix += "/" if prefix else ""
     with _as_os_errors(path):
@@ -133,8 +134,8 @@ def files(fs: Any, path: str) -> list[str]:
 
 
 def remove(fs: Any, paths: Sequence[str]) -> None:
-    """Remove objects ``bucket/key``, a thousand in one request where the store can (DeleteObjects); one that does not exist is
-    removed. OSError after its retries."""
+    """Remove the objects ``paths`` (``bucket/key``), a thousand per request if the store supports that (DeleteObjects). Objects
+    that do not exist are ignored. Raises OSError if all retries fail."""
     by_bucket: dict[str, list[str]] = {}
     for path in paths:
         bucket, key = path.split("/", 1)
@@ -144,15 +145,15 @@ def remove(fs: Any, paths: Sequence[str]) -> None:
         with _as_os_errors(f"{bucket}/{keys[0]}"):
             try:
                 obstore.delete(store, keys)
-            except (NotSupportedError, GenericError):  # not every store that speaks S3 has this request
+            except (NotSupportedError, GenericError):  # not every S3-compatible store supports DeleteObjects
                 for key in keys:
                     with contextlib.suppress(NotFoundError):
                         obstore.delete(store, key)
 
 
 def put(fs: Any, path: str, parts: Iterable[memoryview], size: int) -> None:
-    """Write ``parts``, ``size`` bytes in total, as ``bucket/key``, all or nothing; in several parallel requests if they are
-    large. OSError after its retries."""
+    """Write ``parts``, ``size`` bytes in total, as ``bucket/key``, atomically. Uses several parallel requests if they are
+    large. Raises OSError if all retries fail."""
     bucket, key = path.split("/", 1)
     part = max(_PART_BYTES, -(-size // _MOST_PARTS))
     with _as_os_errors(path):
@@ -163,10 +164,10 @@ def put(fs: Any, path: str, parts: Iterable[memoryview], size: int) -> None:
 
 
 def create(fs: Any, path: str, data: bytes, before_retry: Callable[[], None] = lambda: None) -> None:
-    """Write ``bucket/key`` if it does not exist (If-None-Match); otherwise FileExistsError. OSError after its retries.
+    """Write ``bucket/key`` if it does not exist (If-None-Match); else raise FileExistsError. OSError if all retries fail.
 
-    If the response to a put was lost, its retry finds the object that the first try wrote: the caller must compare.
-    ``before_retry``: as in ``Folder.create``.
+    If the response to a put was lost, a retry finds the object that the first try wrote and raises FileExistsError. So the
+    caller must compare the object's bytes with ``data``. ``before_retry``: as in ``Folder.create``.
     """
     bucket, key = path.split("/", 1)
     for left in reversed(range(_CREATE_TRIES)):
@@ -176,7 +177,7 @@ def create(fs: Any, path: str, data: bytes, before_retry: Callable[[], None] = l
             return
         except (FileExistsError, PermissionError):
             raise
-        except OSError:  # the client does not retry this kind of put when the connection drops
+        except OSError:  # obstore does not retry a conditional put when the connection drops
             if not left:
                 raise
             time.sleep(random.uniform(0.5, 1.0) * min(5.0, 0.1 * 2.0 ** (_CREATE_TRIES - left)))
@@ -198,7 +199,7 @@ def _as_os_errors(path: str) -> Iterator[None]:
 
 
 def _short(error: BaseError) -> str:
-    """Return the first line of the error; the client's debug output follows it."""
+    """Return the first line of the error. The lines after it are obstore's debug output."""
     return str(error).strip().split("\n", 1)[0][:500]
 
 
