@@ -18,6 +18,6 @@ if importlib.util.find_spec("ray") is None:
     )
 
 with contextlib.suppress(ImportError), warnings.catch_warnings():
-    # Ray imports it, and in a notebook without ipywidgets it warns of progress bars, of which none is drawn here
+    # Ray imports tqdm. In a notebook without ipywidgets, its first import warns about progress bars, and none is drawn here
     warnings.filterwarnings("ignore", message="IProgress not found")
     importlib.import_module("tqdm.auto")

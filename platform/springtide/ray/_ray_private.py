@@ -1,6 +1,6 @@
-"""Everything that this package uses of Ray beside its public API.
+"""All private parts of Ray that this package uses.
 
-The other files import it from here. ``tests/unit/ray/test_ray_contract.py`` compares what they rely on (names, signatures,
+The other files import them from here. ``tests/unit/ray/test_ray_contract.py`` compares what they rely on (names, signatures,
 fields) with the installed Ray, and ``docs/how-to/upgrade-ray.md`` is the recipe for a new version. Names load when they are
 used, because some processes need little of Ray and start in a fraction of a second.
 """
@@ -31,7 +31,7 @@ MARKET_LABEL = "ray.io/market-type"
 HEAD = "node:__internal_head__"
 """A resource that the head node has, and no other."""
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-"""With it Ray's processes listen on the loopback address, on Linux, too."""
+"""Environment with which Ray's processes listen on the loopback address, also on Linux."""
 OWN_ACTORS = {
     "TrainStateActor",
     "_StatsActor",
@@ -79,7 +79,7 @@ _DEFINED_IN = {
 }
 
 _ON_OWN_LIMITS = "springtide.on_own_limits"
-"""Key of a ``DataContext`` whose pipelines have nothing to do with Ray Data's coordinator."""
+"""Key that is set in a ``DataContext`` whose pipelines bypass Ray Data's coordinator."""
 _ENOUGH = 2.0**50
 """More of each resource than a pipeline can use; Ray Data subtracts limits from each other, so that it must be finite."""
 
@@ -91,7 +91,7 @@ def __getattr__(name: str) -> Any:
 
 
 def is_supported(version: str) -> bool:
-    """Return whether this package knows the private parts of that version of Ray.
+    """Return True if this package supports ``version`` of Ray, whose private parts it uses.
 
     >>> is_supported("2.60.3"), is_supported("2.61.0"), is_supported("3.0.0.dev0")
     (True, False, False)
@@ -109,14 +109,14 @@ def replace_synchronization_actor(stand_in: object) -> None:
 
 
 class OwnLimits:
-    """In place of Ray Data's cluster autoscaler for one pipeline: the limits of its ``execution_options`` alone apply.
+    """Replaces Ray Data's cluster autoscaler for one pipeline, so that only the limits of its ``execution_options`` apply.
 
-    Ray Data's own registers each pipeline with one actor, ``AutoscalingCoordinator``, which then computes the share of each
-    pipeline of each node anew: W pipelines that start cost it W x W x N.
+    Ray Data's autoscaler registers each pipeline with one actor, ``AutoscalingCoordinator``, which then recomputes the share of
+    every pipeline in every node: the start of W pipelines on N nodes costs the actor W x W x N.
     """
 
     def try_trigger_scaling(self) -> None:
-        """Ask for no nodes."""
+        """Request no nodes."""
 
     def on_executor_shutdown(self) -> None:
         """Give nothing back."""
@@ -194,9 +194,9 @@ def few_head_processes() -> Iterator[None]:
 
 
 class _OfAnyThread(subprocess.Popen[bytes]):
-    """A process that Ray starts, without the code that Ray runs in the child before its program. That code has the process end
-    with the thread that started it, and crashes the child if another thread imports a library at that moment. In a session
-    of its own a process gets no Ctrl-C of the terminal, either; ``reaper`` ends it with the driver."""
+    """A process of Ray that any thread may start, without the code that Ray runs in the child before its program. That code
+    makes the process end with the thread that started it, and crashes the child if another thread imports a library at that
+    moment. In its own session the process gets no Ctrl-C from the terminal either; ``reaper`` ends it with the driver."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named | {"preexec_fn": None, "start_new_session": True})
@@ -225,32 +225,32 @@ def start_dashboard() -> str:
 
 
 def read_authentication() -> None:
-    """Make Ray read its authentication mode and token from the environment again: it keeps what it has read."""
+    """Make Ray read its authentication mode and token from the environment again, because it caches them."""
     raylet: Any = importlib.import_module("ray._raylet")
     raylet.Config.initialize("")
     raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 class _WorkerPaths(list[str]):
-    """Folders that Ray puts before all others on the search path of a job's workers: without the current folder, unless this
-    process itself looks there before it looks at installed packages. Ray would add it always."""
+    """Folders that Ray puts first on the import path of a job's workers. Ray always adds the current folder. This list accepts
+    it only if this process itself searches it before the installed packages."""
 
     def extend(self, paths: Iterable[str]) -> None:
-        """Add folders, which ``ray.init`` does."""
+        """Add those of ``paths`` that this process searches first; called by ``ray.init``."""
         first = searched_first()
         super().extend(one for one in paths if one in first)
 
 
 def searched_first() -> list[str]:
-    """Return the folders in which this process looks for modules before it looks at installed ones."""
+    """Return the folders that this process searches for modules before it searches the installed ones."""
     found = [os.path.abspath(one) for one in sys.path]  # an empty entry is the current folder
     installed = os.path.abspath(sysconfig.get_path("stdlib"))
     return found[: found.index(installed)] if installed in found else found
 
 
 def keep_current_folder_out(job: Any) -> None:
-    """Have workers of a job import nothing from the current folder that the driver would not import from there: it may hold
-    files of a stranger.
+    """Keep the workers of a job from importing modules from the current folder, unless the driver itself imports from there:
+    the folder may hold a stranger's files.
 
     Args:
         job: a ``ray.job_config.JobConfig`` for ``ray.init``.
@@ -259,7 +259,7 @@ def keep_current_folder_out(job: Any) -> None:
 
 
 def read_key(key: bytes) -> bytes | None:
-    """Return what the connected cluster's control store has under ``key``; None if nothing."""
+    """Return the value that the connected cluster's control store has under ``key``; None if there is none."""
     found: bytes | None = importlib.import_module("ray.experimental.internal_kv")._internal_kv_get(key)
     return found
 
@@ -270,13 +270,14 @@ def write_key(key: bytes, value: bytes) -> None:
 
 
 def visit_upload(folder: str, visit: Callable[[Path], None]) -> int:
-    """Call ``visit`` with each file and folder that ``ray job submit --working-dir`` would take of ``folder``: without what
-    .gitignore and .rayignore of any level and Ray's own list name. Returns the size that Ray refuses [bytes]."""
+    """Call ``visit`` with each file and folder that ``ray job submit --working-dir`` would send of ``folder``. Names in
+    .gitignore and .rayignore files at any level, and in Ray's own list, are left out. Returns the size that Ray refuses
+    [bytes]."""
     packaging = importlib.import_module("ray._private.runtime_env.packaging")
     constants = importlib.import_module("ray._private.ray_constants")
     ignores = not constants.env_bool(constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE, False)
     root, silent = Path(folder).absolute(), logging.getLogger(f"{__name__}.silent")
-    silent.disabled = True  # it tells of each ignore file
+    silent.disabled = True  # it logs each ignore file
     excludes = [packaging._get_excludes(root, constants.get_runtime_env_default_excludes())]
     packaging._dir_travel(root, excludes, visit, include_gitignore=ignores, logger=silent)
     return int(packaging.GCS_STORAGE_MAX_SIZE)

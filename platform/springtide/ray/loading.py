@@ -1,4 +1,5 @@
-"""What a worker's process imports first. Light itself, so that it can switch the garbage collector off before."""
+"""The first imports of a worker's process. This module is light, so that the garbage collector is off before the large
+imports."""
 
 from __future__ import annotations
 
@@ -6,12 +7,12 @@ import gc
 import importlib
 
 _OF_WORKERS = ("ray.train.torch", "springtide.ray.train.worker")
-"""What forms a group needs the first, too: all ranks would wait for a new one."""
+"""Modules to import. Ray Train needs the first one to form a group, and all ranks would wait for a process that lacks it."""
 
 
 def load_worker() -> None:
-    """Import what a worker's process needs, without garbage collections, which would take a quarter of the time. What is loaded
-    is looked at by no later one: it would take half of a restart's time."""
+    """Import what a worker's process needs, without garbage collections, which would take a quarter of the time. The loaded
+    objects are frozen, so that later collections skip them; to scan them would take half of a restart's time."""
     gc.disable()
     for name in _OF_WORKERS:
         importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Names of a run's actors and tasks, by which Ray's dashboard and ``ray list actors`` show whose they are."""
+"""Names of a run's actors and tasks, which show their owner in Ray's dashboard and in ``ray list actors``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def name_of(owner: str, role: str) -> str:
 
     Args:
         owner: the id of the run, or the name of the sweep whose trials share the actor.
-        role: what it does.
+        role: what the actor does.
 
     Examples:
         >>> name_of("mine", "worker")  # doctest: +SKIP
@@ -24,14 +24,14 @@ def name_of(owner: str, role: str) -> str:
 
 
 def owner_of(config: Config, is_trial: bool) -> str:
-    """Return whose name the actors bear that train ``config``: the run's, or that of the sweep, whose trials train in the
-    same actors one after the other."""
+    """Return the owner in the names of the actors that train ``config``: the run's id, or for a trial the sweep's name, because
+    all its trials train in the same actors."""
     return posixpath.basename(posixpath.dirname(Folder(config.run.root).url)) if is_trial else config.run.id
 
 
 def job_metadata(config: Config) -> dict[str, str]:
-    """Return what ``ray list jobs --detail`` tells of a run: its id, its folder, its report, where it is tracked.
-    Empty for a job that trains no run."""
+    """Return a run's metadata for ``ray list jobs --detail``: its id, folder and report, and where it is tracked. Empty for a
+    job that trains no run."""
     if not config.run.id:
         return {}
     folder = Folder(config.run.root) / config.run.id

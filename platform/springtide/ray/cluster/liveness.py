@@ -1,8 +1,8 @@
 """Tell a busy process from one that is gone: stopped (SIGSTOP), or on a host that is paused or cut off.
 
-Each process of Ray is asked at the port on which it serves gRPC, whose threads answer in every phase: while it imports, joins a
-process group, restores, compiles, or is in a call that holds Python's lock. One whose actor does not run yet has no port; its
-raylet is asked.
+Each process of Ray is probed at its gRPC port, whose threads answer in every phase: while it imports, joins a process group,
+restores, compiles, or is in a call that holds Python's lock. A process whose actor does not run yet has no port; its node's
+raylet is probed instead.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from ray.exceptions import RayError
 from springtide.ray.cluster.nodes import mute, processes_of, raylets_of
 
 GONE_S = 9.0
-"""A process that has not answered for so long, at each of several looks, is gone [s]."""
+"""A process that has answered no probe for this long is gone [s]."""
 QUIET_S = 4.0
-"""What has not come for so long is a reason to ask [s]."""
+"""If an expected reply is this late, its process is probed [s]."""
 _APART_S = 3.0
-"""Time between two looks [s]."""
+"""Least time between two rounds of probes [s]."""
 _ANSWER_S = 1.0
-"""How long a process may take to answer at one look [s]."""
+"""How long a process may take to answer a probe [s]."""
 
 
 class Liveness:
-    """Asks processes that somebody waits for whether they are there, and remembers since when they say nothing."""
+    """Probes processes that are being waited for, and remembers since when each is silent."""
 
     def __init__(self) -> None:
         self._looked_s = float("-inf")
         self._mute_since_s: dict[ActorHandle, float] = {}
 
     def gone(self, waited_for: Mapping[ActorHandle, str]) -> set[ActorHandle]:
-        """Return those that are gone. Takes a second at most, and asks only if it has not just done so.
+        """Return the actors whose processes are gone. Takes a second at most, and probes only if the last round is some seconds
+        old.
 
         Args:
             waited_for: actors, each with its node.
         """
         now = time.monotonic()
         if now - self._looked_s >= _APART_S:
-            with contextlib.suppress(RayError, OSError):  # this process cannot find out: all may be there
+            with contextlib.suppress(RayError, OSError):  # if a probe is impossible, no process counts as gone
                 before, self._mute_since_s = self._mute_since_s, {}
                 self._mute_since_s = {one: before.get(one, now) for one in silent_processes(waited_for)}
             self._looked_s = time.monotonic()
@@ -51,8 +52,9 @@ class Liveness:
 
 
 def silent_processes(actors: Mapping[ActorHandle, str]) -> set[ActorHandle]:
-    """Return those of the actors, each with its node, whose process does not answer now; of one that does not run yet, whose
-    raylet does not. One that has ended answers: Ray tells that. Raises RayError or OSError if it cannot be found out."""
+    """Return the ``actors``, each given with its node, whose process does not answer now. For an actor that does not run yet,
+    the node's raylet is probed. An actor that has ended counts as answering, because Ray reports its end. Raises RayError or
+    OSError if a probe is impossible."""
     if not actors:
         return set()
     known = processes_of(actors)
@@ -63,11 +65,11 @@ def silent_processes(actors: Mapping[ActorHandle, str]) -> set[ActorHandle]:
 
 
 def answers(asked: Mapping[ObjectRef, tuple[ActorHandle, str]], timeout_s: float) -> set[ObjectRef]:
-    """Wait until all answers have come, the time is over, or each missing one is that of a process that is gone. Returns those
-    that have come.
+    """Wait until all answers have arrived, the time is over, or each missing answer belongs to a process that is gone. Returns
+    the answers that have arrived.
 
     Args:
-        asked: the answers, each with the actor that gives it and that actor's node.
+        asked: reference to each answer -> the actor that gives it, and the actor's node.
         timeout_s: how long to wait [s].
     """
     liveness, end_s = Liveness(), time.monotonic() + timeout_s

@@ -54,8 +54,8 @@ class LocalCluster:
             patience: consecutive seconds without an answer after which a node counts as dead; a busy head needs more where
                 many processes share few cores.
             dashboard: start Ray's dashboard: bare Ray Train uses its state API to find what a stopped run has left.
-            gpus: GPUs of this machine; each node has one that no other has, so no more nodes can be there at a time. 0 gives
-                the nodes none.
+            gpus: GPUs of this machine. Each node gets one for itself, so there can be at most this many nodes at a time. 0
+                gives the nodes none.
             head_cpus: CPUs of the head. With 0, workers run on the other nodes only.
         """
         self._first, self._patience, self._dashboard, self._gpus = nodes, patience, dashboard, gpus
@@ -131,7 +131,7 @@ class LocalCluster:
             self._gpu_of.pop(node, None)
 
     def _roots(self, node: str) -> list[int]:
-        """Return the pids of the processes that a node began with."""
+        """Return the pids of the processes that a node was started with."""
         return [info.process.pid for infos in self._nodes[node].all_processes.values() for info in infos]
 
     def _signal(self, node: str, number: signal.Signals) -> None:

@@ -27,9 +27,11 @@ Key = TypeVar("Key")
 _ANSWER_S = 0.5
 """How long a raylet may take to accept a connection, before it is tried once more [s]."""
 _UNDATED_S = 120.0
-"""When a node leaves whose notice has no deadline, as that of ``ray drain-node``: this long after it was seen [s]."""
+"""Assumed time until a node leaves whose notice has no deadline, counted from when the notice was seen. ``ray drain-node``
+sends such notices [s]."""
 _FEW = 16
-"""Actors of which Ray is asked one by one; for more its table of all actors is read, which on a large cluster is megabytes."""
+"""Up to this many actors are looked up one by one. For more, Ray's table of all actors is read: megabytes on a large
+cluster."""
 _ALIVE = "ALIVE"
 _PROBES = 128
 """Connections that are tried at the same time."""
@@ -39,17 +41,17 @@ DOMAIN_LABELS = (
     ("cloud.google.com/gce-topology-block", "topology.k8s.aws/network-node-layer-2"),
     ("rack", "cloud.google.com/gce-topology-subblock", "topology.k8s.aws/network-node-layer-3"),
 )
-"""Labels of a node that name what it fails together with, the widest first, and of one level the first that it has. KubeRay
-sets those of Ray; the others are set with ``ray start --labels``."""
+"""Labels that name a node's failure domain at each level, the widest level first. Within a level the first label that the node
+has counts. KubeRay sets the ``ray.io`` labels; the others are set with ``ray start --labels``."""
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""What a client of HTTP/2 says first (RFC 9113, section 3.4): a preface, and settings of which there are none. A server of gRPC
-answers with its settings; one that uses TLS ends the connection."""
+"""The first bytes of an HTTP/2 client (RFC 9113, section 3.4): a preface, and an empty SETTINGS frame. A gRPC server answers
+with its settings; with TLS it closes the connection."""
 _OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
-"""Errors of a connection that say nothing about the other side: this machine has run out of something."""
+"""Connection errors that say nothing about the other side: this machine has run out of files, memory or ports."""
 
 
 def live() -> list[dict[str, Any]]:
-    """Return Ray's table of the live nodes."""
+    """Return the entries of the live nodes in Ray's table."""
     return [node for node in ray.nodes() if node["Alive"]]
 
 
@@ -60,33 +62,38 @@ def observed(
     told: Callable[[], dict[str, TimeLeft]] = dict,
     undated: MutableMapping[str, float] | None = None,
 ) -> list[Node]:
-    """Return what is known of ``nodes``, as ``live`` returns them. Each has the number of workers of ``resources`` that fit
-    into what is ``reserved`` for this run on it, and the announced time when it leaves, in seconds of
-    ``time.monotonic``. ``told`` returns what nodes themselves say of that; it is called while one leaves. ``undated``, kept
-    from call to call: when nodes whose notice has no deadline were first seen to drain [s]."""
+    """Return the policy's view of ``nodes``: the places of this run on each, and when it leaves, of ``time.monotonic`` [s].
+
+    Args:
+        nodes: entries that ``live`` has returned.
+        reserved: node -> resources that are reserved there for this run.
+        resources: of one worker, to count the workers that fit on each node.
+        told: returns the time left that the nodes' own watchers report. Called only while a node leaves.
+        undated: node -> when its notice without a deadline was first seen [s]. Pass the same mapping to each call.
+    """
     leaving, left, found = state.get_draining_nodes(), dict[str, TimeLeft](), list[Node]()
     undated = {} if undated is None else undated
     for name in undated.keys() - {name for name, deadline_ms in leaving.items() if deadline_ms <= 0}:
         del undated[name]
     if leaving:
-        with contextlib.suppress(RayError):  # the deadline that Ray has is known all the same
+        with contextlib.suppress(RayError):  # Ray's own deadline is still known
             left = told()
     for node in nodes:
         name = node["NodeID"]
         here = reserved.get(name, {})
         places = fits(here, resources.items())
         leaves_at = _monotonic(leaving[name], left.get(name)) if name in leaving else None
-        if leaving.get(name) == 0 and name not in left:  # the same time at each look, or nobody would ever leave
+        if leaving.get(name) == 0 and name not in left:  # counted from the first sight: else the deadline would move on
             leaves_at = undated.setdefault(name, time.monotonic()) + _UNDATED_S
         found.append(Node(name, places, leaves_at))
     return found
 
 
 def unanswering(names: Collection[str], speaks: bool = False) -> set[str]:
-    """Return those of the nodes that have no raylet which accepts a connection, or, with ``speaks``, says something at once:
-    Ray itself may notice much later. A node that refuses is lost; one that is silent is tried once more, because one packet
-    may be lost. One that accepts and does not speak is stopped, or busy. Raises OSError if this process cannot open a
-    connection at all, which says nothing about the nodes."""
+    """Return the nodes of ``names`` whose raylet accepts no connection or, with ``speaks``, sends nothing at once. Ray itself
+    may notice a loss much later. A node that refuses is lost. A silent node is tried once more, because one packet may be lost.
+    A node that accepts but sends nothing is stopped, or busy. Raises OSError if this process cannot open a connection at all,
+    which says nothing about the nodes."""
     addresses, hello = raylets_of(names), _HELLO if speaks else b""
     found = _connect(addresses, _ANSWER_S, hello)
     found |= _connect(
@@ -96,7 +103,7 @@ def unanswering(names: Collection[str], speaks: bool = False) -> set[str]:
 
 
 def silent_nodes(names: Collection[str]) -> set[str]:
-    """Return those of the nodes that do not answer; none if this process cannot find out."""
+    """Return the nodes of ``names`` that do not answer (``unanswering``); an empty set if that cannot be found out."""
     with contextlib.suppress(RayError, OSError):
         return unanswering(set(names))
     return set()
@@ -120,15 +127,15 @@ def leftovers() -> dict[str, int]:
 
 
 def staying() -> list[str]:
-    """Return the live nodes that will not be taken away within ``FAR_S``. Nodes with room for workers come first: they have all
-    kinds of resources that this process's node has."""
+    """Return the live nodes that will not be taken away within ``FAR_S``. Nodes with room for workers come first: those with
+    all the kinds of resources (CPU, GPU) that this process's node has."""
     roomy, others = _staying(_soon(state.get_draining_nodes()))
     return roomy + others
 
 
 def accepting(with_room: bool = False) -> list[str]:
-    """Return the live nodes that Ray starts actors on: it starts none on a node that drains, even if that leaves in a week.
-    The order is that of ``staying``; with ``with_room`` only nodes with room for workers are returned."""
+    """Return the live nodes that Ray starts actors on. It starts none on a draining node, even if the node leaves in a week.
+    The order is as in ``staying``. ``with_room`` leaves out nodes without room for workers."""
     roomy, others = _staying(state.get_draining_nodes().keys())
     return roomy if with_room else roomy + others
 
@@ -153,7 +160,8 @@ def may_be_taken_away(node: str) -> str:
 
 
 def markets() -> dict[str, str]:
-    """Return the market label of each live node in lower case, empty if it has none; not of the head, unless it is alone."""
+    """Return the market label of each live node in lower case, empty if it has none. The head is left out unless it is the only
+    node."""
     found = {
         one["NodeID"]: (one.get("Labels", {}).get(MARKET_LABEL, "").lower(), HEAD in one["Resources"]) for one in live()
     }
@@ -182,19 +190,19 @@ def domains_of(nodes: Collection[str]) -> dict[str, Domain]:
 
 
 def standing(servers: Iterable[ActorHandle]) -> set[ActorHandle]:
-    """Return those of the actors that run on a node that accepts a connection: they are busy, or stopped, but not lost."""
+    """Return the actors of ``servers`` whose node accepts a connection: they are busy, or stopped, but not lost."""
     where = {actor: place["NodeID"] for actor, place in _places_of(servers).items()}
     silent = unanswering(set(where.values()))
     return {actor for actor, node in where.items() if node not in silent}
 
 
 def processes_of(actors: Iterable[ActorHandle]) -> dict[ActorHandle, tuple[str, int]]:
-    """Return where the processes of those of the actors listen that Ray takes for alive."""
+    """Return actor -> address and port of its process, for the ``actors`` that Ray lists as alive."""
     return {actor: (entry["IPAddress"], entry["Port"]) for actor, entry in _places_of(actors).items()}
 
 
 def raylets_of(names: Collection[str]) -> dict[str, tuple[str, int]]:
-    """Return where the raylets of those of the nodes listen that Ray takes for alive."""
+    """Return node -> address and port of its raylet, for the nodes of ``names`` that Ray lists as alive."""
     return {
         node["NodeID"]: (node["NodeManagerAddress"], node["NodeManagerPort"])
         for node in (live() if names else ())
@@ -203,16 +211,16 @@ def raylets_of(names: Collection[str]) -> dict[str, tuple[str, int]]:
 
 
 def mute(addresses: Mapping[Key, tuple[str, int]], timeout_s: float) -> set[Key]:
-    """Return those of the processes of Ray that say nothing within ``timeout_s`` [s] of a connection, and do not refuse it:
-    they are stopped, or their host is. gRPC's own threads answer, whatever Python does: one that computes, waits or holds
-    Python's lock is not among them. Raises OSError if this process cannot open a connection at all."""
+    """Return the keys of the Ray processes that do not refuse a connection, but send nothing within ``timeout_s`` [s]: they are
+    stopped, or their host is. gRPC's own threads answer whatever Python does, so a process that computes, waits or holds
+    Python's lock is not returned. Raises OSError if this process cannot open a connection at all."""
     found = _connect(addresses, timeout_s, _HELLO)
     return {key for key, error in found.items() if error == errno.ETIMEDOUT}
 
 
 def refusing(servers: Iterable[ActorHandle], timeout_s: float) -> set[ActorHandle]:
-    """Return those of the actors whose node refuses a connection, or is not there: it is lost. One that is silent for
-    ``timeout_s`` may be up."""
+    """Return the actors of ``servers`` whose node is lost: it refuses a connection, or Ray does not list it as alive. A node
+    that is silent for ``timeout_s`` may be up."""
     where = {actor: place["NodeID"] for actor, place in _places_of(servers).items()}
     addresses = raylets_of(set(where.values()))
     errors = _connect(addresses, timeout_s)
@@ -220,7 +228,8 @@ def refusing(servers: Iterable[ActorHandle], timeout_s: float) -> set[ActorHandl
 
 
 def _places_of(actors: Iterable[ActorHandle]) -> dict[ActorHandle, dict[str, Any]]:
-    """Return address, port and node of each of the actors that Ray takes for alive; one request if they are many."""
+    """Return actor -> address, port and node, for the ``actors`` that Ray lists as alive. Many actors are looked up in one
+    request."""
     names = {actor: actor._actor_id.hex() for actor in actors}
     if len(names) > _FEW:
         table = state.actor_table(None, None, _ALIVE)
@@ -231,24 +240,24 @@ def _places_of(actors: Iterable[ActorHandle]) -> dict[ActorHandle, dict[str, Any
 
 
 def lost(before: Iterable[str]) -> set[str]:
-    """Return those of the nodes that are dead."""
+    """Return the nodes of ``before`` that are dead."""
     return set(before) - {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
 def leaving(before: Iterable[str]) -> set[str]:
-    """Return those of the nodes that are draining and used no more: not where they leave in hours."""
+    """Return the nodes of ``before`` that drain and leave within ``FAR_S``. A node that leaves later is still used."""
     return set(before) & _soon(state.get_draining_nodes())
 
 
 def _soon(draining: Mapping[str, int]) -> set[str]:
-    """Return those of the ``draining`` nodes that leave within ``FAR_S``, or nobody knows when."""
+    """Return the ``draining`` nodes that leave within ``FAR_S``, or at an unknown time."""
     far_ms = (time.time() + FAR_S) * 1000
     return {node for node, deadline_ms in draining.items() if deadline_ms < far_ms}
 
 
 def _connect(addresses: Mapping[Key, tuple[str, int]], timeout_s: float, hello: bytes = b"") -> dict[Key, int]:
-    """Try to connect to each address, ``_PROBES`` at a time. Returns the error number for each: 0 if it accepts, and has said
-    anything to ``hello``; ETIMEDOUT if it is silent for ``timeout_s``."""
+    """Try to connect to each address, ``_PROBES`` at a time. Returns the error number for each: 0 if it accepts and, with
+    ``hello``, has sent anything in reply; ETIMEDOUT if it is silent for ``timeout_s``."""
     waiting, found = list(addresses), dict[Key, int]()
     with selectors.DefaultSelector() as under_way:
         try:
@@ -257,12 +266,12 @@ def _connect(addresses: Mapping[Key, tuple[str, int]], timeout_s: float, hello: 
                     try:
                         connection = _begin(addresses[waiting[-1]])
                     except OSError as error:
-                        if error.errno not in _OWN_LIMITS:  # as where no route leads
+                        if error.errno not in _OWN_LIMITS:  # such as no route to the host
                             found[waiting.pop()] = error.errno or errno.EHOSTUNREACH
                             continue
                         if not under_way.get_map():
                             raise
-                        break  # until one of them is closed
+                        break  # try again when another connection is closed
                     until_s = time.monotonic() + timeout_s
                     under_way.register(connection, selectors.EVENT_WRITE, (waiting.pop(), until_s))
                 found |= _settled(under_way, hello)
@@ -284,21 +293,21 @@ def _begin(address: tuple[str, int]) -> socket.socket:
 
 
 def _settled(under_way: selectors.BaseSelector, hello: bytes) -> dict[Any, int]:
-    """Wait for one of the connections; greet those that are accepted, close those that are settled or late. Returns the error
-    number for each of these."""
+    """Wait for events on the connections. Send ``hello`` on those that are accepted; close those that are decided or late, and
+    return their error numbers."""
     first_s = min((key.data[1] for key in under_way.get_map().values()), default=0.0)
     done = {key.fd: events for key, events in under_way.select(max(0.0, first_s - time.monotonic()))}
     found, now = {}, time.monotonic()
     for key in list(under_way.get_map().values()):
         name, until_s = key.data
         connection: socket.socket = key.fileobj  # type: ignore[assignment]  # as registered
-        if done.get(key.fd) == selectors.EVENT_READ:  # an answer, or the end of the connection, which is one, too
+        if done.get(key.fd) == selectors.EVENT_READ:  # an answer; a closed connection counts as one
             found[name] = 0
         elif key.fd in done:
             found[name] = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if hello and not found[name]:
                 del found[name]
-                with contextlib.suppress(OSError):  # it is closed already: that is read next
+                with contextlib.suppress(OSError):  # closed already: the next read event shows that
                     connection.send(hello)
                 under_way.modify(connection, selectors.EVENT_READ, key.data)
         if name not in found and now >= until_s:
@@ -310,9 +319,10 @@ def _settled(under_way: selectors.BaseSelector, hello: bytes) -> dict[Any, int]:
 
 
 def _monotonic(deadline_ms: int, told: TimeLeft | None) -> float:
-    """Convert a deadline since 1970 [ms] to ``time.monotonic`` [s]. The one that the node's watcher has ``told`` is as far away
-    as that says. Another one is by a clock that is not known: this machine's is assumed, and the earlier of both counts.
-    An unknown one (0) counts as ``_UNDATED_S`` from now."""
+    """Convert a node's deadline since 1970 [ms] to ``time.monotonic`` [s]. If the node's watcher has announced this deadline,
+    the time left that the watcher has ``told`` counts, because clocks differ. Another deadline is by an unknown clock: this
+    machine's is assumed, and the earlier of both deadlines counts. An unknown deadline (0) counts as ``_UNDATED_S`` from
+    now."""
     left_s = deadline_ms / 1000 - time.time() if deadline_ms > 0 else _UNDATED_S
     if told is not None:
         left_s = told.left_s if told.deadline_ms == deadline_ms else min(told.left_s, left_s)

@@ -1,10 +1,10 @@
-"""One small actor per node that polls for the node's preemption notice and announces it to Ray: a drain with the deadline.
+"""One small actor per node that polls for the node's preemption notice and announces it to Ray as a drain with its deadline.
 
     metadata service or file --every 0.5 s--> PreemptionWatcher --drain_node(deadline)--> Ray --> the policies of every run
                                                      +--time left--> its run's mailbox: the clocks of nodes and driver differ
 
-A service that is slow, gone or sends nonsense is polled again; its last notice stands until it sends another. A notice that
-Ray did not accept, because its control store is away, is announced again at the next poll. Only its run ends a watcher.
+A service that is slow, gone or sends nonsense is polled again; its last notice stands until it sends a new one. A notice that
+Ray did not accept, because its control store is down, is announced again at the next poll. Only its run ends a watcher.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from springtide.ray.names import name_of
 _log = logging.getLogger(__name__)
 
 Tell = Callable[[str, TimeLeft], None]
-"""Called with a node and what is left to it; does not raise."""
+"""Function that reports a node and the time left to it; it does not raise."""
 _ASK_WATCHES_S = 10.0
-"""Interval of the checks whether the watchers' sources answer [s]."""
+"""Time between two checks whether the watchers' sources answer [s]."""
 
 
 class Relay:
-    """A relay of the node's end to Ray: announces the first notice, and again an earlier one. Thread-safe."""
+    """Announces the node's end to Ray: the first notice, and later ones only if they are of an earlier end. Thread-safe."""
 
     def __init__(self, drain: Callable[[float, str], None]) -> None:
-        """``drain(at_s, why)`` announces the end to Ray, ``at_s`` in seconds since 1970; if it raises, Ray does not know."""
+        """``drain(at_s, why)`` announces the end to Ray, ``at_s`` in seconds since 1970. If it raises, Ray was not informed."""
         self._drain = drain
         self._announced: Notice | None = None
         self._lock = threading.Lock()
 
     def __call__(self, notice: Notice) -> None:
-        """Announce ``notice``, unless Ray knows that time or an earlier one."""
+        """Announce ``notice``, unless the same time or an earlier one was announced."""
         with self._lock:
             # a service without a deadline returns a later time at each poll: the first counts
             if self._announced is not None and notice.at_s >= self._announced.at_s:
@@ -54,17 +54,17 @@ class Relay:
 
 
 class PreemptionWatcher:
-    """A poller of one node's sources; one per node and run. Ends with the run's controller."""
+    """Polls one node's sources of notices; one actor per node and run. Ends with the run's controller."""
 
     def __init__(self, cloud: str, metadata_url: str, file: str, rebalance: bool, tell: Tell) -> None:
-        """``cloud``: ``auto`` detects it. ``file``: a path; as ``elastic.notice_file``. ``tell`` reports the node's end to the
-        run's driver."""
+        """``cloud``: name of the cloud; ``auto`` detects it. ``file``: a path, as ``elastic.notice_file``. ``tell`` reports the
+        node's end to the run's driver."""
         context = ray.get_runtime_context()
         node, gcs = context.get_node_id(), context.gcs_address
 
         def announce(at_s: float, why: str) -> None:
             deadline_ms = int(at_s * 1000)
-            tell(node, TimeLeft(deadline_ms, at_s - time.time()))  # first: who sees the drain also knows what is left
+            tell(node, TimeLeft(deadline_ms, at_s - time.time()))  # first, because the driver reads it at the drain
             drain(gcs, node, deadline_ms, why)
 
         relay = Relay(announce)
@@ -111,7 +111,8 @@ class PreemptionWatchers:
         self._check_sources(nodes)
 
     def end(self) -> None:
-        """End all watchers. A driver that goes on would keep them until its collector finds the run's objects."""
+        """End all watchers. Otherwise a driver that continues would keep them until Python's garbage collector finds the run's
+        objects."""
         for actor in self._actors.values():
             with contextlib.suppress(RayError):
                 ray.kill(actor)
@@ -128,7 +129,7 @@ class PreemptionWatchers:
         done, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
         for node, answer in [one for one in self._asked.items() if one[1] in done]:
             del self._asked[node]
-            with contextlib.suppress(RayError):  # the watcher is lost or restarts: asked later
+            with contextlib.suppress(RayError):  # the watcher is lost or restarts: ask it later
                 self._report(node, ray.get(answer))
 
     def _report(self, node: str, problem: str) -> None:

@@ -2,8 +2,8 @@
 that the driver holds open.
 
 Ray's daemons notice a killed driver, but two of its agents linger for minutes, and nothing removes the folder. This process
-waits for the pipe to close, ends what still uses the folder, and removes it. It imports only the standard library, so that
-it costs a few megabytes.
+waits for the pipe to close, ends the processes that still use the folder, and removes the folder. It imports only the standard
+library, so that it costs a few megabytes.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def wait_and_reap(folder: str) -> None:
 
 
 def processes_of(folder: str) -> set[int]:
-    """Return the ids of the cluster's processes with ``folder`` on their command line or a file in it open; Ray's agents
-    rewrite their command line, but write their logs there. A user's own process that reads a log is none of them."""
+    """Return the ids of the cluster's processes that have ``folder`` on their command line, or a file in it open. Ray's agents
+    rewrite their command line, but write their logs there. A user's own process that reads a log does not count."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -51,8 +51,8 @@ def processes_of(folder: str) -> set[int]:
 
 
 def _is_of_cluster(entry: Path, folder: str) -> bool:
-    """Return whether a process has the variable that all processes below the driver inherit, or a title of Ray's, which
-    overwrites where the variables were."""
+    """Return True if a process belongs to the cluster: it has inherited the variable ``MARK`` from the driver, or has a title
+    set by Ray, which overwrites the variables in memory."""
     title = (entry / "cmdline").read_bytes()
     return title.startswith((b"ray::", b"ray-")) or f"{MARK}={folder}".encode() in (
         entry / "environ"

@@ -51,16 +51,16 @@ _DEVICE_GB = {"V100": 32, "T4": 16, "L4": 24, "A10G": 24, "L40S": 48, "A100": 80
 _WITHOUT_BF16 = ("K80", "P100", "P4", "V100", "T4")
 """Devices older than Ampere: they emulate bf16, slower than fp32."""
 _WITHOUT_FP8 = (*_WITHOUT_BF16, "A100", "A100-40G", "A100-80G", "A10G", "A10", "A6000")
-"""Those and Ampere: they have no products of 8 bits."""
+"""Devices up to Ampere: they have no 8-bit matrix multiplication."""
 _SAFE_PATH = "PYTHONSAFEPATH"
 _RAY_FOLDER = "RAY_TMPDIR"
 _PREFIX = "springtide-ray-"
 _STORE_BYTES = 512 * 2**20
 NAMESPACE = "springtide"
 _SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-"""What Ray sets for a driver that `ray job submit` starts."""
+"""Environment variable that Ray sets for a driver started by `ray job submit`."""
 
-# Ray Train reads the first one in the driver: without it the dashboard's Train page is empty
+# Ray Train reads RAY_TRAIN_ENABLE_STATE_TRACKING in the driver: without it the dashboard's Train page is empty
 _ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -80,24 +80,25 @@ _ENVIRONMENT = {
 }
 
 _PRIVATE_ENVIRONMENT = {
-    # Ray Train's record of runs is an actor that takes core-seconds to start, for a page of the dashboard that is empty in Ray
-    # 2.60. And it looks for the driver in the cluster that /tmp/ray/ray_current_cluster names: in another one, or in a dead
-    # one, for which the run's last report would wait 30 to 40 s
+    # Ray Train's record of runs is an actor that takes core-seconds to start, for a dashboard page that is empty in Ray 2.60.
+    # It also looks for the driver in the cluster that /tmp/ray/ray_current_cluster names. If that is another cluster or a dead
+    # one, the run's last report waits 30 to 40 s
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
 }
 
 
 def set_environment(**more: str) -> None:
-    """Set the variables that Ray reads in this process and those it starts; variables that are set already stay."""
+    """Set Ray's environment variables for this process and those it starts. Variables that are set already keep their
+    values."""
     for name, value in {**_ENVIRONMENT, **more}.items():
         os.environ.setdefault(name, value)
-    # Ray warns of its own use of it
+    # Ray's own code causes this warning
     warnings.filterwarnings("ignore", message="`ExecutionOptions.exclude_resources`")
 
 
 @contextlib.contextmanager
 def temporary_environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables until the block ends, for the processes that it starts. Those that are set already keep their
+    """Set environment variables for the processes that are started in the block. Variables that are set already keep their
     values."""
     missing = values.keys() - os.environ.keys()
     os.environ.update({name: values[name] for name in missing})
@@ -109,7 +110,7 @@ def temporary_environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def check_version(version: str) -> None:
-    """Raise ConfigError if this version of Ray is not one whose private parts this package knows."""
+    """Raise ConfigError if this version of Ray is not in ``SUPPORTED``: this package uses private parts of Ray."""
     if not is_supported(version):
         first, end = (".".join(map(str, bound)) for bound in SUPPORTED)
         limit = f"is not supported: this version of springtide needs Ray >= {first} and < {end}"
@@ -123,9 +124,9 @@ def is_private() -> bool:
 
 @contextlib.contextmanager
 def starting_cluster(config: Config) -> Iterator[Callable[[], str]]:
-    """As ``cluster``, but a private one starts in a thread, while this process loads and checks what it needs. Yields a
-    function that waits until this process is connected, and returns the dashboard's URL: empty for a private cluster, whose
-    dashboard ``LateDashboard`` starts."""
+    """Like ``cluster``, but a private cluster starts in a thread, while this process does other work. Yields a function that
+    waits until this process is connected, and returns the dashboard's URL: empty for a private cluster, whose dashboard
+    ``LateDashboard`` starts."""
     with contextlib.ExitStack() as stack:
         if not is_private():
             yield lambda: stack.enter_context(cluster(config))
@@ -140,7 +141,8 @@ def starting_cluster(config: Config) -> Iterator[Callable[[], str]]:
 
 @contextlib.contextmanager
 def _ends_on_sigterm() -> Iterator[None]:
-    """Have SIGTERM raise SystemExit in the block. Ray installs such a handler itself, but only if the main thread starts it."""
+    """Make SIGTERM raise SystemExit in the block. Ray installs such a handler itself, but only if it is started in the main
+    thread."""
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         yield
         return
@@ -153,12 +155,11 @@ def _ends_on_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Connect, and disconnect at the end; yields the dashboard's URL, empty without one.
+    """Connect to a Ray cluster for the block. Yields the dashboard's URL, empty without a dashboard.
 
     Uses the caller's connection if there is one; else the cluster that ``RAY_ADDRESS`` names, as under ``ray job submit``;
-    else starts a private one with at least the logical CPUs that the workers need, and this machine's GPUs. ``metadata`` of
-    the job, for ``ray list jobs --detail``, is about the config's run unless it is given; a connection that is there keeps its
-    own.
+    else starts a private one with at least the logical CPUs that the workers need, and this machine's GPUs. ``metadata``: shown
+    by ``ray list jobs --detail``; by default it describes the config's run. The caller's connection keeps its metadata.
     """
     check_version(ray.__version__)
     with temporary_environment(_PRIVATE_ENVIRONMENT if is_private() else {}):
@@ -204,7 +205,8 @@ def _connected(config: Config, dashboard: bool, metadata: Mapping[str, str] | No
 
 @contextlib.contextmanager
 def _in_one_sentence() -> Iterator[None]:
-    """Raise ConnectionError in place of what Ray raises if its processes do not start; it gives them 30 seconds."""
+    """Convert Ray's error to a ConnectionError of one sentence if its processes do not start within Ray's limit of 30
+    seconds."""
     try:
         yield
     except Exception as error:
@@ -216,8 +218,8 @@ def _in_one_sentence() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Have the processes that Ray starts in the block import nothing from the current folder, unless this process does: a part
-    of Ray's dashboard is started as ``python -c``."""
+    """Keep the processes that Ray starts in the block from importing modules from the current folder, unless this process
+    imports from there itself. A part of Ray's dashboard is started as ``python -c``, which would import from there."""
     if os.getcwd() in searched_first() or _SAFE_PATH in os.environ:
         yield
         return
@@ -230,8 +232,8 @@ def _safe_path() -> Iterator[None]:
 
 @contextlib.contextmanager
 def named_cluster() -> Iterator[None]:
-    """Connect to the cluster that ``RAY_ADDRESS`` names for the block, or use the caller's connection. Raises ConfigError if it
-    names none."""
+    """Connect to the cluster that ``RAY_ADDRESS`` names for the block, or use the caller's connection. Raises ConfigError if
+    there is no connection and the variable is not set."""
     address = os.environ.get("RAY_ADDRESS", "")
     if ray.is_initialized():
         yield
@@ -248,7 +250,7 @@ def named_cluster() -> Iterator[None]:
 
 
 def dashboard_hint() -> str:
-    """Return a hint how to get the token of the cluster's dashboard; empty if it asks for none."""
+    """Return a hint how to get the token of the cluster's dashboard; empty if the dashboard needs none."""
     if not is_token_auth_enabled():
         return ""
     file = os.environ.get(TOKEN_FILE)
@@ -261,7 +263,7 @@ def private_folder() -> Iterator[str]:
     """Yield a temporary folder. It is removed, and every process in it ended, when the block or this process ends, even by
     SIGKILL."""
     folder = tempfile.mkdtemp(prefix=_PREFIX)
-    # in its own session: Ctrl-C at the terminal is for the driver
+    # in its own session, so that Ctrl-C at the terminal reaches only the driver
     watcher = subprocess.Popen(
         [sys.executable, "-I", reaper.__file__, folder], stdin=subprocess.PIPE, start_new_session=True
     )
@@ -275,15 +277,15 @@ def private_folder() -> Iterator[str]:
 
 
 def files_of_ray(folder: str) -> str:
-    """Return the folder for Ray's files below a private one: Ray lets every user of the machine write there, but no other user
-    passes through ``folder``."""
+    """Return the folder for Ray's files inside a private ``folder``. Ray makes it writable for every user of the machine, but
+    no other user can enter ``folder``."""
     return os.path.join(folder, "ray")
 
 
 @contextlib.contextmanager
 def own_address_file(folder: str) -> Iterator[None]:
-    """Make Ray's cluster utility write its address below ``folder`` in the block. Else it writes where every driver of this
-    machine looks, which hides the user's own cluster, and fails where Ray has never run."""
+    """Make Ray's cluster utility write its address file into ``folder`` in the block. By default it writes the file where every
+    driver of this machine looks. That hides the user's own cluster, and fails where Ray has never run."""
     os.makedirs(files_of_ray(folder))
     with _variables({_RAY_FOLDER: folder}):
         yield
@@ -291,8 +293,8 @@ def own_address_file(folder: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def private_network(folder: str) -> Iterator[None]:
-    """Make a Ray that is started in the block listen on this machine's loopback address, and refuse whoever does not send the
-    token in ``folder``: Ray runs code for its clients. What the user has set of mode and token stays."""
+    """Make a Ray cluster that is started in the block listen on the loopback address, and refuse clients without the token in
+    ``folder``, because Ray runs code for its clients. An authentication mode or token that the user has set stays."""
     mode = os.environ.get(AUTH_MODE, "token")
     values = {AUTH_MODE: mode, **LOOPBACK}
     if mode.lower() == "token" and not os.environ.keys() & {TOKEN, TOKEN_FILE}:
@@ -308,14 +310,14 @@ def private_network(folder: str) -> Iterator[None]:
 
 
 def without_tune_signals() -> contextlib.AbstractContextManager[None]:
-    """Keep Ray Tune, when it is started in the block, from handling SIGINT: it would end the trials' processes before they have
+    """Keep a Ray Tune that is started in the block from handling SIGINT: it would end the trials' processes before they have
     saved anything."""
     return _variables({"TUNE_DISABLE_SIGINT_HANDLER": "1"})
 
 
 @contextlib.contextmanager
 def _variables(values: dict[str, str]) -> Iterator[None]:
-    """Set these variables in the block."""
+    """Set environment variables in the block, and restore the old values at its end."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -329,8 +331,8 @@ def _variables(values: dict[str, str]) -> Iterator[None]:
 
 
 def device_size(config: Config) -> DeviceSize:
-    """Return the memory of one worker on the cluster's largest device, as the device says or, if none is free to say, as its
-    data sheet; without GPUs its share of the largest node; 0 if unknown."""
+    """Return the memory of one worker on the cluster's largest device: measured there, or from the data sheet if no device is
+    free. Without GPUs it is one worker's share of the largest node's memory; 0 if unknown."""
     elastic = config.elastic
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if elastic.gpus_per_worker:
@@ -348,7 +350,7 @@ def device_size(config: Config) -> DeviceSize:
 
 
 def worker_speed(config: Config, vocab_size: int) -> float:
-    """Measure the speed of one worker of the cluster, with a few training steps [tokens/s]."""
+    """Measure the speed of one worker on the cluster, with a few training steps [tokens/s]."""
     elastic = config.elastic
     name = f"{config.run.id or 'springtide'}/measure-speed"
     measure = ray.remote(_speed).options(name=name, num_cpus=elastic.cpus_per_worker, num_gpus=elastic.gpus_per_worker)
@@ -368,8 +370,8 @@ def _kinds(nodes: Sequence[dict[str, float]]) -> list[str]:
 
 
 def check_precision(config: Config, nodes: Sequence[dict[str, float]]) -> None:
-    """Raise ConfigError if a device of nodes with these resources cannot compute in the config's precision, or this machine
-    lacks what that needs."""
+    """Raise ConfigError if a device of the nodes cannot compute in the config's precision, or this machine lacks what float8
+    needs. ``nodes``: the resources of each node."""
     precision, is_float8 = config.parallel.precision, bool(config.parallel.float8)
     if is_float8:
         from springtide.distributed.float8 import check_installed
@@ -387,8 +389,8 @@ def check_precision(config: Config, nodes: Sequence[dict[str, float]]) -> None:
 
 
 def check_before_start(config: Config) -> None:
-    """Raise ConfigError if a private cluster would not have the GPUs of one worker. Starts nothing and queries no cluster:
-    ``check_resources`` checks one that runs already."""
+    """Raise ConfigError if a private cluster would not have the GPUs of one worker. Starts nothing and queries no cluster;
+    ``check_resources`` checks a cluster that is running."""
     wanted = config.elastic.gpus_per_worker
     if not wanted or ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
         return
@@ -436,7 +438,7 @@ def check_resources(config: Config) -> list[str]:
     return [f"the cluster has {', '.join(kinds)} devices: a step takes as long as the slowest of those that train"]
 
 
-# Connect to the Ray cluster that the user names; what is wrong with its address, token or versions is said in one sentence.
+# Connect to the Ray cluster that the user names; a wrong address, token or version is reported in one sentence.
 
 AUTH_MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _ANSWER_S = 10.0
@@ -444,14 +446,14 @@ _ANSWER_S = 10.0
 _RETRY_S = 0.2
 _OF_HEAD = "set RAY_ADDRESS to HOST:PORT of a head that runs (`ray start --head` prints it); is there a firewall?"
 _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
-"""What Ray's error about other versions says of the cluster, and then of this process."""
+"""Matches the versions in Ray's error about a mismatch: first those of the cluster, then those of this process."""
 
 
 def connect(address: str, **how: object) -> str:
     """Connect to the cluster at ``address``, as ``ray.init`` does with ``how``, and return its dashboard's URL. Raises
     ConnectionError if nothing answers, ConfigError if the cluster has other versions of Ray and Python than this process, or
     refuses its token."""
-    if is_host_and_port(address):  # Ray itself tries a wrong address or token again, for minutes, and hides the reason
+    if is_host_and_port(address):  # Ray itself retries a wrong address or token for minutes, and hides the reason
         wait_for_port(address)
         check_token(address)
     try:
@@ -492,7 +494,8 @@ def check_token(address: str) -> None:
 
 
 def wait_for_port(address: str, patience_s: float = _ANSWER_S) -> None:
-    """Raise ConnectionError if nothing listens at ``address`` for ``patience_s``, while a head may be starting."""
+    """Raise ConnectionError if nothing listens at ``address`` within ``patience_s``. Retries until then, because the head may
+    be starting."""
     host, _, port = address.rpartition(":")
     until_s = time.monotonic() + patience_s
     while True:
@@ -507,7 +510,7 @@ def wait_for_port(address: str, patience_s: float = _ANSWER_S) -> None:
 
 
 def _token_source() -> str:
-    """Return where this process has its token from; never the token."""
+    """Return in words where this process's token comes from, for an error message. The token itself is never returned."""
     if os.environ.get(AUTH_MODE, "").lower() != "token":
         return f"{AUTH_MODE} here is not token: what was sent"
     if os.environ.get(TOKEN):
@@ -515,14 +518,14 @@ def _token_source() -> str:
     return f"what is in {os.environ.get(TOKEN_FILE) or os.path.expanduser('~/.ray/auth_token')}"
 
 
-# What the cluster's GPUs say of their own memory: a task on each kind asks one of them.
+# Measure the memory of the cluster's GPUs: for each kind of GPU, a task reads it on one device.
 
 _WAIT_S = 30.0
-"""A task that has not begun by then waits for a GPU that others use: the data sheet counts then."""
+"""How long the tasks may take. A task that has not ended waits for a GPU in use, so the data sheet is used instead."""
 ACCELERATOR = "accelerator_type:"
-"""What begins Ray's name of a kind of device, as a resource of nodes that have one."""
+"""Prefix of the resource by which Ray marks nodes that have a certain kind of GPU."""
 _A_LITTLE = 0.001
-"""The part that a task takes of a node's one unit of the resource that names its kind of GPU."""
+"""Share of the resource that marks a kind of GPU, as requested by a task. A node has one unit of the resource."""
 _TASK = "measure-memory"
 
 
@@ -530,17 +533,17 @@ class DeviceSize(NamedTuple):
     """Memory of a device."""
 
     total_bytes: int = 0
-    """As the driver counts it; 0 if nobody said [bytes]."""
+    """Total memory, from the CUDA driver or a data sheet; 0 if unknown [bytes]."""
     used_bytes: int = 0
-    """What a process has used before its first tensor: its context, and what others hold [bytes]."""
+    """Memory in use before a process's first tensor: its CUDA context, and what other processes hold [bytes]."""
 
 
 def device_sizes(kinds: Sequence[str], gpus: float) -> list[DeviceSize]:
-    """Return what a device of each kind says, as far as one is free.
+    """Measure one device of each kind. A kind without a free device is left out.
 
     Args:
-        kinds: Ray's names of them.
-        gpus: of a worker.
+        kinds: Ray's names of the kinds.
+        gpus: GPUs of one worker.
     """
     tasks = [
         ray.remote(_size)
@@ -560,7 +563,7 @@ def device_sizes(kinds: Sequence[str], gpus: float) -> list[DeviceSize]:
 def _answer(task: object) -> DeviceSize:
     try:
         found: DeviceSize = ray.get(task)
-    except Exception:  # a node that left, or has no torch: the run itself tells
+    except Exception:  # a node that left, or has no torch: the run itself will report it
         return DeviceSize()
     return found
 
@@ -571,22 +574,22 @@ def _size() -> DeviceSize:
     if not torch.cuda.is_available():
         return DeviceSize()
     one = torch.ones(1, 16, device="cuda", dtype=torch.bfloat16)
-    one @ one.T  # loads the library of products, whose workspace counts
+    one @ one.T  # loads the library for matrix products, whose workspace counts
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return DeviceSize(total, total - free - torch.cuda.memory_reserved())
 
 
-# Start Ray's dashboard once a run trains: it takes some core-seconds, which the first step, and a short run's end, would wait
-# for.
+# Start Ray's dashboard only when a run has trained for a while: the start takes some core-seconds, which would delay the first
+# step and the end of a short run.
 
 _AFTER_S = 20.0
 """How long a run trains before the dashboard starts [s]."""
 
 
 class LateDashboard:
-    """A listener of a run on the private cluster that this process has started. Use it as a context manager: on exit the
-    dashboard has started, or does not start any more."""
+    """An event listener that starts the dashboard of the private cluster that this process has started. Use it as a context
+    manager: on exit it waits for a start that is under way, and none begins later."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         """``say`` prints a line."""
@@ -602,7 +605,7 @@ class LateDashboard:
             self._thread.join()
 
     def __call__(self, event: Event) -> None:
-        """Start the dashboard in a thread at the first step that is done so long after the first one."""
+        """Start the dashboard in a thread at the first step event that comes ``_AFTER_S`` or more after the run's first one."""
         if not isinstance(event, StepDone) or self._thread.ident is not None:
             return
         self._begun_s = self._begun_s or time.monotonic()

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a request: the first one asks, the second one insists."""
+"""Handle Ctrl-C and SIGTERM: the first signal requests a stop, the second one interrupts at once."""
 
 from __future__ import annotations
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from springtide.ray._ray_private import visit_upload
 
 _EXPECTED = (".git", ".venv", "venv", "__pycache__", ".gitignore", ".rayignore")
-"""What nobody expects to be sent."""
+"""Names that are not reported as left out, because no user expects them to be sent."""
 _MOST_COUNTED = 10_000
-"""Files of a folder that are counted."""
+"""Most files of a folder that are counted."""
 
 
 class Upload(NamedTuple):
@@ -23,7 +23,8 @@ class Upload(NamedTuple):
     refused_bytes: int
     """The size from which Ray refuses the package."""
     left_out: dict[str, int]
-    """File, or folder that ends with ``/``, of which nothing is sent -> its files, at most 10,000; the topmost ones only."""
+    """File, or folder with a final ``/``, of which nothing is sent -> its number of files, at most 10,000. Only the topmost
+    folders."""
     links: dict[str, str]
     """Link that leads out of the folder -> where it leads."""
 
@@ -33,7 +34,7 @@ class Upload(NamedTuple):
         return sum(self.sizes.values())
 
     def largest(self, count: int = 3) -> list[tuple[str, int]]:
-        """Return the entries of the folder itself that are largest with all they hold, and their sizes, the largest first."""
+        """Return the largest files and subfolders at the top of the folder with their total sizes, the largest first."""
         tops: dict[str, int] = {}
         for name, size in self.sizes.items():
             top = Path(name).parts[0]
@@ -55,7 +56,7 @@ def upload_of(folder: str) -> Upload:
 
 
 def _left_out(root: Path, sent: set[str]) -> Iterator[tuple[str, int]]:
-    """Yield what is not ``sent``, with its number of files; of a folder of which nothing is sent only the folder."""
+    """Yield each file that is not ``sent``, and each topmost folder of which nothing is sent, with its number of files."""
     above = {str(parent) for name in sent for parent in Path(name).parents}
     for here, folders, files in os.walk(root):
         where = os.path.relpath(here, root)
@@ -89,7 +90,7 @@ def _entries(root: Path) -> Iterator[str]:
 
 
 def _leads_out(root: Path, name: str) -> str:
-    """Return where a link leads that leaves ``root``; empty for anything else."""
+    """Return the target of a symbolic link that leads out of ``root``; empty for anything else."""
     path = root / name
     target = os.path.realpath(path)
     is_out = path.is_symlink() and os.path.commonpath([target, os.path.realpath(root)]) != os.path.realpath(root)

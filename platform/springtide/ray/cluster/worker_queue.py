@@ -1,9 +1,9 @@
-"""The queue of a cluster: which of the runs that share it has which workers. One actor, on the head node.
+"""The queue of a cluster: it decides which run gets which workers. One actor, on the head node.
 
-    a run's driver --QueueClient: what it asks for, what it holds--> WorkerQueue --what it may use now--> the run's policy
+    a run's driver --QueueClient: workers requested and held--> WorkerQueue --workers it may use now--> the run's policy
 
-The rule is in ``elastic/allocation.py``. Each call tells all that the queue knows of a run: a new actor knows it after one call
-of each. Ray's control store keeps the quotas.
+The rule is in ``elastic/allocation.py``. Each call carries all that the queue knows of a run, so a restarted actor knows all
+runs after one call of each. Ray's control store keeps the quotas.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ ACTOR = "springtide/queue"
 _QUOTAS = b"springtide/quotas"
 _LOOK_S = 0.3
 _BEAT_S = 5.0
-"""How often a driver says that it lives, while its policy may be busy [s]."""
+"""Time between two heartbeats of a driver, whose policy may be busy [s]."""
 _SILENT_S = 30.0
 """A run whose driver has not called for this long counts as gone [s]."""
 _SETTLE_S = 3.0
-"""How long a queue that Ray has restarted gives nobody more than it holds: it does not know all runs yet [s]."""
+"""How long a restarted queue grants no run more than it holds, because the queue does not know all runs yet [s]."""
 _ANSWER_S = 10.0
 
 
@@ -60,7 +60,7 @@ class QueueRow(NamedTuple):
     min_workers: int
     max_workers: int
     others: str
-    """What it waits for, or gives workers to; empty if neither."""
+    """What the run waits for, or to which runs it gives workers; empty if neither."""
 
 
 class WorkerQueue:
@@ -70,20 +70,21 @@ class WorkerQueue:
         self._requests: dict[str, ResourceRequest] = {}
         """Run -> its request, in order of arrival."""
         self._holds: dict[str, dict[str, int]] = {}
-        """Run -> node -> the workers that it had when it last called, or was allowed to start then."""
+        """Run -> node -> the workers that the run held at its last call, or was granted then."""
         self._heard_s: dict[str, float] = {}
         self._shares: Allocation = {}
         self._nodes: dict[str, dict[str, float]] = {}
         self._quotas = read_quotas()
         self._looked_s = float("-inf")
         self._changed = self._stale = True
-        """Whether the runs or the nodes have changed; whether what runs hold has, too."""
+        """Whether the runs or the nodes have changed, so that the shares must be computed again; whether any run's holdings
+        have changed."""
         self._granted: Allocation = {}
         again = ray.get_runtime_context().was_current_actor_reconstructed
         self._settled_s = time.monotonic() + (_SETTLE_S if again else 0.0)
 
     def mine(self, request: ResourceRequest, holds: Mapping[str, int]) -> WorkerShare:
-        """Take what a run asks for and the workers that it has on each node; return what it may use now."""
+        """Take a run's request, and the workers that it holds on each node. Returns the workers that it may use now."""
         run = request.client_id
         self._beat(run)
         self._changed |= self._requests.get(run) != request
@@ -92,7 +93,7 @@ class WorkerQueue:
         self._look()
         granted: Mapping[str, int] = holds
         if time.monotonic() >= self._settled_s:
-            if self._stale:  # not at each call: a hundred runs on a thousand nodes call
+            if self._stale:  # only after a change: a hundred runs on a thousand nodes call
                 requests = list(self._requests.values())
                 self._granted = free_of(self._nodes, requests, self._shares, self._holds)
                 self._stale = False
@@ -107,7 +108,7 @@ class WorkerQueue:
             self._beat(run)
 
     def release(self, run: str) -> bool:
-        """Drop a run. Returns whether others are left."""
+        """Drop a run. Returns True if other runs are left."""
         for known in (self._requests, self._holds, self._heard_s, self._shares):
             known.pop(run, None)
         self._changed = True
@@ -141,7 +142,7 @@ class WorkerQueue:
         return in_words(run, list(self._requests.values()), self._shares, self._holds, self._quotas)
 
     def _look(self) -> None:
-        """Look at the cluster, and share it out again if something has changed."""
+        """Read the cluster's nodes, and compute the shares again if something has changed."""
         now = time.monotonic()
         for run in [run for run, heard_s in self._heard_s.items() if now - heard_s > _SILENT_S]:
             self.release(run)
@@ -164,7 +165,7 @@ class QueueClient:
         self._released = threading.Event()
 
     def claim(self, config: Config) -> None:
-        """Ask for workers for a run."""
+        """Request workers for a run."""
         beats, self._request = self._request is not None, request_of(config)
         if not beats:
             self._released.clear()
@@ -177,11 +178,11 @@ class QueueClient:
             return
         with contextlib.suppress(RayError):
             if not ray.get(self._actor.release.remote(self._request.client_id), timeout=_ANSWER_S):
-                ray.kill(self._actor)  # a run that comes at this moment finds it gone, and starts another
+                ray.kill(self._actor)  # a run that comes at this moment starts another queue
         self._request = self._actor = None
 
     def mine(self, timeout_s: float, holds: Mapping[str, int], most: int) -> WorkerShare:
-        """Return what the run may use now.
+        """Return the workers that the run may use now.
 
         Args:
             timeout_s: how long to wait for the queue.
@@ -203,7 +204,7 @@ class QueueClient:
         return found
 
     def closed(self) -> bool:
-        """Return whether the run may not continue; a queue lets all."""
+        """Return False: a queue ends no run."""
         return False
 
     def _beat(self) -> None:
@@ -211,12 +212,12 @@ class QueueClient:
         while not self._released.wait(_BEAT_S) and ray.is_initialized():
             actor, request = self._actor, self._request
             if actor is not None and request is not None:
-                with contextlib.suppress(RayError):  # it is told all with the next call
+                with contextlib.suppress(RayError):  # the next call carries everything
                     actor.beat.remote(request.client_id)
 
 
 def request_of(config: Config) -> ResourceRequest:
-    """Return what a run of ``config`` asks the queue for."""
+    """Return the request to the queue of a run of ``config``."""
     elastic = config.elastic
     worker = {"CPU": elastic.cpus_per_worker, "GPU": elastic.gpus_per_worker}
     return ResourceRequest(
@@ -248,13 +249,14 @@ def queue_rows() -> list[QueueRow]:
 
 
 def read_quotas() -> dict[str, int]:
-    """Return queue -> the most workers that its runs may have together, as the connected cluster has it."""
+    """Return queue -> the most workers that its runs may have together, from the connected cluster's control store."""
     found: dict[str, Any] = json.loads(read_key(_QUOTAS) or b"{}")
     return {name: number for name, number in found.items() if isinstance(number, int)}
 
 
 def write_quotas(quotas: Mapping[str, int]) -> None:
-    """Set all quotas of the connected cluster; runs that have more than is left to them leave after their step."""
+    """Set all quotas of the connected cluster. Runs that have more workers than their quota allows leave after their current
+    step."""
     write_key(_QUOTAS, json.dumps(dict(quotas), allow_nan=False).encode())
     with contextlib.suppress(ValueError):  # it has no queue yet
         ray.get(ray.get_actor(ACTOR, namespace=NAMESPACE).set_quotas.remote(dict(quotas)), timeout=_ANSWER_S)

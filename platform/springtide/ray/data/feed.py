@@ -1,13 +1,13 @@
 """The feed: one Ray Data pipeline per rank, which executes that rank's plan.
 
     plan      [steps 40-47] [steps 48-55] ...      one row per read, an in-memory table
-    reads     map_batches in Ray tasks on its node rows of the shards, each with its stored id
+    reads     Ray tasks on the rank's node         rows of the shards, each with its stored id
     batches   one per step, in order               checked against the order by the loop
 
 The worker builds the pipeline at the step that it restored: training and data resume at the same place by one decision.
-Nothing central knows all pipelines but the actor that shows them on Ray's dashboard: there is no split coordinator, and none of
-Ray Data's shares of resources. So the feed scales with the ranks. Reads run on the rank's node, whose cache has the row group
-that another of its ranks has read.
+There is no central part but the actor that shows all pipelines on Ray's dashboard: no split coordinator, and no sharing of
+resources by Ray Data. So the feed scales with the number of ranks. Reads run on the rank's node, whose ranks share a cache of
+row groups.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig, name: str
 
 
 def limit(context: DataContext, config: FeedConfig) -> None:
-    """Set what the pipelines of ``context`` may use. Their tasks must not fill the node's object store: it has room for four
-    times the reads in flight."""
+    """Limit the resources of the pipelines of ``context``. Their tasks must not fill the node's object store: they may use room
+    for four times the reads in flight."""
     store_bytes = 4 * config.reads_in_flight * max(int(config.read_bytes), 2**20)
     context.execution_options = ExecutionOptions(
         preserve_order=True, resource_limits=ExecutionResources(object_store_memory=store_bytes)
@@ -125,12 +125,12 @@ class _Fetch:
 
 
 def _lists(values: np.ndarray) -> pa.FixedSizeListArray:
-    """Return the rows of an array of two or more dimensions."""
+    """Return an array of two or more dimensions as an Arrow column of flat lists, one per row."""
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), math.prod(values.shape[1:]))
 
 
 def _rows(table: pa.Table, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Return a column that ``_lists`` made, of rows of this shape."""
+    """Return a column that ``_lists`` made as an array whose rows have this shape."""
     lists = table[name].combine_chunks()
     return lists.flatten().to_numpy().reshape(len(lists), *shape)
 

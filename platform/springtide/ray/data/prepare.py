@@ -21,19 +21,19 @@ from springtide.storage.errors import may_pass
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 _ITEM, _NUMBER = "item", "number"
-"""Names of the columns that hold an item, pickled, and its place among all."""
+"""Names of the columns that hold a pickled item, and the item's number among all items."""
 _ROUNDS = 3
 _PROBLEM_CHARACTERS = 500
 
 
 class ItemOutcome(NamedTuple):
-    """What became of an item in a task."""
+    """The outcome of an item's task."""
 
     number: int
     problem: str = ""
-    """Empty if it was done."""
+    """Why the item failed; empty if it was done."""
     may_pass: bool = False
-    """Whether the item may be done in another try."""
+    """Whether another try may succeed."""
 
 
 _OUTCOMES = pa.schema({"number": pa.int64(), "problem": pa.string(), "may_pass": pa.bool_()})
@@ -49,7 +49,7 @@ def ray_map(function: Callable[[T], object], items: Sequence[T]) -> Iterator[Non
 
 
 def ray_map_with_model(function: Callable[[T], object], items: Sequence[T]) -> Iterator[None]:
-    """As ``ray_map``, for a function that loads a model when it is first called in a process: each process serves many items,
+    """Like ``ray_map``, for a function that loads a model when it is first called in a process. Each process serves many items,
     and has a GPU if the cluster has any."""
     total = ray.cluster_resources()
     gpus, cpus = int(total.get("GPU", 0)), max(1, int(total.get("CPU", 1)))
@@ -63,7 +63,7 @@ def ray_map_with_model(function: Callable[[T], object], items: Sequence[T]) -> I
 
 
 class _WithModel:
-    """An actor's function."""
+    """The function of an actor, which keeps its model from call to call."""
 
     def __init__(self, function: Callable[[Any], object]) -> None:
         self._function = function
@@ -91,11 +91,11 @@ def with_retries(
     items: Sequence[T],
     submit: Callable[[Mapping[int, T]], Generator[ItemOutcome, None, None]],
 ) -> Iterator[None]:
-    """Have each item done by a cluster, and yield after each. What failed there and may pass is submitted again, in three
-    rounds; what still fails then, or never passes, runs in this process, where it raises its own error.
+    """Run each item on a cluster, and yield after each. Items with a failure that may pass are submitted again, in three
+    rounds. Items that still fail then, or whose failure is permanent, run in this process, where they raise their own error.
 
     Args:
-        function: does one item, unless that was done; called in this process.
+        function: processes one item, unless its output exists; called in this process.
         submit: runs items, by number, on the cluster; yields their outcomes in any order. RayError if the cluster lost some.
     """
     left = dict(enumerate(items))

@@ -1,27 +1,27 @@
-"""What Ray Train calls to start, watch, resize and end a worker group, and what we do there. The policies, which decide, are in
+"""Ray Train's hooks to start, watch, resize and end a worker group, and what we do in each. The policies, which decide, are in
 ``policy.py`` and ``failure_policy.py``.
 
     Ray calls, in this order                            we do
     -----------------------------------------------------------------------------------------------------------
     TorchTrainer.fit
       ._initialize_and_run_controller                   run the controller in the caller's thread, with our policies
-    ScalingPolicy.make_decision_for_non_running_...     wait for nodes that answer, then ask for a group (``policy.py``)
-    TrainController._execute_resize_decision            as Ray; to no worker: end the group and its processes
-      ._start_worker_group                              ask large groups less often how they are
-        WorkerGroup._start                              as Ray, but a group that does not come to train is given back
+    ScalingPolicy.make_decision_for_non_running_...     wait for nodes that answer, then start a group (``policy.py``)
+    TrainController._execute_resize_decision            as Ray; a resize to 0 ends the group and its processes
+      ._start_worker_group                              poll large groups less often
+        WorkerGroup._start                              as Ray; if the group fails to form, free its processes
           ._create_placement_group                      reserve nothing: each process holds its own resources
-          ._create_workers                              take processes that are ready, on the nodes of the plan
+          ._create_workers                              take ready processes on the planned nodes
     ScalingPolicy.make_decision_for_running_...         ask the group to leave, or replace it (``policy.py``)
-    TrainController._poll_workers                       ask how all workers are, soon where the group may have ended
-      WorkerGroup.poll_status                           hear those that answer in a moment; read the others later
-    FailurePolicy.make_decision                         say whether another group is tried (``failure_policy.py``)
-    WorkerGroup.shutdown                                let the processes go, which stay for the next group
+    TrainController._poll_workers                       poll all workers, sooner if the group may have ended
+      WorkerGroup.poll_status                           wait a moment for the answers; read the rest at the next poll
+    FailurePolicy.make_decision                         decide whether to start another group (``failure_policy.py``)
+    WorkerGroup.shutdown                                release the processes; they stay for the next group
 
-    group of 3 --a node goes--> two processes let go --> group of 2 in the same processes: nothing is started, nothing imported
+    group of 3 --a node is lost--> two processes left --> group of 2 in the same processes: nothing is started, nothing imported
 
-Ray's own group kills its processes and starts new ones, which takes longer than the rest of a restart. A process that does
-not let go of its group in time (a collective hangs) is killed, and a new one started, as Ray would. The same happens when a
-group does not come to train: a node is lost while the others wait for it.
+Ray's own group kills its processes and starts new ones, which takes longer than the rest of a restart. Here only a process
+that does not leave its group in time, because a collective hangs, is killed and replaced. The same happens when a group fails
+to form because a node is lost while the other workers wait for it.
 """
 
 from __future__ import annotations
@@ -82,20 +82,20 @@ _log = logging.getLogger(__name__)
 _ANSWER_S = 10.0
 """How long a process that is ready may take to answer [s]."""
 _CALLS_PER_S = 500.0
-"""Calls to workers with which the controller asks how they are; more would take much of its thread's time [calls/s]."""
+"""Most polls of workers by the controller; more would take much of its thread's time [calls/s]."""
 _POLL_S = 0.05
-"""How long the answers of a small group are waited for when it is asked how it is; the rest is read the next time [s]."""
+"""How long one poll of a small group waits for its workers' answers; later answers are read at the next poll [s]."""
 _SOON_S = 0.05
-"""Time between these questions while a worker does not answer, or a group is about to leave [s]."""
+"""Time between two polls while a worker does not answer, or the group is about to leave [s]."""
 _LOOK_S = 0.2
-"""Time between looks at the nodes of a small group that forms [s]."""
+"""Time between two checks of the nodes of a small group while it forms [s]."""
 _LOOKS_PER_S = 1000.0
-"""Nodes of a larger one that are looked at in a second; each costs a connection [nodes/s]."""
+"""Most checks of a larger group's nodes while it forms; each check costs a connection [nodes/s]."""
 
 
 class Reservation(PlacementGroupHandle):
-    """A stand-in for the placement group: each worker holds its own resources on its chosen node, and keeps them while the
-    group around it changes."""
+    """A stand-in for Ray's placement group. Each worker process holds its own resources on its node, and keeps them when the
+    group changes."""
 
     placement_group = None
 
@@ -111,15 +111,15 @@ class Reservation(PlacementGroupHandle):
 
 
 class _ReleasedReservation(WorkerGroupState):
-    """The state of an ended group; all that it had is kept."""
+    """The state of an ended group. Its worker processes are kept."""
 
     def shutdown(self) -> None:
-        """Do nothing: its processes stay."""
+        """Do nothing: the worker processes stay for the next group."""
 
 
 class _NoSynchronization:
-    """A stand-in for Ray's actor class in which workers synchronize to report: ours do not, and each actor is one more
-    process to start."""
+    """A stand-in for Ray's actor class that synchronizes reports of workers. Our workers do not report through Ray, and each
+    such actor would be one more process to start."""
 
     def options(self, **_: object) -> Self:
         return self
@@ -129,21 +129,21 @@ class _NoSynchronization:
 
 
 class PooledWorkerGroup(WorkerGroup):
-    """A worker group on the nodes of ``processes.plan``."""
+    """A worker group in processes of the pool, on the nodes of ``processes.plan``."""
 
     processes: ClassVar[WorkerProcessPool]
-    """The processes of the run."""
+    """The run's process pool."""
     _taken: tuple[Worker, ...] = ()
-    """The workers of a group that forms."""
+    """The workers of a group that is forming."""
     _taken_s = 0.0
     _watch: threading.Thread | None = None
     _formation_ended: threading.Event
     """Whether the group trains or has failed."""
 
     def _start(self) -> None:
-        """Start the group. If it does not come to train, whatever the reason, its processes are given back; those that do not
-        let go in time are ended, because they wait for one that is lost. Raises WorkerGroupStartupFailedError then, after
-        which another group is started."""
+        """Start the group. If it fails to form, for whatever reason, free its processes and raise
+        WorkerGroupStartupFailedError, so that Ray starts another group. Processes that do not leave the group in time are
+        killed, because they wait for a lost one."""
         self._formation_ended = threading.Event()
         try:
             try:
@@ -151,7 +151,7 @@ class PooledWorkerGroup(WorkerGroup):
             finally:
                 self._formation_ended.set()
                 if self._watch is not None:
-                    self._watch.join()  # what it would end may belong to the next group
+                    self._watch.join()  # wait: it might kill a process that the next group has taken
             self.processes.setup_times.add(time.monotonic() - self._taken_s, len(self._taken))
         except Exception as error:
             self._clear_state()
@@ -199,8 +199,8 @@ class PooledWorkerGroup(WorkerGroup):
         return assigned
 
     def _end_stuck(self) -> None:
-        """While the group forms, end what the others would wait for: the workers on a node that is lost, which Ray notices much
-        later; those whose process is gone; or all of them when it takes far longer than before, because one hangs."""
+        """While the group forms, kill the workers that the others would wait for: those on a lost node, which Ray notices much
+        later, and those whose process is gone. If forming takes far longer than before, one worker hangs: kill them all."""
         where, liveness = {worker.actor: worker.metadata.node_id for worker in self._taken}, Liveness()
         nodes = {worker.metadata.node_id for worker in self._taken}
         until_s = self._taken_s + self.processes.setup_times.limit_s(len(self._taken))
@@ -223,12 +223,12 @@ class PooledWorkerGroup(WorkerGroup):
 
     @property
     def is_silent(self) -> bool:
-        """Whether a worker has not answered yet how it is; it may be lost."""
+        """Whether a worker has not answered the last poll yet; it may be lost."""
         return bool(self._world_rank_to_ongoing_poll)
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
-        """Ask the workers how they are. What the others say does not wait for one that does not answer: its node may be lost,
-        and they say so, because their collective has failed."""
+        """Poll the workers, but do not wait for one that does not answer, because its node may be lost. The others then report
+        errors, because their collective has failed."""
         short_s = _POLL_S + len(self.get_workers()) / _CALLS_PER_S
         return super().poll_status(short_s if timeout is None else min(timeout, short_s))
 
@@ -239,7 +239,7 @@ class PooledWorkerGroup(WorkerGroup):
             fault_point("shutdown", "before")
             self.processes.reclaim(workers, silent_nodes({worker.metadata.node_id for worker in workers}))
             fault_point("shutdown", "after")
-            # Ray only calls its callbacks now; it has no workers left to wait for
+            # the state has no workers left: Ray only calls its callbacks, and waits for none
             before = self.get_worker_group_state()
             self._worker_group_state: WorkerGroupState = _ReleasedReservation(
                 before.start_time, before.placement_group_handle, [], before.sync_actor
@@ -248,7 +248,7 @@ class PooledWorkerGroup(WorkerGroup):
 
 
 def _starter(resources: dict[str, float], environment: Mapping[str, object]) -> Start:
-    """Return a function that starts a worker process on a node, under a name."""
+    """Return a function that starts a worker process with these resources on a given node, under a given name."""
     others = {kind: amount for kind, amount in resources.items() if kind not in ("CPU", "GPU", "memory")}
     options = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0), "resources": others}
     cls = ray.remote(RayTrainWorker)
@@ -261,10 +261,10 @@ def _starter(resources: dict[str, float], environment: Mapping[str, object]) -> 
 
 
 class _BeforeRendezvous(WorkerGroupCallback):
-    """Marks the moment in which Ray counts a group as started, and its workers have not formed a process group yet."""
+    """Marks the moment when Ray counts a group as started, but its workers have not formed a process group yet."""
 
     def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
-        """As Ray calls it, first of all callbacks."""
+        """Report a fault point. Ray calls this before all other callbacks."""
         fault_point("rendezvous", "before")
 
 
@@ -272,7 +272,7 @@ class Controller(TrainController):
     """Ray Train's controller with our worker groups."""
 
     _health_check_interval_s: float
-    """Ray's interval between looks at the workers [s]."""
+    """Ray's interval between two polls of the workers [s]."""
 
     def __init__(self, pool: WorkerProcessPool, *, callbacks: Sequence[object], **named: object) -> None:
         replace_synchronization_actor(_NoSynchronization())
@@ -285,15 +285,15 @@ class Controller(TrainController):
         self.worker_group_cls = Group
 
     async def _poll_workers(self) -> WorkerGroupPollStatus:
-        """Look soon where a look is likely to find that the group has ended."""
+        """Poll the workers, and set the interval to the next poll: short if the group is likely to have ended by then."""
         group, policy = self._worker_group, self._scaling_policy
         is_soon = (group is not None and group.is_silent) or policy.is_leaving
         self._health_check_interval_s = min(_SOON_S, self._usual_look_s) if is_soon else self._usual_look_s
         return await super()._poll_workers()
 
     def _execute_resize_decision(self, decision: ResizeDecision) -> TrainControllerLoopIterationResult:
-        """Resize the group. To no worker, which Ray does not know: end the group and all free processes, and wait for the next
-        decision."""
+        """Resize the group. A resize to 0 workers, which Ray does not know, ends the group and all free processes; then the
+        next decision is awaited."""
         if decision.num_workers:
             return super()._execute_resize_decision(decision)
         if self._worker_group is not None:
@@ -306,14 +306,14 @@ class Controller(TrainController):
     def _make_and_handle_scaling_decision_for_non_running_worker_group(
         self, controller_state: TrainControllerState
     ) -> TrainControllerLoopIterationResult:
-        """End a group that has failed before the next one is decided on: only then is it known which of its processes are
-        ready to train on, so that these need not wait for a new process in the place of one that is lost."""
+        """End a failed group before the next decision. Only then is it known which of its processes are ready, so that a group
+        of these need not wait for a new process to replace a lost one."""
         if self._worker_group is not None:
             self._shutdown_worker_group()
         return super()._make_and_handle_scaling_decision_for_non_running_worker_group(controller_state)
 
     def _start_worker_group(self, num_workers: int, resources_per_worker: dict[str, float]) -> None:
-        """Ask large groups less often how they are: each time costs a call to every worker, from one thread."""
+        """Start a group, and poll it less often if it is large: each poll costs a call to every worker, from one thread."""
         self._usual_look_s = max(self._shortest_look_s, num_workers / _CALLS_PER_S)
         super()._start_worker_group(num_workers, resources_per_worker)
 
@@ -342,10 +342,10 @@ class SpringtideTrainer(TorchTrainer):
         arguments["scaling_policy"] = policy(
             self.scaling_config, self._bounds, self._job, self._watches, self._workers, limits
         )
-        # unused without placement groups and Ray Train datasets, and each would cost a process
+        # unused here (no placement groups, no Ray Train datasets), and each would cost a process
         unused = PlacementGroupCleanerCallback | DatasetsCallback
         used = [one for one in callbacks if not isinstance(one, unused)]
-        # not in its own actor, as in Ray: that is a process that takes four core-seconds to start
+        # Ray runs the controller in an actor of its own: a process that takes four core-seconds to start
         with run_as_actor(self._job.mailbox.actor), contextlib.ExitStack() as stack:
             if self._watches is not None:
                 stack.callback(self._watches.end)
@@ -358,19 +358,19 @@ class SpringtideTrainer(TorchTrainer):
 
 
 class _WithoutStops(logging.Filter):
-    """Leaves out the stack trace that Ray's controller logs when a run is asked to stop: the run says it in a line."""
+    """Drops the stack trace that Ray's controller logs when a run is asked to stop: the run itself logs that in one line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], StoppedWaiting | StartCancelledError))
 
 
-# Run code that Ray means for an actor in a thread of a driver. The only file that uses Ray's process context.
+# Run code that Ray expects in an actor in a thread of the driver. The only file that uses Ray's process context.
 
 _ACTING = threading.local()
 
 
 class _Context(RuntimeContext):
-    """This process's context; in a thread under ``run_as_actor`` it names that actor as the current one."""
+    """This process's runtime context. In a thread under ``run_as_actor`` it reports the given actor as the current one."""
 
     def get_actor_id(self) -> str | None:
         actor = getattr(_ACTING, "actor", None)
@@ -384,7 +384,7 @@ class _Context(RuntimeContext):
 
 @contextlib.contextmanager
 def run_as_actor(actor: ActorHandle) -> Iterator[None]:
-    """Make Ray name ``actor`` as the current actor of this thread, in the block. It must live as long as the block."""
+    """Make Ray report ``actor`` as the current actor of this thread in the block. The actor must live as long as the block."""
     before = ray.get_runtime_context()
     if not isinstance(before, _Context):
         replace_runtime_context(_Context(before.worker))

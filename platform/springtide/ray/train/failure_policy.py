@@ -40,15 +40,15 @@ _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 
 
 class SpringtideFailurePolicy(DefaultFailurePolicy):
-    """Ray's policy, but lost nodes do not count as failures, others count for a day, and an error that would recur is not
-    retried: one of ours, or the same one at the same step. A store that cannot be reached is tried ``MOST_STORE_FAILURES``
-    times at a step, after growing pauses."""
+    """Ray's failure policy with our rules. Lost nodes do not count as failures, and other failures count for a day. An error
+    that would recur is not retried: a SpringtideError, or the same error at the same step. A store that cannot be reached is
+    tried ``MOST_STORE_FAILURES`` times at a step, after growing pauses."""
 
     def __init__(
         self, failures: FailureConfig, job: TrainJob, processes: WorkerProcessPool, limits: MemoryLimits
     ) -> None:
-        """``limits``: those of the run, which this policy adds to."""
-        super().__init__(dataclasses.replace(failures, max_failures=-1))  # Ray would count over weeks
+        """``limits``: the run's memory limits, which this policy updates."""
+        super().__init__(dataclasses.replace(failures, max_failures=-1))  # -1: no limit; Ray would count over weeks
         self._most_failures = failures.max_failures
         self._failed_s: list[float] = []
         """When workers failed in the last day, of ``time.monotonic`` [s]."""
@@ -68,15 +68,15 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         failures = getattr(training_failed_error, "worker_failures", None)
         nodes = set(self._processes.plan)
         gone, going = _gone(nodes)
-        if failures is None or all(map(is_echo, failures.values())):  # what a node that goes leaves behind
+        if failures is None or all(map(is_echo, failures.values())):  # a leaving node may be the cause of all
             gone |= going
         if (ours := fatal(training_failed_error)) is not None:
             if isinstance(ours, StoppedWaiting):
                 return FailureDecision.RAISE
-            if isinstance(ours, StoreUnavailable):  # the survivors hold the state that was to be saved
+            if isinstance(ours, StoreUnavailable):  # the surviving workers still hold the state
                 return self._of_store(ours)
             cause, decision = "failed workers" if failures is not None else "given up", FailureDecision.RAISE
-            if isinstance(ours, LeaseOvertaken):  # its later steps are lost: the next group resumes from the save
+            if isinstance(ours, LeaseOvertaken):  # a save overtook the hung group: resume from that save
                 cause, decision = "hung", FailureDecision.RETRY
             elif isinstance(ours, UnfitNode) and ours.node in nodes:
                 self._processes.ban(ours.node, str(ours))
@@ -105,7 +105,8 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         return decision
 
     def _of_store(self, error: BaseException) -> FailureDecision:
-        """Try a store again after a pause: it comes back by itself, and this step is not at fault. A full disk does not."""
+        """Retry after a pause: a store usually comes back by itself, and the step is not at fault. A full disk is not
+        retried."""
         step = self._step()
         failed = self._stores.add(step)
         again = failed <= MOST_STORE_FAILURES and not is_disk_full(error)
@@ -137,9 +138,9 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         return super().make_decision(error)
 
     def _with_less(self, is_over: bool) -> tuple[bool, str]:
-        """Retry with smaller micro-batches of the same global batch, if possible: fewer workers with more rows each ran out of
-        memory. Else wait for a larger group, if one has trained. Returns whether one of them helps, and a description of what
-        changes. ``is_over``: otherwise the run ends."""
+        """Find a remedy for a group that ran out of memory: smaller micro-batches of the same global batch, because fewer
+        workers have more rows each; else a wait for a larger group, if one has trained. Returns whether there is a remedy, and
+        a description of it. ``is_over``: without a remedy the run ends."""
         lanes, exact = self._config.stream.num_lanes, self._config.parallel.exact
         workers = max(1, len(self._processes.plan))
         most_lanes = 1 if exact else -(-lanes // workers)  # in one micro-batch
@@ -154,8 +155,9 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         return False, "a micro-batch has only one row already"
 
     def _of_start(self) -> FailureDecision:
-        """Retry a start whatever its error: a port was taken, a peer was late, a worker was killed. What has trained is tried
-        as often as a store, with the same pauses from the second time on: a network may be away for minutes."""
+        """Retry a failed start whatever its error: a port was taken, a peer was late, a worker was killed. From the second
+        failure at a step on, pause as for a store. A run that has trained is also retried as often as for a store: a network
+        may be down for minutes."""
         failed = self._starts.add(self._step())
         if failed > 1:
             self._processes.not_before_s = time.monotonic() + store_pause_s(failed - 1)
@@ -169,7 +171,7 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
 
 
 def _are_preempted(failures: Mapping[int, BaseException] | None) -> bool:
-    """Return whether a worker is gone because its node was taken away; the others' failures are echoes of that."""
+    """Return True if a worker is gone because its node was taken away. The other workers' failures are echoes of that."""
     dead = (getattr(one, "health_check_failure", one) for one in (failures or {}).values())  # as Ray wraps it
     return any(isinstance(one, RayActorError) and one.preempted for one in dead)
 
@@ -189,8 +191,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_failure(failures: Mapping[int, BaseException]) -> tuple[int, BaseException]:
-    """Return the rank that failed by itself, and its error: not an echo of another's death, if possible, then a process that
-    died, then the lowest rank."""
+    """Return the rank that most likely caused the failure, and its error. An error that is no echo of another worker's comes
+    first, then a process that died, then the lowest rank."""
 
     def place(failure: tuple[int, BaseException]) -> tuple[bool, bool, int]:
         rank, error = failure
@@ -200,8 +202,8 @@ def first_failure(failures: Mapping[int, BaseException]) -> tuple[int, BaseExcep
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of the error of the first failure's rank, or of the error itself. Of a process that died it is the
-    last line: Ray tells there why."""
+    """Return the first line of the error of the rank that caused the failure, or of ``error`` itself. For a process that died
+    it is the last line, in which Ray gives the reason."""
     message = str(getattr(error, "controller_failure", error))
     if failures := getattr(error, "worker_failures", None):
         rank, one = first_failure(failures)
@@ -211,7 +213,7 @@ def first_line(error: BaseException) -> str:
 
 
 def fatal(error: BaseException) -> SpringtideError | None:
-    """Return our own error among the workers' failures or the controller's, None if there is none."""
+    """Return the SpringtideError among the workers' failures or the controller's; None if there is none."""
     for failure in _failures(error):
         reason = failure.__cause__ if isinstance(failure, WorkerGroupStartupFailedError) else None
         for candidate in (failure, getattr(failure, "cause", None), reason, getattr(reason, "cause", None)):
@@ -221,8 +223,8 @@ def fatal(error: BaseException) -> SpringtideError | None:
 
 
 def is_store_error(error: BaseException | None) -> bool:
-    """Return whether a store could not be reached, or failed: by the error's type, or by the package that it is from."""
-    rays_own = isinstance(error, RayError) and not isinstance(error, RayTaskError)  # its time-outs are OSErrors
+    """Return True if a store failed or could not be reached, judged by the error's type, or by the package that raised it."""
+    rays_own = isinstance(error, RayError) and not isinstance(error, RayTaskError)  # Ray's time-outs are OSErrors, too
     if error is None or rays_own or isinstance(error, FINAL):
         return False
     return may_pass(error) or of_store(error)
@@ -235,7 +237,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def only_stores(error: BaseException) -> BaseException | None:
-    """Return the first error of a store if the failures are such errors and their echoes only."""
+    """Return the first store error if all failures are store errors or their echoes; else None."""
     found = None
     for failure in _failures(error):
         reason = failure.__cause__ if isinstance(failure, WorkerGroupStartupFailedError) else None
@@ -248,7 +250,7 @@ def only_stores(error: BaseException) -> BaseException | None:
 
 
 def _failures(error: BaseException) -> list[BaseException]:
-    """Return the errors of the workers by rank, or that of the controller."""
+    """Return the errors of the workers by rank, then the controller's error if there is one."""
     ours = getattr(error, "controller_failure", None)
     return [one for _, one in sorted((getattr(error, "worker_failures", None) or {}).items())] + (
         [ours] if ours else []
@@ -256,7 +258,8 @@ def _failures(error: BaseException) -> list[BaseException]:
 
 
 def _gone(nodes: set[str]) -> tuple[set[str], set[str]]:
-    """Return those of the nodes that are lost, and those that will be taken away, as far as it can be found out."""
+    """Return those of the nodes that are lost, and those that will be taken away; two empty sets if that cannot be found
+    out."""
     with contextlib.suppress(RayError, OSError):
         return lost(nodes) | unanswering(nodes), leaving(nodes)
     return set(), set()
@@ -269,7 +272,7 @@ class _Repeats:
         self._step, self._times = -1, 0
 
     def add(self, step: int) -> int:
-        """Return how often it has failed at ``step`` since another step failed."""
+        """Count a failure at ``step``. Returns the number of failures at this step since the last one at another step."""
         self._times = self._times + 1 if step == self._step else 1
         self._step = step
         return self._times

@@ -1,7 +1,7 @@
-"""Write down what every rank of a hung worker group is doing, into the run's folder, before the group is ended.
+"""Record what every rank of a hung worker group is doing, in the run's folder, before the group is ended.
 
 <run>/hangs/step-0000000040-1795249320.txt     the newest collectives and the stacks of all threads of each rank that answers;
-                                               which ranks do not, and which are behind
+                                               which ranks do not answer, and which are behind
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from springtide.ray.train.mailbox import Progress
 from springtide.storage import Folder
 
 LOOK_S = 1.5
-"""How long a rank may take to say what it is doing [s]."""
+"""How long a rank may take to return its stack [s]."""
 MOST_HANGS, MOST_SILENT = 3, 10
-"""Hangs at one step after which training fails: of groups whose ranks all answer, so that the code waits for ever, and of
-groups with a process that does not answer, which is the fault of its node."""
+"""Number of hangs at one step after which training fails. First: hangs in which all ranks answer, so that the code itself waits
+for ever. Second: hangs with a process that does not answer, which is its node's fault."""
 _ANSWER_S = 5.0
 _DELAY_OVER_S = 0.3
 """Length of the measurement of a thread's wait for a core [s]."""
 _STARVED_SHARE = 0.1
-"""Share of the measurement that a starved thread waits, at least. A thread that hangs does not wait for a core at all."""
+"""A thread that waits for a core for at least this share of the measurement is starved. A thread that hangs does not wait for a
+core at all."""
 _WRITE_S = 5.0
 _WORK, _WORKER = "work", "/springtide/ray/train/worker.py"
 """The function that runs in a training thread, and its file."""
@@ -54,8 +55,8 @@ def stacks() -> str:
 
 
 def frames() -> Frames:
-    """Return the stack of this process's training thread, innermost first, or ``STARVED``; called in a worker's process while
-    ``work`` runs."""
+    """Return the stack of this process's training thread, innermost frame first, or ``STARVED`` if the thread gets no core.
+    Called in a worker's process while ``work`` runs."""
     for ident, frame in sys._current_frames().items():
         stack = [(one.f_code, line) for one, line in traceback.walk_stack(frame)]
         if any(code.co_name == _WORK and code.co_filename.endswith(_WORKER) for code, _ in stack):
@@ -65,7 +66,7 @@ def frames() -> Frames:
 
 
 def _is_starved(ident: int) -> bool:
-    """Return True if thread ``ident`` of this process waits for a core. False where the system does not say."""
+    """Return True if thread ``ident`` of this process waits for a core. False if the system does not report that."""
     native = next((thread.native_id for thread in threading.enumerate() if thread.ident == ident), None)
     try:
         before_s = _delay_s(native)
@@ -82,7 +83,8 @@ def _delay_s(native: int | None) -> float:
 
 
 def look(workers: Sequence[Worker]) -> list[Frames]:
-    """Return what each of ``workers`` is doing now: ``BUSY`` if it cannot say, nothing if its process does not answer."""
+    """Return the stack of each worker's training thread: ``BUSY`` if its process is there but returns no stack, empty if the
+    process does not answer."""
     asked = [worker.actor.execute.remote(frames) for worker in workers]
     done = set(ray.wait(asked, num_returns=len(asked), timeout=LOOK_S)[0])
     found: list[Frames] = []
@@ -92,22 +94,22 @@ def look(workers: Sequence[Worker]) -> list[Frames]:
         except RayError:
             found.append(())
     unheard = {workers[rank].actor: workers[rank].metadata.node_id for rank, one in enumerate(found) if not one}
-    with contextlib.suppress(RayError, OSError):  # else none is taken for busy
+    with contextlib.suppress(RayError, OSError):  # if that fails, no rank counts as busy
         silent = silent_processes(unheard)
         found = [one if one or worker.actor in silent else BUSY for one, worker in zip(found, workers, strict=True)]
     return found
 
 
 class Watch:
-    """Looks at the ranks of a group that is silent, and says whom the others wait for."""
+    """Samples the stacks of a silent group's ranks, and finds the ranks that the others wait for."""
 
     def __init__(self) -> None:
         self._before: tuple[int, float, list[Frames]] | None = None
-        """The step after which the group is silent, when it was looked at last [s], and what its ranks did."""
+        """The last sample: the step after which the group is silent, the time of the sample [s], and the stack of each rank."""
         self.why = ""
-        """Why the group hangs, as text; empty if that is not plain."""
+        """Why the group hangs, in words; empty if unclear."""
         self.silent: set[int] = set()
-        """The ranks that do not answer, if it hangs."""
+        """The ranks that do not answer, if the group hangs."""
         self._liveness = Liveness()
 
     def lacks(self, workers: Sequence[Worker], progress: Progress) -> bool:
@@ -121,13 +123,13 @@ class Watch:
         return bool(gone)
 
     def is_due(self, progress: Progress) -> bool:
-        """Return whether a group that has made a step is silent for so long that its ranks are looked at."""
+        """Return True if a group that has trained a step is silent for so long that its ranks must be sampled."""
         step_s = progress.prospects.step_s
         return first_look_s(step_s) < progress.silent_s and progress.longest_s < math.inf and step_s > 0
 
     def stalled(self, workers: Sequence[Worker], progress: Progress) -> bool:
-        """Return whether a silent group waits for some of its ranks, or for itself, once two looks agree. Looks seldom: a look
-        costs a call to every worker."""
+        """Return True if two samples show that a silent group waits for some of its ranks, or that all its ranks wait in a
+        collective. Samples are rare, because each costs a call to every worker."""
         before = self._before
         if not self.is_due(progress) or before is None or before[0] != progress.step:
             self.why, self.silent = "", set()
@@ -152,8 +154,9 @@ class Watch:
 def diagnose(
     workers: Sequence[Worker], run: Folder, step: int, known: Collection[int] = ()
 ) -> tuple[str, list[Worker]]:
-    """Write down what ``workers``, by rank, are doing. Returns a summary of it and the workers whose process is gone; ``known``
-    ranks are not waited for, because they have not answered before. One that says nothing and is there is busy."""
+    """Write the stacks and newest collectives of ``workers``, ordered by rank, to the run's folder. Returns a summary, and the
+    workers whose process is gone. A process that is there but does not answer counts as busy. ``known``: ranks that did not
+    answer before, and are not waited for."""
     asked = [worker.actor.execute.remote(stacks) for worker in workers]
     others = [answer for rank, answer in enumerate(asked) if rank not in known]
     done = set(ray.wait(others, num_returns=len(others), timeout=_ANSWER_S)[0]) if others else set()
@@ -169,7 +172,7 @@ def diagnose(
             unheard[where] = worker
         newest = "".join(f"{one.describe()}\n" for one in collectives.get(rank, ()))
         text += f"{where}\n{newest}{found or 'does not answer'}\n\n"
-    with contextlib.suppress(RayError, OSError):  # else none is taken for gone
+    with contextlib.suppress(RayError, OSError):  # if that fails, no process counts as gone
         lost = silent_processes({worker.actor: worker.metadata.node_id for worker in unheard.values()})
         silent = {where: worker for where, worker in unheard.items() if worker.actor in lost}
     late = behind(collectives)
@@ -185,8 +188,8 @@ def diagnose(
 def _collectives(
     workers: Sequence[Worker], answered: Collection[object], stacks_of: Sequence[object]
 ) -> dict[int, list[Collective]]:
-    """Return the newest collectives of the ranks that have answered. Asked for by themselves: where a device is lost, torch may
-    wait for it, and the stacks are there by then."""
+    """Return the newest collectives of the ranks that have returned their stacks. They are requested in a second call: if a
+    device is lost, torch may wait for it, and the stacks have arrived by then."""
     asked = {
         rank: worker.actor.execute.remote(newest_collectives)
         for rank, (worker, stack) in enumerate(zip(workers, stacks_of, strict=True))
@@ -202,20 +205,21 @@ def _collectives(
 
 
 def _where(written: Future[None], name: str) -> str:
-    """Return where the stacks are. The store may be what the group waits for: the group is ended whether or not it answers."""
+    """Return in words where the stacks are. Does not wait long for the store, because the group itself may be waiting for
+    it."""
     try:
         written.result(_WRITE_S)
     except TimeoutError:
         return f"their stacks are still being written to hangs/{name}"
-    except Exception as error:  # of any store's client
+    except Exception as error:  # any error of a store's client
         return f"their stacks could not be written: {type(error).__name__}: {error}"
     return f"their stacks are in hangs/{name}"
 
 
-# What this rank's newest collectives were, by the recorder that torch keeps of them, and which rank is behind in a hang.
+# Read this rank's newest collectives from torch's flight recorder, and find the rank that is behind in a hang.
 
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
-"""Torch's functions that return the recorder of NCCL, and of other backends."""
+"""Torch's functions that return the flight recorder of NCCL, and of other backends."""
 
 
 class Collective(NamedTuple):
@@ -227,7 +231,7 @@ class Collective(NamedTuple):
     name: str
     """Backend and kind, as ``nccl:all_reduce``."""
     sizes: str
-    """Shapes of what goes in."""
+    """Shapes of its inputs."""
     is_done: bool
 
     def describe(self) -> str:
@@ -237,14 +241,14 @@ class Collective(NamedTuple):
 
 
 def newest_collectives() -> list[Collective]:
-    """Return the newest collective of each group of this process, in the order in which they began; none if this torch keeps no
-    records."""
+    """Return the newest collective of each group of this process, in the order in which they began; empty if torch records
+    none."""
     found: dict[str, Collective] = {}
     for entry in _entries():
         group = " ".join(entry.get("process_group") or ["?"])
         number = int(entry.get("collective_seq_id") or 0)
         sizes = " ".join(map(str, entry.get("input_sizes") or ()))
-        found.pop(group, None)  # a name may be that of an earlier group, too: what came last counts
+        found.pop(group, None)  # an earlier group may have had this name: the last entry counts
         found[group] = Collective(group, number, str(entry.get("profiling_name")), sizes, bool(entry.get("retired")))
     return list(found.values())
 
@@ -256,12 +260,13 @@ def _entries() -> Iterator[Mapping[str, Any]]:
         dump = getattr(private, name, None)
         try:
             yield from json.loads(dump()).get("entries") or () if dump else ()
-        except (RuntimeError, ValueError, AttributeError):  # a recorder that is off, or of another form
+        except (RuntimeError, ValueError, AttributeError):  # the recorder is off, or has another format
             continue
 
 
 def behind(by_rank: Mapping[int, Sequence[Collective]]) -> str:
-    """Return which ranks have begun fewer collectives than the others of their group, or another one; empty if none.
+    """Return in words which ranks have begun fewer collectives than the other ranks of their group, or a different one; empty
+    if none has.
 
     Args:
         by_rank: rank -> its newest collectives, of the ranks that answer.
@@ -280,7 +285,7 @@ def behind(by_rank: Mapping[int, Sequence[Collective]]) -> str:
     found = []
     for group, members in groups.items():
         each = {rank: (one.number, f"{one.name} {one.sizes}") for rank, one in members.items()}
-        # the furthest; where there are several, that of most ranks
+        # the highest number; among several collectives with it, the one of most ranks
         counts = Counter(each.values())
         last, what = max(counts, key=lambda one: (one[0], counts[one]))
         late: dict[tuple[int, str], list[int]] = {}

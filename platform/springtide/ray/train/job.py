@@ -1,4 +1,4 @@
-"""What the driver hands to each worker's process."""
+"""The job that the driver sends to each worker's process."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class TrainJob:
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
     """Labels of the run's checkpoints."""
     owner: str = ""
-    """Who has claimed the run."""
+    """Id under which the run was claimed."""
     fault_points: str = ""
     """Address of the test to which fault points are reported; empty for none."""
     begun_s: float = 0.0
     """When the run was first started, seconds since 1970; only a run with a deadline needs it."""
     compiled_key: str = dataclasses.field(default="", repr=False)
-    """Key of the seals of the run's compiled code; empty keeps none."""
+    """Key that seals the run's compiled code (``CompileCache``); if it is empty, no code is kept."""
 
     @property
     def folder(self) -> Folder:

@@ -3,10 +3,10 @@
 Workers need no access to the tracking store or the console: rank 0 posts, the driver takes.
 
     worker, controller --MailboxClient--> Mailbox (an actor on the driver's node) <--MailboxClient-- driver
-                       <--a request, as soon as it is made: rank 0 has a call there that waits for the next one
+                       <--requests: rank 0 has a pending call, which returns as soon as one is made
 
-A driver may train one run after the other: its mailbox stays, because a process takes a second to start. Every call names its
-run by a key, and what arrives late for an ended run is dropped.
+A driver that trains several runs in turn keeps its mailbox, because a process takes a second to start. Every call carries its
+run's key, and a late call for an ended run is dropped.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ T = TypeVar("T")
 
 
 class WorkerLimit(NamedTuple):
-    """What commands to the run say of its workers (``run.control``)."""
+    """The worker limit set by commands to the run (``run.control``)."""
 
     workers: int = 0
     """Most workers; 0: as many as the config allows."""
     paused_by: str = ""
     """Who paused the run; empty if it is not paused."""
     serial: int = 0
-    """Number of the change: a limit that is set again is told again."""
+    """Number of the command: an equal limit that is set again counts as a change, and is reported again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,40 +61,40 @@ class Progress:
     silent_s: float = 0.0
     """Time since the group's last event or heartbeat [s]."""
     longest_s: float = math.inf
-    """How long it may be silent [s]."""
+    """How long the group may be silent before it counts as hung [s]."""
     prospects: RestartForecast = dataclasses.field(default_factory=RestartForecast)
     limit: WorkerLimit = dataclasses.field(default_factory=WorkerLimit)
 
 
 class _RunState:
-    """What the mailbox holds for one run."""
+    """The mailbox's state for one run."""
 
     def __init__(self, key: str, num_steps: int, hang_s: float) -> None:
         self.key, self.hang_s = key, hang_s
         self.events: list[Event] = []
         self.arrived = asyncio.Event()
         self.asked: GroupRequest | None = None
-        self.copy = False  # whether it is asked for, too
+        self.copy = False  # whether a COPY request is open, next to ``asked``
         self.groups = 0
-        """Groups of workers until now."""
+        """Number of worker groups started so far."""
         self._changed = asyncio.Event()
         self.leave_by_s = math.inf
-        """When the state of a group that leaves must be safe in memory, of ``time.monotonic`` [s]."""
+        """When the copy in memory of a leaving group must be safe, of ``time.monotonic`` [s]."""
         self.left = False
         self.last_event_s = math.inf
         self.history = RunHistory(num_steps)
         self.micro_batch: int | None = None
         self.limit = WorkerLimit()
         self.notices: dict[str, tuple[int, float]] = {}
-        """Node that leaves -> its deadline as announced to Ray [ms], and when that is, of ``time.monotonic`` [s]."""
+        """Leaving node -> its deadline as announced to Ray [ms], and the same moment by ``time.monotonic`` [s]."""
 
     @property
     def request(self) -> GroupRequest | None:
-        """The request to the workers."""
+        """The open request to the workers: ``asked``, else COPY if one is open."""
         return self.asked or (GroupRequest.COPY if self.copy else None)
 
     def changed(self) -> None:
-        """Wake those that wait for a request: there is another one, another group, or another run."""
+        """Wake the callers of ``change``: the request, the group or the run has changed."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -114,7 +114,7 @@ class Mailbox:
         self._run = _RunState(key, num_steps, hang_s)
 
     async def open(self, key: str, num_steps: int, hang_s: float) -> None:
-        """Open the mailbox of the next run; the one before is over."""
+        """Open the mailbox of the next run; the previous run is over."""
         before, self._run = self._run, _RunState(key, num_steps, hang_s)
         before.changed()
 
@@ -165,7 +165,7 @@ class Mailbox:
             run.changed()
             return
         weaker = run.asked is GroupRequest.STOP and request is not GroupRequest.STOP
-        weaker |= run.asked in _LEAVING and request is GroupRequest.SAVE  # what leaves brings its state to safety
+        weaker |= run.asked in _LEAVING and request is GroupRequest.SAVE  # a leaving group makes its state safe anyway
         if key == run.key and not weaker:
             run.asked, run.leave_by_s = request, time.monotonic() + left_s
             run.changed()
@@ -176,7 +176,7 @@ class Mailbox:
         return run.leave_by_s - time.monotonic() if key == run.key else None
 
     async def cancel(self, key: str, request: GroupRequest) -> None:
-        """End ``request``, if it is still the newest."""
+        """Withdraw ``request`` if it is still open."""
         run = self._run
         if key == run.key:
             run.copy &= request is not GroupRequest.COPY
@@ -260,8 +260,8 @@ class Mailbox:
 
 @dataclasses.dataclass(frozen=True)
 class Reply(Generic[T]):
-    """The mailbox's reply to a call. Nobody has to wait for it, unless the next call must come after it: Ray carries out the
-    calls of an actor with coroutines in any order. Without a mailbox a call has no effect."""
+    """The mailbox's reply to a call. Wait for it only if the next call must take effect later: Ray runs the calls of an asyncio
+    actor in any order. If the mailbox is gone, a call has no effect."""
 
     ref: ObjectRef[T]
 
@@ -271,12 +271,12 @@ class Reply(Generic[T]):
         return value
 
     def wait(self, timeout_s: float = _ANSWER_S) -> None:
-        """Wait until the call has had its effect, or cannot have one: the mailbox is gone, or too slow."""
+        """Wait until the call has taken effect. Gives up without an error if the mailbox is gone or too slow."""
         with contextlib.suppress(RayError):
             self.get(timeout_s)
 
     def has_come(self, timeout_s: float | None) -> bool:
-        """Return whether the reply or an error comes in time; None waits for it."""
+        """Return True if the reply, or an error, arrives within ``timeout_s``; None waits without a limit."""
         return bool(ray.wait([self.ref], timeout=timeout_s)[0])
 
 
@@ -287,15 +287,16 @@ class MailboxClient:
     actor: ActorHandle[Mailbox]
     key: str
     name: str = ""
-    """Of the actor; empty if it has none."""
+    """The actor's name; empty if it has none."""
 
     def post(self, events: Sequence[Event]) -> Reply[None]:
         """Post events to the driver."""
         return Reply(self.actor.post.remote(self.key, events))
 
     def request(self, known: GroupRequest | None, followed: GroupRequest | None = None) -> Reply[GroupRequest | None]:
-        """Reply with the request to the workers as soon as it is another than ``known``, or the group is over. One that was
-        ``followed`` ends with this call: a call of its own might arrive after this one, and it would be told again."""
+        """Reply with the open request as soon as it differs from ``known``, or when the group or the run is over. ``followed``:
+        a request that the group has carried out; this call withdraws it first. A separate call might arrive after this one, and
+        the request would be delivered twice."""
         return Reply(self.actor.request.remote(self.key, known, followed))
 
     def take(self, wait_s: float) -> Reply[list[Event]]:
@@ -303,12 +304,13 @@ class MailboxClient:
         return Reply(self.actor.take.remote(self.key, wait_s))
 
     def ask(self, request: GroupRequest, left_s: float = math.inf) -> Reply[None]:
-        """Ask the workers for ``request`` until the next call. STOP is never replaced, SAVE never replaces LEAVE, and COPY is
-        kept apart and delivered last. ``left_s``: time until a copy in memory must be safe [s]."""
+        """Set the request to the workers, which stands until the next call. STOP is never replaced, and SAVE never replaces
+        LEAVE or EVACUATE. COPY is stored separately, and delivered when no other request is open. ``left_s``: time until a copy
+        in memory must be safe [s]."""
         return Reply(self.actor.ask.remote(self.key, request, left_s))
 
     def time_to_leave_s(self) -> Reply[float | None]:
-        """Reply with the time until the copy of a group that leaves must be safe in memory [s]."""
+        """Reply with the time until a leaving group's copy in memory must be safe [s]."""
         return Reply(self.actor.time_to_leave_s.remote(self.key))
 
     def heartbeat(self) -> Reply[None]:
@@ -316,11 +318,11 @@ class MailboxClient:
         return Reply(self.actor.heartbeat.remote(self.key))
 
     def reset_for_new_group(self) -> Reply[None]:
-        """Reset the state for a group that starts: it has not left, and was not asked to."""
+        """Reset the state for a new group: it has not left, and has no request to leave or copy."""
         return Reply(self.actor.reset_for_new_group.remote(self.key))
 
     def group_runs(self, workers: int) -> Reply[None]:
-        """Report that the group's processes have begun: its silence counts from now on."""
+        """Report that the group's processes run: the time limit for its silence starts now."""
         return Reply(self.actor.group_runs.remote(self.key, workers))
 
     def group_formed(self) -> Reply[None]:
@@ -328,7 +330,7 @@ class MailboxClient:
         return Reply(self.actor.group_formed.remote(self.key))
 
     def notices(self) -> Reply[dict[str, TimeLeft] | None]:
-        """Reply with what is left to the nodes that leave."""
+        """Reply with the time left to each leaving node."""
         return Reply(self.actor.notices.remote(self.key))
 
     def progress(self) -> Reply[Progress | None]:
@@ -348,7 +350,7 @@ class MailboxClient:
         return Reply(self.actor.largest_micro_batch.remote(self.key))
 
     def fetch_speed(self) -> float:
-        """Measure the speed of the network from the driver's node to this one; 0 if they are the same [bytes/s]."""
+        """Measure the network speed from the driver's node to this one; 0 on the driver's node itself [bytes/s]."""
         if ray.get(self.actor.node.remote()) == ray.get_runtime_context().get_node_id():
             return 0.0
         begin = time.perf_counter()
@@ -359,15 +361,15 @@ class MailboxClient:
 
 @dataclasses.dataclass(frozen=True)
 class NoticeSender:
-    """Sends notices to the mailbox of this name. It holds no handle of it: Ray warns of handles among the arguments of an actor
-    that it restarts."""
+    """Sends preemption notices to the mailbox actor of this name. It looks the actor up, because Ray warns of actor handles
+    among the arguments of an actor that it may restart."""
 
     name: str
     key: str
 
     def __call__(self, node: str, left: TimeLeft) -> None:
-        """Report when a node leaves, as its watcher says; an earlier report of an earlier end stands. Waits until it has
-        arrived, for a moment at most."""
+        """Report the time left to a leaving node. An earlier report of an earlier end stands. Waits a moment at most for
+        delivery."""
         with contextlib.suppress(RayError, ValueError):  # the driver is gone, and its mailbox
             ray.get(ray.get_actor(self.name).notice.remote(self.key, node, left), timeout=_ANSWER_S)
 
@@ -375,8 +377,8 @@ class NoticeSender:
 def open_mailbox(
     name: str | None, num_steps: int = 0, hang_s: float = 0.0, before: MailboxClient | None = None
 ) -> MailboxClient:
-    """Open the mailbox of a new run, in the actor of the run ``before``, else in a new one on this node. With ``name`` it is
-    the cluster's only one of that name; raises ValueError if there is one already."""
+    """Open the mailbox of a new run: in the actor of the previous run's mailbox ``before``, else in a new actor on this node.
+    ``name``: the new actor's name; raises ValueError if the cluster has an actor of that name."""
     key = secrets.token_hex(8)
     if before is not None:
         ray.get(before.actor.open.remote(key, num_steps, hang_s))
@@ -386,20 +388,21 @@ def open_mailbox(
     return MailboxClient(actor.remote(key, num_steps, hang_s), key, name or "")
 
 
-# Rank 0's end of the mailbox: it sends the run's events, and hears what the driver asks the workers for.
+# Rank 0's end of the mailbox: it sends the run's events, and receives the driver's requests to the workers.
 #
-# step k     forward, backward --what has come by now?--> all-reduce: all ranks know it --update--> followed
-# mailbox    a call of rank 0 waits there, and is answered when somebody makes a request
+# step k     forward, backward --request received by now?--> all-reduce: all ranks know it --update--> carried out
+# mailbox    a pending call of rank 0 returns when a request is made
 #
-# So a request that arrives before the ranks of a step agree is followed after that step, and any other one after the next.
+# So a request that arrives before the all-reduce of a step is carried out after that step, a later one after the next step.
 
 _BEAT_S = 1.0
 _ONCE = (GroupRequest.COPY, GroupRequest.SAVE)
-"""Requests after which a group trains on: it is told each once."""
+"""Requests after which a group keeps training; each is delivered once."""
 
 
 class EventSender:
-    """Rank 0's end. Never waits for the driver in a step: while a post is in flight, events are collected for the next."""
+    """Rank 0's end of the mailbox. Never waits for the driver in a step: while a post is in flight, new events are collected
+    for the next post."""
 
     def __init__(self, mailbox: MailboxClient) -> None:
         self._mailbox = mailbox
@@ -434,7 +437,7 @@ class EventSender:
         return asked
 
     def time_to_leave_s(self) -> float:
-        """Return how long the copy in memory of a group that was asked to leave may take; infinite if the driver does not say
+        """Return the time until this leaving group's copy in memory must be safe; infinite if the driver does not answer
         [s]."""
         with contextlib.suppress(RayError):
             left_s = self._mailbox.time_to_leave_s().get(_ANSWER_S)

@@ -1,12 +1,13 @@
-"""Carry out what ``elastic/on_demand.py`` decides for a run with a deadline, through Ray's autoscaler.
+"""Order and give back on-demand nodes for a run with a deadline, as ``elastic/on_demand.py`` decides, through Ray's autoscaler.
 
-    look: nodes with labels, progress --OrderBook--> an order --label selectors of the run's own request--> Ray's coordinator
+    order: nodes with labels, progress --OrderBook--> an order --label selectors of the run's request--> Ray's coordinator
                                                          of all runs --> its autoscaler starts a node, which joins
-    give back: the node is drained in Ray, as at a notice --> the group leaves it, no step lost --> what the run has on it is
-                                                         ended --> Ray ends the node
+    give back: the node is drained in Ray, as after a notice --> the group leaves it, no step lost --> the run's processes
+                                                         on it are ended --> Ray ends the node
 
-Ray's coordinator adds up the requests of all runs: none replaces another's. With a deadline each worker has a selector: as many
-as are ordered ``ray.io/market-type: on-demand``, the others ``!on-demand``, which spot nodes and those without the label match.
+Ray's coordinator adds up the requests of all runs. With a deadline, each worker of a run's request has a label selector. It is
+``ray.io/market-type: on-demand`` for the ordered workers. It is ``!on-demand`` for the others, which matches spot nodes and
+nodes without the label.
 """
 
 from __future__ import annotations
@@ -42,22 +43,23 @@ from springtide.ray.train.process_pool import WorkerProcessPool
 from springtide.ray.train.snapshot_lookup import name_prefix
 
 ON_DEMAND = "on-demand"
-"""Market label of nodes that are not taken away, as Ray's documentation writes it."""
+"""Value of the market label for nodes that are not taken away, as in Ray's documentation."""
 _Entry = Mapping[str, Any]
 """A node in Ray's table."""
 _LOOK_S = 1.0
 _AGAIN_S = 15.0
-"""Least time between two decisions while the nodes are the same; half a changeover if that is longer, as when simulated [s]."""
+"""Least time between two decisions while the nodes do not change; half of ``Deadline.change_s`` if that is longer, as in
+simulations [s]."""
 _ASK_S = 5.0
-"""How often the autoscaler is asked whether it can provide what is requested [s]."""
+"""Time between two queries whether the autoscaler can provide what is requested [s]."""
 _REFUSED = 2
-"""Answers one after the other that it cannot, before the request is reduced: a node that is being ended counts until then."""
+"""Consecutive refusals by the autoscaler before the request is reduced: a node that is being ended still counts at first."""
 _REFUSED_S = 600.0
-"""After how long a run whose request was refused asks for all again [s]."""
+"""Time after which a reduced request is raised to the full one again [s]."""
 _MEASURED = 3
 _MANY = 2**20
 _SURELY_S = 15.0
-"""For how long a deadline must be out of reach, or in reach again, before that is said: first steps are slow [s]."""
+"""How long a deadline must be out of reach, or in reach again, before that is reported: first steps are slow [s]."""
 _log = logging.getLogger(__name__)
 
 
@@ -74,23 +76,24 @@ class OnDemandNodes:
         self._book, self._work = OrderBook(), StepWork(bounds.lanes)
         self._group: tuple[str, ...] = ()
         self._group_from = self._seen_step = 0
-        """Node of each worker of the group that trains, the step at which it was first seen, and the first step that was."""
+        """Node of each worker of the training group, and the step at which that group was first seen; ``_seen_step`` is 0 until
+        a step is known."""
         self._given: dict[str, float] = {}
         """Node that was given back -> when the group leaves it, of ``time.monotonic`` [s]."""
         self._ordered_s: float | None = None
-        """When the newest order grew, until a worker on a new node is ready, of ``time.monotonic`` [s]."""
+        """When the order last grew, of ``time.monotonic``; None once a worker on a new node is ready [s]."""
         self._known: set[str] = set()
-        """The on-demand nodes before that."""
+        """The on-demand nodes when the order last grew."""
         self._orders_s: deque[float] = deque(maxlen=_MEASURED)
         self._spot_most = math.inf
-        """Most workers that are requested without a market, because the autoscaler has no nodes for more."""
+        """Most workers that are requested in addition to the ordered ones; finite once the autoscaler has no nodes for more."""
         self._refusals, self._problem, self._not_before_s = 0, "", math.inf
-        """Refusals one after the other; why nothing can be ordered; until when the request stays reduced, of ``time.monotonic``
-        [s]."""
+        """Consecutive refusals; why nothing can be ordered, empty if it can; until when the request stays reduced, of
+        ``time.monotonic`` [s]."""
         self._begin_s = time.monotonic()
         self._looked_s = self._asked_s = -math.inf
         self._asked: Future[Provision] | None = None
-        """The answer of the autoscaler that is waited for."""
+        """The pending query of the autoscaler; None if there is none."""
         self._shared: set[str] = set()
         """Nodes that were given back and on which other runs have workers."""
         self._ended: set[str] = set()
@@ -99,16 +102,17 @@ class OnDemandNodes:
         self._usable, self._again_s = frozenset[tuple[str, int]](), -math.inf
         """The nodes at the last decision, and when the next one is due if they stay the same, of ``time.monotonic`` [s]."""
         self._can_be_met, self._doubted_s = True, math.inf
-        """Whether the deadline was last said to be in reach, and since when that is not so, of ``time.monotonic`` [s]."""
+        """Whether the deadline was last reported as in reach, and since when the opposite holds, of ``time.monotonic`` [s]."""
 
     def labelled(self, scaling: ScalingConfig) -> ScalingConfig:
-        """Return ``scaling`` for the run's request of resources, with a label selector for each worker."""
+        """Return a copy of ``scaling`` for the run's resource request, with a label selector for each worker."""
         mine = copy.copy(scaling)
         mine._label_selector_per_worker = self.selectors
         return mine
 
     def selectors(self, number: int) -> list[dict[str, str]] | None:
-        """Return a label selector for each of ``number`` workers; None without any, where the cluster knows no labels."""
+        """Return a label selector for each of ``number`` workers; None if nothing can be ordered, as when the autoscaler
+        ignores labels."""
         if self._problem:
             return None
         ordered = min(self._book.workers, number)
@@ -127,18 +131,18 @@ class OnDemandNodes:
         progress: Progress,
         is_saved: bool,
     ) -> list[Node]:
-        """Order and give back what is due.
+        """Order nodes, and give nodes back, if a decision is due.
 
         Args:
-            nodes: those that the run may use.
-            table: Ray's entries of them.
+            nodes: the nodes that the run may use.
+            table: Ray's entries of these nodes.
             busy: node of each worker of the group that trains.
             bounds: limits of the run's workers now.
-            progress: of the run.
-            is_saved: whether the store has what the last group has left in memory.
+            progress: the run's progress.
+            is_saved: whether the store has the state that the last group has left in memory.
 
         Returns:
-            ``nodes``; a group that is on one that was given back leaves it, and no other starts there.
+            ``nodes``. A node that was given back has no places and leaves: the group leaves it, and no other starts there.
         """
         now = time.monotonic()
         entries = {entry["NodeID"]: entry for entry in table}
@@ -199,7 +203,7 @@ class OnDemandNodes:
             order = self._book.decide(deadline, here, done, passed_s, multiple)
         if order.workers > before:
             self._ordered_s, self._known = now, {one.id for one in here if one.on_demand}
-            for node in self._shared - {*busy}:  # the autoscaler may count it for the order
+            for node in self._shared - {*busy}:  # the autoscaler may count it towards the order
                 self._given.pop(node, None)
         self._give_back(order, {one.id: one for one in here}, entries, progress, now)
         if order.workers != before or order.give_back:
@@ -220,7 +224,8 @@ class OnDemandNodes:
         progress: Progress,
         now: float,
     ) -> None:
-        """Have the group leave nodes, and Ray end those on which no other run has workers."""
+        """Have the group leave the nodes that ``order`` gives back, and have Ray end those on which no other run has
+        workers."""
         costs, reserve_s = progress.prospects, float(self._job.config.elastic.reserve)
         for node in order.give_back:
             in_s = costs.leaving_s(reserve_s, durable=False) + costs.step_s if here[node].in_group else 0.0
@@ -235,8 +240,9 @@ class OnDemandNodes:
                 _log.warning("node %s is given back, but Ray does not drain it: %s", node[:8], error)
 
     def _end_what_is_left(self, entries: Mapping[str, _Entry], busy: tuple[str, ...], is_safe: bool) -> None:
-        """End what the run has on nodes that its group has left, once the next group trains or the state is in the store: Ray
-        ends a node that is idle. What was in their memory was copied to nodes that stay."""
+        """End the run's processes and snapshot servers on given-back nodes, because Ray ends only idle nodes. This waits until
+        the group has left them, and the next group trains or the state is in the store. The snapshots there were copied to
+        nodes that stay."""
         left = [node for node in self._given if node in entries and node not in busy]
         if not left or not is_safe:
             return
@@ -248,14 +254,14 @@ class OnDemandNodes:
                 ray.kill(ray.get_actor(server, namespace=NAMESPACE))
 
     def _ask(self, here: Sequence[MarketNode], step: int, now: float) -> None:
-        """Ask the autoscaler whether it can provide what is requested; if it cannot, request less."""
+        """Find out whether the autoscaler can provide what is requested; if it cannot, request less."""
         if now >= self._not_before_s:
             self._problem, self._spot_most, self._not_before_s = "", math.inf, math.inf
         if self._problem:
             return
         if self._asked is None and now - self._asked_s >= _ASK_S:
             gcs, self._asked_s = ray.get_runtime_context().gcs_address, now
-            # not here: the head may be away
+            # in a thread: the head may not answer
             self._asked = in_thread("springtide-autoscaler", lambda: provision(gcs), daemon=True)
         if self._asked is None or not self._asked.done():
             return
@@ -277,7 +283,7 @@ class OnDemandNodes:
         self._mailbox_post(Ordered(step=step, workers=ordered, reason="", problem=self._problem))
 
     def _tell(self, found: Outlook, workers: int, step: int) -> None:
-        """Say when the deadline is out of reach, with what can be met, and when it is in reach again."""
+        """Report when the deadline gets out of reach, with what could be met instead, and when it is in reach again."""
         begun_s, until_s = self._plan.begun_s, self._plan.until_s
         finish_s = begun_s + found.finish_s
         spare_s, now = until_s - finish_s, time.monotonic()
@@ -301,7 +307,7 @@ class OnDemandNodes:
 
 
 def _market(entry: _Entry) -> str:
-    """Return a node's market; none for the head, which no order brings and no run gives back."""
+    """Return a node's market label in lower case; empty for the head, which is never ordered or given back."""
     return "" if HEAD in entry["Resources"] else str((entry.get("Labels") or {}).get(MARKET_LABEL, "")).lower()
 
 
@@ -313,11 +319,11 @@ def _time(at_s: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(at_s))
 
 
-# What Ray's autoscaler can provide: whether it starts nodes by their labels, and whether it can meet what is requested.
+# Query Ray's autoscaler: whether it starts nodes by their labels, and whether it can meet what is requested.
 #
-# Ray has one request of resources for the whole cluster; its ``AutoscalingCoordinator``, an actor that Ray Train and Ray Data
-# share, adds up those of all runs. The autoscaler meets all of it or nothing: a single worker for which no kind of node is left
-# keeps it from starting any.
+# Ray has one request of resources for the whole cluster. Its ``AutoscalingCoordinator``, an actor that Ray Train and Ray Data
+# share, adds up the requests of all runs. The autoscaler meets all of it or nothing: a single worker for which no kind of node
+# is left keeps it from starting any.
 
 _ANSWER_S = 2.0
 
@@ -337,8 +343,8 @@ class Provision(Enum):
 
 
 def provision(gcs: str) -> Provision:
-    """Return what the autoscaler of the cluster with its GCS at ``gcs`` says of the newest request that it has seen. This
-    process is connected to the cluster."""
+    """Return whether the autoscaler can meet the newest request that it has seen. ``gcs``: address of the GCS of the cluster,
+    to which this process is connected."""
     try:
         client = _client(gcs)
         if not is_autoscaler_v2(fetch_from_server=True, gcs_client=client):
@@ -356,4 +362,4 @@ def provision(gcs: str) -> Provision:
 
 @functools.cache
 def _client(gcs: str) -> Any:
-    return GcsClient(address=gcs)  # each has a connection of its own
+    return GcsClient(address=gcs)  # cached, because each client opens a connection

@@ -57,16 +57,16 @@ from springtide.ray.train.worker_lender import WorkerLender
 _ANSWER_S = 2.0
 _LOOK_S = 0.5
 _MOMENT_S = 1e-3
-"""A look comes this much after the nodes have settled, so that it finds them settled [s]."""
+"""Time added to the moment at which the nodes have settled, so that the next poll finds them settled [s]."""
 _ORDER = (None, GroupRequest.SAVE, GroupRequest.LEAVE, GroupRequest.EVACUATE)
-"""Requests to a group; each may follow those before it."""
+"""Requests to a worker group, weakest first. A request is replaced only by a stronger one."""
 _SOONER_S = 1.0
-"""A deadline that comes closer by less is not passed on [s]."""
+"""A LEAVE deadline is sent to the group again only if it moved earlier by more than this [s]."""
 _log = logging.getLogger(__name__)
 
 
 class SpringtideScalingPolicy(ElasticScalingPolicy):
-    """Ray's elastic policy, which requests capacity, with our decisions."""
+    """Ray's elastic scaling policy with our decisions. Ray's part of it requests capacity."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         workers: WorkerLender,
         limits: MemoryLimits,
     ) -> None:
-        """``watches``: the watchers on the nodes, if any; ``limits``: those that the run's ``SpringtideFailurePolicy`` adds
-        to."""
+        """``watches``: the preemption watchers on the nodes; None if notices are off. ``limits``: the run's memory limits,
+        which its ``SpringtideFailurePolicy`` updates."""
         super().__init__(scaling_config)
         self._processes, self._share = workers.processes, workers.share
         self._on_demand: OnDemandNodes | None = None
@@ -89,33 +89,33 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._cells = bounds.worker_multiple, bounds.min_workers
         self._limits, self._began_at = limits, 0
         self._runs = False
-        """Whether the mailbox knows that the newest group's processes have begun."""
+        """Whether the mailbox was notified that the newest group's processes run."""
         self._watches = watches
         self._memory = PolicyState()
         self._reported = ""
         """The last reported reason of a decision, without its numbers."""
         self._asked: GroupRequest | None = None
-        """The newest request of this policy to the group that trains."""
+        """The newest request that this policy has sent to the training group; None if there is none."""
         self._asked_by_s = math.inf
-        """When the state must be safe in memory, as that request says."""
+        """Deadline sent with ``_asked``: when the copy in memory must be safe, of ``time.monotonic`` [s]."""
         self._told_of: set[str] = set()
-        """Nodes that will be taken away, of which the group was told."""
+        """The leaving nodes at the last check. A node that is not among them triggers a COPY request."""
         self._alive, self._mine = set[str](), dict[str, dict[str, float]]()
         self._others = ""
-        """What ``WorkerShare.others`` says."""
+        """``WorkerShare.others`` at the last query: what this run waits for, or which runs get its workers."""
         self._looked_s = float("-inf")
         self._leaving, self._undated = 0, dict[str, float]()
         self._hangs: Counter[tuple[int, bool]] = Counter()
-        """Step, whether a process did not answer -> hangs."""
+        """(step, True if a process did not answer) -> number of hangs."""
         self._hung: frozenset[int] | None = None
-        """Ranks of the group that hangs which do not answer; None if none hangs."""
+        """Ranks of the hung group that do not answer; None if the group does not hang."""
         self._watch = Watch()
         self._silent: set[str] = set()
-        """Nodes that Ray takes for alive and that did not answer."""
+        """Nodes that Ray lists as alive but that do not answer."""
         self._probed_s = float("-inf")
         self._failed_looks = 0
         self._limit, self._holds, self._newest = WorkerLimit(), True, Progress()
-        """What commands say of the workers, and whether the cluster is asked for any."""
+        """The newest worker limit set by commands; whether a resource request is open in Ray; the last known progress."""
         self._saver = SnapshotSaver(job)
         self._processes.is_cancelled = self._is_stopped_meanwhile
 
@@ -132,8 +132,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return self._asked in (GroupRequest.LEAVE, GroupRequest.EVACUATE)
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
-        """Start a group if there is room, else wait a moment. Raises StoppedWaiting when asked to stop,
-        TrainingInterrupted when the wait is over, RunExists when another driver has claimed the run."""
+        """Start a group if there is room, else wait a moment. Raises StoppedWaiting when asked to stop, TrainingInterrupted
+        when ``elastic.wait`` is over or the state cannot be saved, RunExists when another driver has claimed the run."""
         begin_s = time.thread_time()
         try:
             decision = self._look()
@@ -156,14 +156,14 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._ask_for_capacity()
         if progress.stop:
             self._end_waiting(progress)
-        if self._saver.refused is not None:  # so would the next group be, which may have to wait long for room
+        if self._saver.refused is not None:  # another driver has claimed the run: a new group could not save either
             raise self._saver.refused
         if time.monotonic() < self._processes.not_before_s:
             return NoopDecision()
         return self._start(progress)
 
     def _end_waiting(self, progress: Progress) -> NoReturn:
-        """End the run, as asked, while no group trains; first bring to the store what is in memory only."""
+        """Stop the run on request while no group trains. A state that is in memory only is saved to the store first."""
         if problem := self._saver.finish(lambda: self._processes.closed):
             raise TrainingInterrupted(
                 f"asked to stop while no group trained, and step {progress.step}, in memory only, cannot be saved: "
@@ -174,13 +174,14 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         raise StoppedWaiting(reason)
 
     def _unseen(self, error: Exception) -> None:
-        """Count a look at the cluster that failed; say so the first time."""
+        """Count a failed query of the cluster; log only the first of a series."""
         self._failed_looks += 1
         if self._failed_looks == 1:
             _log.warning("cannot query Ray for nodes, retrying: %s", error)
 
     def _wait(self, pause_s: float) -> None:
-        """Wait for the next look, which comes at once when a process is ready, the nodes have settled or the run is to stop."""
+        """Wait until the next poll of the cluster. Returns early when a process is ready, the nodes have settled or the run is
+        to stop."""
         now = time.monotonic()
         settled_s = self._memory.since_s + self._bounds.settle_s + _MOMENT_S
         until_s = min(now + pause_s, settled_s if now < settled_s else math.inf)
@@ -191,12 +192,13 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
     def make_decision_for_running_worker_group(
         self, worker_group_state: WorkerGroupState, worker_group_status: object
     ) -> ScalingDecision:
-        """Ask the group to leave when it should, and start the next one when it has left."""
+        """Ask the training group to leave when the policy decides so. Start the next group once this one has left, hangs or has
+        lost workers."""
         self._ask_for_capacity()
         busy = tuple(worker.metadata.node_id for worker in worker_group_state.workers)
         if not self._runs:
             self._runs = True
-            self._mailbox.group_runs(len(busy)).wait()  # its silence is looked at next
+            self._mailbox.group_runs(len(busy)).wait()  # wait: ``_progress`` reports its silence from now on
         progress = self._progress()
         if progress.step != self._began_at:
             self._limits.trained(len(busy))
@@ -205,13 +207,13 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         workers = worker_group_state.workers
         if progress.silent_s > progress.longest_s or self._is_stalled(workers, progress):
             return self._end_hung(workers, progress)
-        if self._hung is not None:  # it trains on: what was saved meanwhile is no longer its newest state
+        if self._hung is not None:  # it trains again: a save that began during the hang is outdated
             self._saver.cancel()
         self._hung = None
         try:
             nodes = self._nodes(busy, warm=True)
             self._failed_looks = 0
-        except (RayError, OSError) as error:  # the group trains on meanwhile
+        except (RayError, OSError) as error:  # the group keeps training
             self._unseen(error)
             return NoopDecision()
         self._ask_for_copies(nodes)
@@ -223,21 +225,22 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return NoopDecision()
 
     def _ask_for_copies(self, nodes: Sequence[Node]) -> None:
-        """Tell the group at once of nodes that will be taken away, long before it may have to leave: from now on none holds
-        copies of what others have, and what is on it is copied to nodes that stay."""
+        """Send the group a COPY request as soon as a node is announced to leave, long before the group has to leave. From then
+        on leaving nodes get no copies of snapshots, and the snapshots on them are copied to nodes that stay."""
         leaving = {node.id for node in nodes if node.leaves_at is not None}
         if leaving - self._told_of and self._job.keeps_snapshots:
             self._mailbox.ask(GroupRequest.COPY)
         self._told_of = leaving
 
     def _ask(self, decision: Decision) -> None:
-        """Pass a decision on to the group, once. The room for a copy in memory may be gone since it was asked to leave."""
+        """Send the group the request that a decision implies, if it is stronger or more urgent than the last one. LEAVE becomes
+        EVACUATE when no node is left to hold a copy in memory."""
         wanted = None
         if isinstance(decision, Leave):
             wanted = GroupRequest.EVACUATE if decision.durable else GroupRequest.LEAVE
         elif isinstance(decision, Stay) and decision.save:
             wanted = GroupRequest.SAVE
-        elif self._asked is GroupRequest.SAVE:  # the next notice asks again
+        elif self._asked is GroupRequest.SAVE:  # a later notice may request a save again
             self._asked = None
         by_s = decision.by_s if isinstance(decision, Leave) else math.inf
         sooner = wanted is self._asked and by_s < self._asked_by_s - _SOONER_S
@@ -246,15 +249,16 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             self._asked, self._asked_by_s = wanted, by_s
 
     def _start_or_stop(self, progress: Progress, busy: tuple[str, ...], probe: bool = True) -> ScalingDecision:
-        """As ``_start``, after a group that ends; raises StoppedWaiting if the run is to stop and no group starts: none will
-        come that could be asked."""
+        """Call ``_start`` after a group that ends. Raises StoppedWaiting if the run is to stop and no group starts: no other
+        group will come to receive the stop request."""
         decision = self._start(progress, busy, probe)
         if progress.stop and isinstance(decision, NoopDecision):
             self._end_waiting(progress)
         return decision
 
     def _start(self, progress: Progress, busy: tuple[str, ...] = (), probe: bool = True) -> ScalingDecision:
-        """Start a group if there is room. ``busy``: nodes of the group that ends; ``probe``: only on nodes that answer."""
+        """Start a group if there is room. ``busy``: node of each worker of the ending group. ``probe``: leave out nodes that do
+        not answer a connection."""
         nodes = self._nodes(busy)
         if probe and time.monotonic() - self._probed_s >= _LOOK_S:
             self._silent = self._unanswering(self._silent & {node.id for node in nodes})
@@ -262,7 +266,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         while probe and isinstance(decision, Start) and (silent := self._unanswering(set(decision.nodes))):
             self._silent |= silent
             decision = self._decide(nodes, None, progress, self._silent)
-        if self._limit.paused_by:  # told when its workers are given back and the store has its state
+        if self._limit.paused_by:  # the pause is reported once the workers are given back and the state is in the store
             self._processes.end()
             self._saver.begin()
             if busy or not self._saver.is_safe:
@@ -279,7 +283,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._saver.cancel()
         self._processes.prepare(decision.nodes, self._job, lambda workers: self._bounds.feasible(workers) > 0)
         self._mailbox.limit_micro_batch(self._limits.rows_at_once(decision.workers))
-        self._mailbox.reset_for_new_group().wait()  # before anybody asks whether the new one has left
+        self._mailbox.reset_for_new_group().wait()  # wait: else ``_progress`` may report ``left`` for the new group
         self._asked, self._began_at, self._hung, self._runs = None, progress.step, None, False
         self._told_of, self._watch = set(), Watch()
         return self._get_resize_decision(decision.workers)
@@ -289,8 +293,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return unanswering(names, speaks=True)
 
     def _is_stalled(self, workers: Sequence[Worker], progress: Progress) -> bool:
-        """Return whether the process of a rank is gone, or a group that has made a step waits for some of its ranks, or for
-        itself, before the time limit."""
+        """Return True if a rank's process is gone, or a group that has trained a step is stuck: it waits for some ranks, or all
+        ranks wait in a collective. This is found before the time limit for a hang."""
         if self._watch.lacks(workers, progress):
             return True
         if progress.step == self._began_at or not self._watch.is_due(progress):
@@ -298,7 +302,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return self._hung is not None or self._watch.stalled(workers, progress)
 
     def _end_hung(self, workers: Sequence[Worker], progress: Progress) -> ScalingDecision:
-        """Replace a group that sends no events any more; first write down what its ranks are doing."""
+        """Replace a hung group. Its ranks' stacks are written to the run's folder first."""
         if self._hung is None:  # diagnosed once: the group is still here while the next one waits for room
             found, silent = diagnose(workers, self._job.folder, progress.step, self._watch.silent)
             for worker in silent:  # it would not react to ``let_go``
@@ -317,7 +321,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
     def _decide(
         self, nodes: list[Node], group: WorkerGroup | None, progress: Progress, silent: Collection[str] = ()
     ) -> Decision:
-        """Decide with the ``nodes`` that are not ``silent``."""
+        """Decide using only the ``nodes`` that are not ``silent``, and post an event for each newly ready process."""
         seen = [node for node in nodes if node.id not in silent] if silent else nodes
         decision, self._memory = decide(self._bounds, seen, group, progress.prospects, self._memory, time.monotonic())
         for node, took_s in self._processes.newly_ready():
@@ -325,7 +329,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return decision
 
     def _nodes(self, busy: tuple[str, ...] = (), warm: bool = False) -> list[Node]:
-        """Return the nodes as observed. ``warm``: start processes where the next group would be and none are."""
+        """Return the cluster's nodes, with this run's places on each. ``busy``: node of each worker of the current group.
+        ``warm``: start processes ahead on nodes where the next group would need more."""
         table = live()
         reserved = self._reserved(table, busy)
         told = lambda: self._mailbox.notices().get(_ANSWER_S) or {}  # noqa: E731
@@ -354,16 +359,17 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             self._reported = self._reported if found.limit == self._limit else ""
             self._limit, self._newest = found.limit, found
             return found
-        # as far as known; whether it has left, and its silence, are looked at again
+        # the last known progress; ``left`` and ``silent_s`` are read again at the next poll
         return dataclasses.replace(self._newest, left=False, silent_s=0.0)
 
     def _is_stopped_meanwhile(self) -> bool:
-        """Keep asking for capacity while processes come up and Ray asks for no decision; return whether the run is to stop."""
+        """Renew the resource request while worker processes start, because Ray calls no policy meanwhile. Returns True if the
+        run is to stop."""
         self._ask_for_capacity()
         return self._progress().stop
 
     def _ask_for_capacity(self) -> None:
-        """Keep asking the cluster for workers; for none while the run is paused."""
+        """Renew the run's resource request in Ray; withdraw it while the run is paused."""
         held, self._holds = self._holds, not self._limit.paused_by
         if self._holds:
             _ = self._maybe_send_resource_request() if held else self._send_resource_request()
@@ -371,8 +377,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             self._cancel_resource_request()
 
     def _reserved(self, table: Sequence[dict[str, Any]], busy: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Return node -> resources of this run, whose group is on the ``busy`` nodes. Ray looks for new nodes every 20 s; if
-        those of the ``table`` have changed, it looks at once."""
+        """Return node -> resources that this run may use there. ``busy``: node of each worker of the current group. Ray's
+        coordinator looks for new nodes every 20 s, or at once if the nodes in ``table`` have changed."""
         now, alive = time.monotonic(), {node["NodeID"] for node in table}
         if self._share is not None:
             with contextlib.suppress(RayError):
@@ -389,7 +395,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return self._mine
 
     def _get_num_workers_for_resource_request(self) -> int:
-        """Add what leaving nodes hold: it is requested again before they are gone."""
+        """Return the number of workers to request: the most that the run uses, plus those on leaving nodes, so that their
+        replacements are requested early."""
         number = self._bounds.max_workers + self._leaving
         return number if self._on_demand is None else self._on_demand.requested(number)
 
@@ -408,8 +415,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
 
 class PrivateScalingPolicy(SpringtideScalingPolicy):
-    """The policy of the one run on a private cluster: all nodes are its own, and no autoscaler could start others. Ray's actor
-    that adds up what runs request, which takes core-seconds to start, is not used."""
+    """The policy of the only run on a private cluster: it owns all nodes, and no autoscaler could add any. So nothing is
+    requested, and Ray's coordinator actor, which takes core-seconds to start, is not used."""
 
     def _send_resource_request(self) -> None:
         """Request nothing."""

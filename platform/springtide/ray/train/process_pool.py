@@ -1,4 +1,5 @@
-"""The worker processes of a run, which outlive its groups: which are free, and which nodes must not be used, and how long."""
+"""The pool of a run's worker processes, which outlive its groups. It tracks which are free, and which nodes are excluded and
+for how long."""
 
 from __future__ import annotations
 
@@ -30,19 +31,19 @@ from springtide.ray.train.worker import let_go, settle, warm_up
 _log = logging.getLogger(__name__)
 
 PATIENCE_S = 3.0
-"""How long a process may take to let go of its group [s]."""
+"""How long a process may take to leave its group [s]."""
 START_S = 600.0
-"""How long a new process may take to come up, at most: eight of a node may read torch over a network, and compile [s]."""
+"""Most time for a new process to become ready: eight processes of a node may load torch over a network, and compile [s]."""
 _MEET_S = 180.0
-"""How long ready processes may take to form a group, at most [s]."""
+"""Most time for ready processes to form a group [s]."""
 _LEAST_START_S = 20.0
-"""How long it may take, at least, however fast others were: its node may have to read Python and torch first [s]."""
+"""Lower bound of both time limits, however fast earlier starts were: a node may have to load Python and torch first [s]."""
 _ALONE_S = 20.0
-"""How long processes that are ready, and enough for a group, wait for others once the last of them has become ready [s]."""
+"""Once enough processes for a group are ready: how long others are waited for after the newest of them became ready [s]."""
 _SETTLE_S = 30.0
-"""How long a process may take to have its part of a lost group's state held [s]."""
+"""How long a process may take to store its shard of a lost group's state on its node [s]."""
 _LOOK_S = 1.0
-"""Time between looks at processes that come up, of which each may make the others late [s]."""
+"""Time between two checks of starting processes [s]."""
 _MEASURE_S = 5.0
 """How long a second measurement of a node's network may take [s]."""
 
@@ -51,8 +52,8 @@ Start = Callable[[str, str], ActorHandle]
 
 
 class UnfitNodesError(WorkerGroupStartupFailedError):
-    """A group cannot start, because the check of a device or of a network found that a node is unfit, or because some workers
-    came up and those of other nodes did not. The next group starts without these nodes."""
+    """A group cannot start: a device or network check failed on a node, or the workers of some nodes did not come up while
+    others did. The next group starts without these nodes."""
 
 
 class StartCancelledError(WorkerGroupStartupFailedError):
@@ -60,12 +61,12 @@ class StartCancelledError(WorkerGroupStartupFailedError):
 
 
 class WorkerProcess(NamedTuple):
-    """The process of a worker."""
+    """A worker process of the pool."""
 
     node: str
     actor: ActorHandle
     ready: ObjectRef[Health]
-    """A reference to its device check's result, which is available when the process is ready."""
+    """Reference to the result of its checks (``warm_up``), which is available when the process is ready."""
     begin_s: float
     """When it was started or became free, of ``time.monotonic`` [s]."""
     is_new: bool = True
@@ -77,39 +78,39 @@ class WorkerProcessPool:
 
     def __init__(self) -> None:
         self.owner = "springtide"
-        """Whose the processes are, as ``names.owner_of`` says."""
+        """Owner in the processes' names, from ``names.owner_of``."""
         self.plan: tuple[str, ...] = ()
         """The node of each worker of the next group."""
         self.not_before_s = 0.0
-        """When the next group may start, of ``time.monotonic``; earlier, the store could not be reached again [s]."""
+        """Earliest start of the next group, of ``time.monotonic``: it pauses after a failure of the store or of a start [s]."""
         self.setup_times = StartTimes(_LEAST_START_S, _MEET_S)
         """How long ready processes have taken to form a group."""
         self.is_cancelled: Callable[[], bool] = lambda: False
-        """Returns whether processes that come up are waited for no more; called about once a second meanwhile."""
+        """Returns True to stop waiting for starting processes. Called about once a second during the wait."""
         self._start_times = StartTimes(_LEAST_START_S, START_S)
         """How long new processes have taken to come up."""
         self._closed = threading.Event()
         self._job: TrainJob | None = None
-        """The job that they are prepared for."""
+        """The job that new processes prepare for."""
         self._was_taken = False
-        """Whether processes were taken for a group."""
+        """Whether ``take`` has ever returned processes for a group."""
         self._start: Start | None = None
-        """How the newest group starts actors; None before the first."""
+        """The newest group's function to start an actor; None before the first group."""
         self._all: set[ActorHandle] = set()
-        """The actors that were not ended."""
+        """All actors that the pool has started and not ended."""
         self._free: list[WorkerProcess] = []
         self._health: dict[str, Health] = {}
         self._measured: dict[str, ActorHandle] = {}
-        """Node -> its process that measures how fast the node is reached, for all there."""
+        """Node -> the one process on it that measures the node's network speed."""
         self._remarks: set[str] = set()
         self._leaving: set[str] = set()
         self._newly_ready: list[tuple[str, float]] = []
         self._fit: set[ObjectRef] = set()
         """The ``ready`` references of free processes that were checked and are fit."""
         self._slow: set[ObjectRef] = set()
-        """The ``ready`` references of processes that nobody waits for until they are ready."""
+        """The ``ready`` references of slow processes. Groups start without their nodes until they are ready."""
         self._can_start: Callable[[int], bool] = lambda workers: False
-        """Whether a group of so many workers can train."""
+        """Returns True if a group of this many workers can train."""
         self._left_out: dict[str, tuple[str, float]] = {}
         self._failures: Counter[str] = Counter()
 
@@ -121,7 +122,8 @@ class WorkerProcessPool:
     def prepare(
         self, plan: tuple[str, ...], job: TrainJob, can_start: Callable[[int], bool] = lambda workers: False
     ) -> None:
-        """Prepare the next group: the node of each of its workers, what they train, and whether fewer of them could."""
+        """Prepare the next group. ``plan``: node of each worker. ``job``: what the group trains. ``can_start``: returns True if
+        a group of this many workers could train as well."""
         self.plan, self._job, self._can_start = plan, job, can_start
 
     def newly_ready(self) -> list[tuple[str, float]]:
@@ -130,7 +132,7 @@ class WorkerProcessPool:
         return found
 
     def observe(self, nodes: Sequence[Node]) -> None:
-        """Forget nodes that are gone: new nodes are compared only with those that live and stay."""
+        """Take the current nodes, and forget those that are gone: new nodes are compared only with live nodes that stay."""
         alive = {node.id for node in nodes}
         self._leaving = {node.id for node in nodes if node.leaves_at is not None}
         tables: tuple[dict[str, Any], ...] = (self._health, self._measured, self._failures, self._left_out)
@@ -152,13 +154,13 @@ class WorkerProcessPool:
         return {node: reason for node, (reason, until_s) in self._left_out.items() if now < until_s}
 
     def warm(self, nodes: Sequence[str], busy: Sequence[str]) -> None:
-        """Start processes until each node has one per occurrence in ``nodes``; those of ``busy`` count. A node with a process
-        that is unfit or does not come up has a problem from then on."""
+        """Start processes until each node has one per occurrence in ``nodes``; those of the current group (``busy``) count. A
+        node whose process is unfit or does not come up is excluded for a while."""
         have = Counter(busy) + Counter(process.node for process in self._free)
         self._free += [self._begin(node) for node in (Counter(nodes) - have).elements()]
         done = _done([process.ready for process in self._free], 0.0)
         self._fit &= done
-        for process in self._free:  # nobody waits for one that is not ready: a cold node may take its time
+        for process in self._free:  # no group waits for these, so a cold node may take up to START_S
             if process.ready not in done and time.monotonic() - process.begin_s > START_S:
                 self.exclude(process.node, _never_came_up(process))
         came_up = [process for process in self._free if process.ready in done and process.ready not in self._fit]
@@ -170,19 +172,19 @@ class WorkerProcessPool:
         self.give_back([])
 
     def ready(self, busy: Sequence[str]) -> Counter[str]:
-        """Return the number of ready processes on each node; those of ``busy`` count."""
+        """Return the number of ready processes on each node, including those of the current group (``busy``)."""
         done = _done([process.ready for process in self._free], 0.0)
         return Counter(busy) + Counter(process.node for process in self._free if process.ready in done)
 
     def held(self, busy: Sequence[str]) -> Counter[str]:
-        """Return the number of processes on each node, those that start too; those of ``busy`` count."""
+        """Return the number of processes on each node: ready, starting, and those of the current group (``busy``)."""
         return Counter(busy) + Counter(process.node for process in self._free)
 
     def take(self, start: Start) -> list[WorkerProcess]:
-        """Return processes for the plan, one per worker, as soon as they are ready; ``start`` starts those that lack, and later
-        ones. One that is gone, or takes far longer than the others, does not hold them up. Raises
-        WorkerGroupStartupFailedError if one does not come up or is unfit, UnfitNodesError if others did, StartCancelledError
-        if ``is_cancelled`` says so."""
+        """Return one process per worker of the plan, as soon as all are ready. ``start`` starts those that are missing, and
+        later ones for ``warm``. If a process is gone or far slower than the others, the group fails, and the next one leaves
+        out its node. Raises WorkerGroupStartupFailedError if a process does not come up or is unfit, UnfitNodesError if others
+        did come up, StartCancelledError if ``is_cancelled`` returns True."""
         self._start = start
         taken: list[WorkerProcess] = []
         lacking, left = Counter(self.plan), list[WorkerProcess]()
@@ -201,7 +203,7 @@ class WorkerProcessPool:
         for process in taken:
             if process.ready in done:
                 continue
-            if process.ready in gone:  # it may be back at any time, and is asked before it is used again
+            if process.ready in gone:  # it may come back at any time, and is checked before it is used again
                 why = "its worker does not answer: it is stopped, or its host"
                 self._left_out[process.node] = why, time.monotonic() + ban_s(0)
                 _log.warning("node %s is left out for %.0f s: %s", process.node[:8], ban_s(0), why)
@@ -219,7 +221,8 @@ class WorkerProcessPool:
         return taken
 
     def trim(self, places: Mapping[str, int], busy: Sequence[str]) -> None:
-        """End free processes beyond the ``places`` that this run has on each node now; those of ``busy`` count."""
+        """End free processes beyond the ``places`` that this run has on each node now. Processes of the current group
+        (``busy``) take up places."""
         room, kept = Counter(places) - Counter(busy), []
         for process in self._free:
             if room[process.node] > 0:
@@ -228,7 +231,7 @@ class WorkerProcessPool:
         self._keep(kept)
 
     def give_back(self, processes: Sequence[WorkerProcess]) -> None:
-        """Make ``processes`` free again; end all free ones on nodes with a problem."""
+        """Make ``processes`` free again; end all free ones on excluded nodes."""
         bad = self._excluded(time.monotonic())
         self._free += processes
         self._keep([process for process in self._free if process.node not in bad])
@@ -247,27 +250,27 @@ class WorkerProcessPool:
             raise WorkerGroupStartupFailedError("the run's driver has ended all processes")
         actor = self._start(node, name_of(self.owner, "worker"))
         self._all.add(actor)
-        if self.closed:  # meanwhile, in another thread, which may not have seen this one
+        if self.closed:  # another thread has closed the pool, and may have missed this actor
             self._end(actor)
             raise WorkerGroupStartupFailedError("the run's driver has ended all processes")
-        measure_network = self._measured.get(node) not in self._all  # the one before may have ended
+        measure_network = self._measured.get(node) not in self._all  # the process that measured it may have ended
         if measure_network:
             self._measured[node] = actor
-        actor.execute.remote(load_worker)  # before the job arrives, which would import the same
+        actor.execute.remote(load_worker)  # first: unpickling the job would import the same modules, more slowly
         ready = actor.execute.remote(warm_up, self._job, measure_network, not self._was_taken)
         return WorkerProcess(node, actor, ready, time.monotonic())
 
     def _await(self, processes: Sequence[WorkerProcess]) -> tuple[set[ObjectRef], set[ObjectRef]]:
-        """Wait until all are ready; or those that are not are gone, or have taken far longer than any start of this run; or
-        enough have been ready for a while. Returns the ``ready`` references that are available, and those of processes that
-        are gone."""
+        """Wait for the processes to become ready. Returns early if the others are gone, or have taken far longer than earlier
+        starts of this run, or if enough for a group have been ready for a while. Returns the ``ready`` references that are
+        available, and those of processes that are gone."""
         done, gone, liveness = _done([process.ready for process in processes], 0.0), set[ObjectRef](), Liveness()
         begin_s = newest_s = time.monotonic()
         while waiting := {process.ready: process for process in processes if process.ready not in done}:
             left_s = self._start_times.limit_s() + max(one.begin_s for one in waiting.values()) - time.monotonic()
             if self._can_start(len(done)):
                 left_s = min(left_s, newest_s + _ALONE_S - time.monotonic())
-            # many at a time, at first: each look costs as much as there are processes
+            # wait for a quarter of them at a time: the cost of a call grows with the number of references
             newly = _done(list(waiting), max(0.0, min(left_s, _LOOK_S)), at_least=-(-len(waiting) // 4))
             if time.monotonic() - begin_s > QUIET_S:
                 found = liveness.gone({one.actor: one.node for ref, one in waiting.items() if ref not in newly})
@@ -286,13 +289,13 @@ class WorkerProcessPool:
         return time.monotonic() - process.begin_s > self._start_times.limit_s()
 
     def _check(self, processes: Sequence[WorkerProcess]) -> dict[ObjectRef, bool | None]:
-        """Return the ``ready`` reference of each process that is ready or has ended -> as ``_is_fit``."""
+        """Return the ``ready`` reference of each process -> the result of ``_is_fit``. Each is ready or has ended."""
         known = HealthTable({node: one for node, one in self._health.items() if node not in self._leaving})
         return {process.ready: self._is_fit(process, known) for process in processes}
 
     def _is_fit(self, process: WorkerProcess, known: HealthTable) -> bool | None:
-        """Return whether a process that is ready or has ended may train; None if it did not come up. If it may not, its node
-        has a problem from now on."""
+        """Return True if a process may train, None if it did not come up. It is ready or has ended. If it may not train, its
+        node is excluded."""
         node = process.node
         try:
             health = ray.get(process.ready)
@@ -300,10 +303,10 @@ class WorkerProcessPool:
             self.exclude(node, f"no worker came up on it: {last_line(error)}", is_process_lost=True)
             return None
         before = self._health.get(node)
-        if before is not None and not health.network_bytes_per_s:  # another process there has measured it
+        if before is not None and not health.network_bytes_per_s:  # another process of the node has measured it
             health = health._replace(network_bytes_per_s=before.network_bytes_per_s)
         reason = known.unfit(node, health)
-        # by its network alone: it may have been measured while others fetched, too
+        # only its network is too slow: others may have used the network during the measurement
         if reason and not known.unfit(node, health._replace(network_bytes_per_s=0.0)):
             health = health._replace(network_bytes_per_s=max(health.network_bytes_per_s, self._network(process)))
             reason = known.unfit(node, health)
@@ -320,16 +323,16 @@ class WorkerProcessPool:
         return not reason
 
     def _network(self, process: WorkerProcess) -> float:
-        """Measure again how fast a process's node is reached, when no other is being measured; 0 if it fails [bytes/s]."""
+        """Measure the network speed of a process's node again, while no other node is measured; 0 if that fails [bytes/s]."""
         assert self._job is not None, "processes are prepared for a job"
-        with contextlib.suppress(RayError):  # also one that takes too long
+        with contextlib.suppress(RayError):  # including a time-out
             speed: float = ray.get(process.actor.execute.remote(self._job.mailbox.fetch_speed), timeout=_MEASURE_S)
             return speed
         return 0.0
 
     def exclude(self, node: str, reason: str, is_process_lost: bool = False) -> None:
-        """Exclude a node whose process fails, hangs or is lost, longer each time. Logged as INFO, not as WARNING, where
-        the node may be lost, too: Ray notices that later than the end of its processes."""
+        """Exclude a node whose process fails, hangs or is lost; longer each time. Logged as INFO instead of WARNING if the node
+        itself may be lost: Ray notices a lost node later than the end of its processes."""
         is_silent = bool(silent_nodes([node]))
         if is_silent or (is_process_lost and not self._failures[node]):
             self._failures[node] += 1
@@ -351,8 +354,9 @@ class WorkerProcessPool:
         _log.warning("node %s is excluded for %.0f s: %s", node, for_s, reason)
 
     def reclaim(self, workers: Sequence[Worker], gone: Collection[str], wait_s: float = 2 * PATIENCE_S) -> None:
-        """Keep the processes of ``workers``, by rank, that let go of their group within ``wait_s``; end the others, those on
-        ``gone`` nodes at once. If those that are kept have a whole copy of the state together, they first have it held."""
+        """Take back the processes of an ended group; ``workers`` are ordered by rank. Processes that leave the group within
+        ``wait_s`` become free; the others are killed, those on ``gone`` nodes at once. If the survivors together have a whole
+        copy of the state, they first store it on their nodes."""
         survivors = [rank for rank, worker in enumerate(workers) if worker.metadata.node_id not in gone]
         for worker in workers:
             if worker.metadata.node_id in gone:
@@ -369,7 +373,7 @@ class WorkerProcessPool:
                 self._end(worker.actor)
 
     def drop_unready(self) -> None:
-        """End free processes that are not ready: they prepare for a run that is over, which is useless to the next."""
+        """End free processes that are not ready: they still prepare for a run that is over."""
         done = _done([process.ready for process in self._free], 0.0)
         self._keep([process for process in self._free if process.ready in done])
 
@@ -383,7 +387,7 @@ class WorkerProcessPool:
         actors = list(self._all)
         for actor in actors:
             self._end(actor)
-        # one that runs could restart what ends next
+        # wait: a process that still runs could restart actors that the caller ends next
         _done([actor.get_metadata.remote() for actor in actors], PATIENCE_S)
 
     def _keep(self, processes: list[WorkerProcess]) -> None:
@@ -400,11 +404,11 @@ class WorkerProcessPool:
 
 
 Outcome = LiveShard | str | Literal[True]
-"""Whether a process has let go of its group, or why not; or what it still has of the group's state."""
+"""Result of leaving a group: True, the reason why not, or the shard of the group's state that the process still has."""
 
 
 def _outcomes(asked: Sequence[tuple[Worker, ObjectRef]], wait_s: float) -> list[tuple[Worker, Outcome]]:
-    """Return what each worker has answered; one that is gone is not waited for."""
+    """Return each worker's answer. Workers whose process is gone are not waited for."""
     done = answers({answer: (worker.actor, worker.metadata.node_id) for worker, answer in asked}, wait_s)
     found: list[tuple[Worker, Outcome]] = []
     for worker, answer in asked:
@@ -417,7 +421,7 @@ def _outcomes(asked: Sequence[tuple[Worker, ObjectRef]], wait_s: float) -> list[
 
 
 def _settled(outcomes: Sequence[tuple[Worker, Outcome]]) -> list[tuple[Worker, Outcome]]:
-    """Tell the workers that have the newest whole state together to keep their shards, the others to drop theirs. Returns the
+    """Have the workers that together hold the newest whole state store their shards, and the others drop theirs. Returns the
     last outcome of each worker."""
     offers = [(worker, offer) for worker, offer in outcomes if isinstance(offer, LiveShard)]
     ranks = newest_holders([offer for _, offer in offers])
@@ -430,7 +434,7 @@ def _settled(outcomes: Sequence[tuple[Worker, Outcome]]) -> list[tuple[Worker, O
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of an error's message, or of that of its cause in another process."""
+    """Return the last line of an error's message. If it was raised in another process, that is the message of its cause."""
     lines = str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__]
     return lines[-1][:200]
 
@@ -440,5 +444,5 @@ def _never_came_up(process: WorkerProcess) -> str:
 
 
 def _done(refs: list[ObjectRef], timeout_s: float, at_least: int | None = None) -> set[ObjectRef]:
-    """Return those of ``refs`` with a value or an error in time; wait for all of them, or for ``at_least``."""
+    """Return those of ``refs`` that have a value or an error in time. Waits until all have one, or ``at_least`` of them."""
     return set(ray.wait(refs, num_returns=at_least or len(refs), timeout=timeout_s)[0]) if refs else set()

@@ -1,4 +1,5 @@
-"""A rank's client of its run's snapshot servers: has its snapshots held and copied, and reads those of a lost group."""
+"""A rank's client of its run's snapshot servers. It has the rank's snapshots held and copied, and reads those of a lost
+group."""
 
 from __future__ import annotations
 
@@ -40,13 +41,13 @@ ALONE_S = 60.0
 """How long a server stays up without its run's driver [s]."""
 _LOOK_S = 5.0
 _CANDIDATES = 4
-"""Nodes without ranks, more than the copies need, on which servers are started to hold copies."""
+"""Nodes outside the group, in addition to one per copy, on which servers are started as candidates for copies."""
 _TRIES = 3
-"""Sets of other nodes that are tried for the copies of a snapshot."""
+"""Number of sets of peers that are tried for the copies of one snapshot."""
 _KEEP_S, _SLOWEST_BYTES_PER_S = 30.0, 20e6
 """How long a snapshot may take to be held and copied: this long, and longer by its size at the slowest speed [s]."""
 _HOLD_S = 5.0
-"""How long this node's server may take to hold what a lost group's rank still has [s]."""
+"""How long this node's server may take to hold the state that a rank of a lost group still has [s]."""
 _READ_S = 30.0
 """How long a server may take to send a block [s]."""
 
@@ -57,8 +58,8 @@ class SnapshotClient:
     def __init__(
         self, config: Config, run: Folder, mailbox: MailboxClient, alone_s: float = ALONE_S, owner: str = ""
     ) -> None:
-        """``alone_s``: how long a server stays up without the run's driver, at the other end of ``mailbox`` [s]. Without the
-        driver's ``owner`` id, what servers hold is not committed when it is gone."""
+        """``alone_s``: how long a server stays up without the run's driver, which ``mailbox`` belongs to [s]. ``owner``: the
+        driver's id; without it servers commit nothing when the driver is gone."""
         checkpoint, self._mailbox = config.checkpoint, mailbox
         self._prefix = name_prefix(run)
         self._orphaned = OrphanedRun(config, run.url, owner) if owner else None
@@ -70,28 +71,28 @@ class SnapshotClient:
         self._nodes: dict[str, Domain] = {}
         """Nodes of the group, and their failure domains."""
         self._peers: dict[str, ActorHandle[SnapshotServer]] = {}
-        """Node -> its server, of those that get copies."""
+        """Node -> its server, for the nodes that get copies."""
         self._leaving: set[str] = set()
-        """Nodes of the group that will be taken away: none gets a copy."""
+        """Nodes of the group that will be taken away: they get no copies."""
         self._failures: Counter[str] = Counter()
         self._avoided: dict[str, float] = {}
         """Node that failed to hold a copy -> until when it gets none, of ``time.monotonic`` [s]."""
         self._chosen_s = 0.0
         self._asked: dict[str, ObjectRef] = {}
-        """Other node -> the first answer of its server."""
+        """Node outside the group -> the first answer of its server."""
         self._excluded: set[tuple[str, HeldAt]] = set()
         self._read_at: dict[str, HeldAt] = {}
         self._answering: set[ActorHandle[SnapshotServer]] = set()
-        """The servers that have told what they hold: they are waited for, one on a lost node is not."""
+        """The servers that answered the last look-up. ``forget`` waits for these, but not for a server on a lost node."""
 
     def wait(self) -> None:
         """Wait until the server of this node is up."""
         ray.get(self._mine.found.remote())
 
     def pair(self, nodes: Sequence[str], domains: Sequence[Domain] = ()) -> None:
-        """Choose peers among the nodes of all ranks, in other failure domains than this one if there are any
-        (``elastic.copies``). If these are too few, other nodes with room for workers are added as soon as there are some: the
-        snapshots of a group on one node would be lost with it. ``domains``: of the node of each rank."""
+        """Choose peers to hold copies, among the nodes of all ranks; those in other failure domains come first
+        (``elastic.copies``). If they are too few, nodes outside the group with room for workers are added once there are some:
+        the snapshots of a group on one node would be lost with it. ``domains``: failure domain of each rank's node."""
         self._nodes = dict(zip(nodes, domains or [()] * len(nodes), strict=True))
         self._choose()
 
@@ -103,15 +104,15 @@ class SnapshotClient:
         self._chosen_s = time.monotonic()
 
     def _beside(self, nodes: Sequence[str], copies: int) -> list[str]:
-        """Return those of ``nodes`` that may hold copies and have no rank, in other failure domains first; a few more than
-        ``copies``."""
+        """Return the nodes outside the group, of ``nodes``, that may hold copies; other failure domains come first. There are
+        up to ``_CANDIDATES`` more than ``copies``."""
         others = [node for node in nodes if node not in self._nodes and self._may_hold(node)]
         domains = {**domains_of(others), **self._nodes} if others else {}
         others.sort(key=lambda node: shared(domains, self.node, node))
         return others[: _CANDIDATES + copies]
 
     def _stands(self, node: str) -> bool:
-        """Return whether the server of a node is up; if not, it is started. Does not wait: a new node may be busy."""
+        """Return True if the server of a node is up. Starts it if necessary, but does not wait: a new node may be busy."""
         if node not in self._asked:
             self._asked[node] = self._server(node).found.remote()
         return bool(ray.wait([self._asked[node]], timeout=0)[0])
@@ -121,8 +122,8 @@ class SnapshotClient:
         return _told(staying)
 
     def evacuate(self, stay: Sequence[str]) -> bool:
-        """Choose peers again, among the nodes that ``stay``: those of the ranks, or, for a rank that leaves, any. Returns
-        whether snapshots kept from now on outlive the nodes that leave."""
+        """Choose peers again among the nodes that ``stay``: nodes of the group, or any other node if there is none and this
+        rank's node leaves. Returns True if snapshots that are kept from now on outlive the leaving nodes."""
         self._leaving = self._nodes.keys() - set(stay)
         found = self._in_group()
         if (
@@ -135,24 +136,24 @@ class SnapshotClient:
         return bool(found) or self.node in stay
 
     def _in_group(self) -> list[str]:
-        """Return the nodes of the group that may hold copies of this one's snapshots, best first."""
+        """Return the group's nodes that may hold copies of this node's snapshots, best first."""
         found = preferred(self.node, self._nodes, self._nodes, max(1, self._copies), self._leaving)
         return [node for node in found if self._may_hold(node)]
 
     def _others(self) -> list[str]:
-        """Return the other nodes of the group that copies may be on; a group on one node has none."""
+        """Return the group's other nodes that may hold copies; none if the group is on one node."""
         return [node for node in self._nodes if node != self.node and node not in self._leaving]
 
     def _may_hold(self, node: str) -> bool:
         return node not in self._leaving and self._avoided.get(node, 0.0) <= time.monotonic()
 
     def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> Future[None]:
-        """Have the server of this node hold the staging buffer; returns a handle for ``settled``."""
+        """Have the server of this node hold the staging buffer and copy it to the peers; returns a handle for ``settled``."""
         fd = stage.fd  # in a thread of its own: neither a step nor the end of a group waits for a server
         return in_thread("springtide-copies", lambda: self._hold(snapshot, fd, needed_from), daemon=True)
 
     def hold(self, snapshot: Snapshot, stage: StagingBuffer) -> None:
-        """As ``SnapshotStore.hold``, in time for the next group: what is not held by then is given up."""
+        """As ``SnapshotStore.hold``, but gives up after ``_HOLD_S``, so that the next group does not wait."""
         try:
             asked = self._mine.keep.remote(snapshot, snapshot.slot, os.getpid(), stage.fd, [])
             self._answer(asked, time.monotonic() + _HOLD_S)
@@ -160,8 +161,8 @@ class SnapshotClient:
             raise OSError(str(error).splitlines()[0]) from None
 
     def _hold(self, snapshot: Snapshot, fd: int, needed_from: int) -> None:
-        """Have it held here and copied to another node; a node that fails is replaced. Raises OSError if it cannot be, or has
-        not been in time."""
+        """Have a snapshot held on this node and copied to the peers; a peer that fails is replaced. Raises OSError if that
+        fails or takes too long."""
         until_s = time.monotonic() + _KEEP_S + snapshot.size_bytes / _SLOWEST_BYTES_PER_S
         problem, is_held = "", False
         for _ in range(_TRIES):
@@ -171,7 +172,7 @@ class SnapshotClient:
             arguments = (snapshot, snapshot.slot, os.getpid(), fd, list(peers.values()), needed_from)
             try:
                 problems = self._answer(self._mine.keep.remote(*arguments), until_s)
-            except ray.exceptions.RayActorError as error:  # ended for want of memory, perhaps: another one is started
+            except ray.exceptions.RayActorError as error:  # it may have run out of memory: start another
                 problem, self._mine = str(error).splitlines()[0], self._server(self.node)
                 continue
             is_held = True
@@ -187,7 +188,7 @@ class SnapshotClient:
                 return
             if not self._peers:
                 break
-        if not is_held or (self._copies and self._others()):  # a group on one node has it there, at least
+        if not is_held or (self._copies and self._others()):  # a group on one node needs no copy elsewhere
             raise OSError(problem or "no other node holds a copy")
 
     def _answer(self, asked: ObjectRef[Any], until_s: float) -> Any:
@@ -206,7 +207,7 @@ class SnapshotClient:
         self._avoided[node] = time.monotonic() + ban_s(self._failures[node])
 
     def settled(self, handle: Future[None]) -> bool:
-        """Return whether the server holds it and a peer has a copy. Raises OSError if they cannot."""
+        """Return True if the server holds the snapshot and a peer has a copy. Raises OSError if that has failed."""
         if not handle.done():
             return False
         try:
@@ -224,8 +225,8 @@ class SnapshotClient:
             ray.wait(answers, num_returns=len(answers), timeout=ANSWER_S)
 
     def found(self) -> list[SnapshotPart]:
-        """Return the whole parts of the servers that answer, each with all its places; nodes that stay come first. A place
-        where the part has other pieces is none."""
+        """Return the whole snapshot parts on the servers that answer, each with all places that hold it; nodes that stay come
+        first. A place where the part has other pieces does not count."""
         stay, contents = staying(), contents_of(servers_named(self._prefix))
         self._answering = {one.server for one in contents}
         contents.sort(key=lambda one: one.where[0] not in stay)
@@ -239,7 +240,7 @@ class SnapshotClient:
         return [dataclasses.replace(part, held_at=places[key]) for key, part in known.items()]
 
     def source(self, parts: Sequence[SnapshotPart]) -> _Source:
-        """Return a source that reads ``parts`` from this node if possible. Raises OSError if one is nowhere."""
+        """Return a source that reads ``parts`` from this node if possible. Raises OSError if a part is held nowhere."""
         self._read_at, origins = {}, {}
         for part in parts:
             file = file_of(part.key)
@@ -267,12 +268,12 @@ class SnapshotClient:
         actor = ray.remote(concurrency_groups=THREADS)(SnapshotServer)
         server = actor.options(**options).remote(*self._arguments)
         server.follow.remote(self._mailbox, armed(), self._orphaned)
-        server.limit.remote(self._limit)  # it may be an earlier driver's
+        server.limit.remote(self._limit)  # an earlier driver may have set another limit
         return server
 
 
 def _told(nodes: Callable[[], list[str]]) -> list[str]:
-    """Return what Ray says of its ``nodes``. Raises OSError if it cannot be reached."""
+    """Return the result of ``nodes``, a query of Ray's nodes. Raises OSError if Ray cannot be reached."""
     try:
         return nodes()
     except RayError as error:
@@ -290,17 +291,17 @@ class _Origin(NamedTuple):
 
 
 class _Source:
-    """The bytes of snapshots: maps memory of this node, requests that of other nodes from their servers."""
+    """Reads the bytes of snapshots: maps memory of this node, and requests memory of other nodes from their servers."""
 
     def __init__(self, origins: dict[str, _Origin], prefix: str) -> None:
-        """``prefix``: of the servers' names."""
+        """``prefix``: the prefix of the servers' names."""
         self._origins, self._prefix = origins, prefix
         self._maps: dict[str, mmap.mmap] = {}
         self._servers: dict[str, ActorHandle[SnapshotServer]] = {}
         self._lock = threading.Lock()
 
     def table(self, parts: Sequence[SnapshotPart]) -> PieceTable:
-        """As ``SnapshotSource.table``: each server is asked once, all at the same time."""
+        """As ``SnapshotSource.table``. Sends one request to each server, all at the same time."""
         at: dict[str, list[SnapshotPart]] = {}
         for part in parts:
             at.setdefault(self._origins[file_of(part.key)].place.node, []).append(part)
@@ -354,8 +355,8 @@ class _Source:
 
 @contextlib.contextmanager
 def snapshot_servers_follow(run: Folder, mailbox: MailboxClient, orphaned: OrphanedRun | None = None) -> Iterator[None]:
-    """Keep the run's servers up for the block, an earlier driver's too, and end them with it. After an error they stay: a
-    driver that resumes within a minute finds them. ``orphaned``: see ``SnapshotServer.follow``."""
+    """Keep the run's servers up in the block, also those of an earlier driver, and end them at its end. After an error they
+    stay up, so that a driver that resumes within a minute finds them. ``orphaned``: see ``SnapshotServer.follow``."""
     for server in servers_named(name_prefix(run)):
         server.follow.remote(mailbox, armed(), orphaned)
     yield

@@ -1,4 +1,4 @@
-"""Find the snapshot servers of a run, and what they hold."""
+"""Find a run's snapshot servers, and the snapshot parts that they hold."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from springtide.ray.cluster.session import NAMESPACE
 from springtide.storage import Folder, digest
 
 ANSWER_S = 3.0
-"""A server that has not answered by then is lost, or busy [s]."""
+"""A server that has not answered within this time is lost, or busy [s]."""
 BUSY_S = 30.0
 """How long a server that is up is waited for [s]."""
 _PROMPT_S = 0.2
-"""Servers that are up have answered by then [s]."""
+"""Servers that are up answer within this time [s]."""
 _AT_ONCE_S = 0.05
-"""Whoever has not answered by then may be lost: its node is tried [s]."""
+"""The node of a server that has not answered within this time is probed, because the server may be lost [s]."""
 
 
 def name_prefix(run: Folder) -> str:
@@ -40,7 +40,7 @@ def servers_named(name: str) -> Iterator[ActorHandle]:
 
 
 class ServerContents(NamedTuple):
-    """What a server holds."""
+    """The snapshot parts that a server holds."""
 
     where: tuple[str, int]
     """The server's node and process."""
@@ -50,9 +50,9 @@ class ServerContents(NamedTuple):
 
 
 def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
-    """Return what these servers hold. Servers that are up answer at once; one that is lost, busy or starts is waited for only
-    while the newest snapshot that the others know is not whole without it, and longer only if its node is up, and its process
-    not gone."""
+    """Return what these servers hold. Servers that are up answer at once. A server that is lost, busy or starting is waited for
+    only while the newest snapshot that the others know is incomplete without it. After ``ANSWER_S`` it is waited for only if
+    its node is up and its process is not gone."""
     waiting = {server.found.remote(): server for server in asked}
     known: list[ServerContents] = []
     begin_s, liveness = time.monotonic(), Liveness()
@@ -77,19 +77,21 @@ def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
 
 
 def num_unheard(servers: Sequence[ActorHandle], known: Sequence[ServerContents]) -> int:
-    """Return how many of ``servers`` did not answer and may hold the rest of a newer snapshot than is whole among ``known``."""
+    """Return how many of ``servers`` did not answer and may hold the rest of a newer snapshot. 0 if the newest snapshot in
+    ``known`` is whole."""
     return 0 if is_newest_whole(known) else len(servers) - len(known)
 
 
 def is_newest_whole(known: Sequence[ServerContents]) -> bool:
-    """Return whether the newest snapshot that these servers know of is whole among them. If not, another may hold the rest."""
+    """Return True if the newest snapshot that these servers know of is whole among them. If not, another server may hold the
+    rest."""
     parts = [part for one in known for part, _ in one.held]
     whole = newest_whole(parts)
     return bool(whole) and _age(whole[0]) == max(map(_age, parts))
 
 
 def _take(waiting: dict[ray.ObjectRef, ActorHandle], known: list[ServerContents], number: int, wait_s: float) -> None:
-    """Move what has answered from ``waiting`` to ``known``, as soon as it is ``number``, or the time is over."""
+    """Wait until ``number`` servers have answered, or ``wait_s`` is over. Moves their answers from ``waiting`` to ``known``."""
     for answer in ray.wait(list(waiting), num_returns=number, timeout=wait_s)[0] if waiting else ():
         server = waiting.pop(answer)
         with contextlib.suppress(ray.exceptions.RayError):  # it is gone with its node

@@ -1,11 +1,11 @@
 """Have the snapshot servers commit what they hold, while no group trains. The driver's side.
 
-    nobody will train soon --begin--> a thread: ask the servers -> claim a lease -> each holder writes its part -> Saved
-    a group starts ---------cancel-->   nothing is claimed from then on; a newer lease refuses what is under way
-    the run is asked to stop -finish->  wait for it
+    no group will train soon --begin--> a thread: ask the servers -> claim a lease -> each holder writes its part -> Saved
+    a group starts ------------cancel--> no lease is claimed from then on; the group's newer lease ends a save under way
+    the run is asked to stop --finish--> wait for the save
 
-While no group trains the newest state lies in the memory of nodes, which may leave, or which end with the run. If the driver
-itself is gone, killed perhaps, the servers do that alone before they end, and one of them does the driver's part:
+While no group trains, the newest state is in the memory of nodes, which may leave, or which end with the run. If the driver
+itself is gone, for example killed, the servers commit this state before they end, and one of them does the driver's part:
 ``OrphanedRun``.
 """
 
@@ -45,21 +45,22 @@ _LOOK_S = 0.2
 _WRITE_S = PARTS_S + 60.0
 """How long the holders may take to write their parts [s]."""
 _ORPHANED_S = PARTS_S
-"""How long servers without a driver try to have committed what they hold [s]."""
+"""How long servers without a driver try to commit what they hold [s]."""
 _EACH_S = 0.05
-"""Orphaned servers, of which each asks all, pause this long for each of them between two looks [s]."""
+"""Pause of an orphaned server between two look-ups, for each server of the run: each of them queries all others [s]."""
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class OrphanedRun:
-    """A run whose driver and groups are gone, as its snapshot servers know it. Picklable."""
+    """What the snapshot servers need to commit a run whose driver and groups are gone. Picklable."""
 
     config: Config
     url: str
     """URL of the run's folder."""
     owner: str
-    """Owner of the last driver's lease: if another owner has claimed the run since, and has not ended, nothing is written."""
+    """Owner of the last driver's lease. Nothing is written if another owner has claimed the run since, and its lease has not
+    ended."""
     keeps_snapshots: bool = True
 
     @property
@@ -68,9 +69,9 @@ class OrphanedRun:
         return Folder(self.url)
 
     def commit(self, here: tuple[str, int], is_over: Callable[[], bool]) -> None:
-        """Have the newest whole snapshot committed that the run's servers hold; called in each of them. The first of them by
-        name claims a lease, which a new driver may take over at once, and the others hold their parts until the
-        checkpoint is there.
+        """Commit the newest whole snapshot that the run's servers hold; called in each server. The first server by node and
+        process claims a lease, which a new driver may take over at once. The others hold their parts until the checkpoint
+        exists.
 
         Args:
             here: node and process of this server, as ``SnapshotServer.found`` returns them.
@@ -88,15 +89,15 @@ class OrphanedRun:
                     return
                 lacking = to_commit(self.folder, held, configs.fingerprint(self.config))
                 if not lacking and not num_unheard(servers, places):
-                    return  # else those that are busy may hold the rest
+                    return  # else busy servers may hold the rest
                 if lacking and here == min(place.where for place in places):
                     saver.save_newest()
                     failures = 0
                     continue
-            except Exception as error:  # the store is away, perhaps, or another server claimed at the same moment
+            except Exception as error:  # the store may be down, or another server may have claimed the lease
                 failures += 1
                 _log.warning("the newest snapshot of an orphaned run is not committed yet: %s", error)
-            time.sleep(max(store_pause_s(max(1, failures)), pause_s))  # between looks
+            time.sleep(max(store_pause_s(max(1, failures)), pause_s))  # between look-ups
 
 
 class SnapshotSaver:
@@ -105,21 +106,22 @@ class SnapshotSaver:
     def __init__(self, job: TrainJob | OrphanedRun) -> None:
         self._job = job
         self._lock = threading.Lock()
-        """Held while a lease is claimed: a group that starts claims the next one."""
+        """Held while a lease is claimed, so that ``cancel`` waits for that: the lease of a starting group must be newer."""
         self._thread: threading.Thread | None = None
         self._attempt = 0
-        """Number of the newest save. One that a group has overtaken may neither claim nor say how it ended."""
+        """Number of the newest save. A save that a group has overtaken may neither claim a lease nor record its result."""
         self._safe, self._problem = not job.keeps_snapshots, ""
         self._not_before_s, self._failures = float("-inf"), 0
         self._silent = 0
-        """Servers that did not answer when the newest snapshot was looked for, and may have the rest of a newer one."""
+        """Number of servers that did not answer the last look-up, and may hold the rest of a newer snapshot."""
         self._excluded: set[tuple[tuple[str, int], SnapshotKey]] = set()
-        """Server and snapshot of copies that are not what their rank copied."""
+        """Server and snapshot key of each corrupt copy: its bytes are not those that its rank copied."""
         self.refused: RunExists | None = None
-        """Another driver has claimed the run: this one may neither save nor train any more. None if not."""
+        """The error if another driver has claimed the run, so that this one may neither save nor train any more; else None."""
 
     def begin(self) -> None:
-        """Save in the background what the store lacks. Does nothing if it is safe, under way, or failed a moment ago."""
+        """Save the newest snapshot in the background if the store lacks it. Does nothing if a save is under way, or has failed
+        a moment ago."""
         if self._safe or self._is_busy or time.monotonic() < self._not_before_s:
             return
         self._problem, self._attempt = "", self._attempt + 1
@@ -128,13 +130,14 @@ class SnapshotSaver:
         self._thread.start()
 
     def cancel(self) -> None:
-        """Let a group start, which restores from memory: from now on no lease is claimed here."""
+        """Stop claiming leases to save from memory, because a worker group that restores from memory is about to start."""
         with self._lock:
             self._thread, self._attempt, self._problem = None, self._attempt + 1, ""
             self._safe, self._failures, self._not_before_s = not self._job.keeps_snapshots, 0, float("-inf")
 
     def finish(self, is_over: Callable[[], bool]) -> str:
-        """Save what the store lacks and wait for it, unless ``is_over``. Returns why that failed, empty if it is safe."""
+        """Save the newest snapshot if the store lacks it, and wait for that, unless ``is_over``. Returns why it failed, empty
+        if the state is safe."""
         if not self._is_busy:
             self._not_before_s = float("-inf")
             self.begin()
@@ -160,17 +163,17 @@ class SnapshotSaver:
                 raise OSError(f"{self._silent} snapshot servers do not answer, and may hold a newer state")
             with self._lock:
                 self._safe = self._safe or attempt == self._attempt
-        except Exception as error:  # whatever it is, the state is in memory only
+        except Exception as error:  # on any error the state is in memory only
             with self._lock:
                 if attempt != self._attempt:
                     return
                 self._failures += 1
                 self._not_before_s = time.monotonic() + store_pause_s(self._failures)
-                self._problem = "" if isinstance(error, RunExists) else str(error)  # else its holder has the state
+                self._problem = "" if isinstance(error, RunExists) else str(error)  # RunExists: the new owner has it
             _log.warning("the newest snapshot could not be committed, and is tried again: %s", error)
 
     def save_newest(self, attempt: int = 0) -> Saved | None:
-        """Have the newest snapshot committed, from other copies as long as the bytes of some are wrong. Returns None if the
+        """Commit the newest snapshot; if a copy is corrupt, use other copies as long as there are any. Returns None if the
         store has that step, no whole snapshot is left, or a group has overtaken the ``attempt``."""
         while True:
             excluded = len(self._excluded)
@@ -182,7 +185,7 @@ class SnapshotSaver:
                 _log.warning("a snapshot in memory is bad, and another copy is looked for: %s", error)
 
     def _save(self, attempt: int) -> Saved | None:
-        """As ``save_newest``; raises BadFile if a copy is not what its rank copied."""
+        """Try ``save_newest`` once; raises BadFile if a copy is corrupt."""
         begin_s, job, run, config = time.monotonic(), self._job, self._job.folder, self._job.config
         servers = list(servers_named(name_prefix(run)))
         places, stay = contents_of(servers), set(staying())
@@ -203,7 +206,7 @@ class SnapshotSaver:
                 term = leases.claim(run, job.owner, trains=False, again=not is_orphaned, yields=is_orphaned).term
             except RunExists as error:
                 last = leases.newest(run)
-                self.refused = error if last and last.owner != job.owner else None  # else its own servers were faster
+                self.refused = error if last and last.owner != job.owner else None  # else its servers were faster
                 raise
         shown, checkpoint = configs.redact(config).model_dump(mode="json"), config.checkpoint
         jobs = jobs_for(run, term, parts, shown, Rule.of(checkpoint))
@@ -233,7 +236,7 @@ def _outcomes(asked: Mapping[ObjectRef[Any], ActorHandle]) -> list[Committed]:
     waits for the others; OSError if some do not answer, or are gone.
 
     Args:
-        asked: the answers, each with the server that gives it.
+        asked: the pending result of each holder -> its server.
     """
     waiting, end_s, liveness = list(asked), time.monotonic() + _WRITE_S, Liveness()
     while waiting:

@@ -1,15 +1,15 @@
 """The snapshot server of a node: one small actor that holds shared memory after the rank that filled it is gone.
 
     rank --keep(pid, fd)--> server of its node: opens the memory itself --replicate--> servers of other nodes
-    after a loss: rank 0 asks every server which parts it has; the newest step with all parts somewhere is read back, and
-        the pieces of these alone are told
+    after a loss: rank 0 asks every server which parts it has; the newest step whose parts are all held is read back, and
+        the servers send the piece tables of these parts only
 
-A call that waits for another server has threads of its own: two servers whose threads all wait for each other would wait for
-ever. The calls that servers answer for each other wait for nothing.
+Calls that wait for another server have threads of their own: two servers whose threads all wait for each other would deadlock.
+A call from one server to another (``replicate``) waits for nothing.
 
 A server belongs to one run (its name has the digest of the run's URL), outlives worker groups, and ends itself when the run's
-driver has been gone for a minute; its memory has no name anywhere and is freed with it. Before it ends, the servers commit
-what they hold (``snapshot_saver.OrphanedRun``).
+driver has been gone for a minute. Its memory has no file name, and is freed when it ends. Before that, the servers commit what
+they hold (``snapshot_saver.OrphanedRun``).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _COPY_S = 10.0
 _LOOK_S = 5.0
 
 Place = tuple[int, int, bool, int]
-"""Term, rank, whether it is a replica, and which of the rank's staging buffers."""
+"""Place of a snapshot: term, rank, whether it is a replica, and index of the rank's staging buffer."""
 
 
 class _Segment:
@@ -73,7 +73,7 @@ class _Segment:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the memory holds ``snapshot``: its rank may have died while it copied the next one."""
+        """Whether the memory holds all of ``snapshot``. Its rank may have died while it copied the next snapshot into it."""
         return self.map[: len(self.snapshot.mark)] == self.snapshot.mark
 
     def close(self) -> None:
@@ -96,22 +96,22 @@ class SnapshotServer:
         self._mailbox: MailboxClient | None = None
         self._orphaned: OrphanedRun | None = None
         self._called_s = time.monotonic()
-        """When a rank, or a server that a rank called, last had something kept here."""
+        """Time of the last call that stored something here, by a rank or by another server."""
         threading.Thread(target=self._end_alone, args=(alone_s,), daemon=True).start()
 
     def follow(self, mailbox: MailboxClient, fault_points: str = "", orphaned: OrphanedRun | None = None) -> None:
-        """Stay up as long as the run of ``mailbox`` does; ``fault_points`` as in ``TrainJob``. ``orphaned``: the run as it is
-        without that driver; None commits nothing then."""
+        """Stay up as long as the run of ``mailbox`` does. ``fault_points``: see ``TrainJob``. ``orphaned``: commits what is
+        held when the driver is gone; None commits nothing."""
         self._mailbox, self._orphaned = mailbox, orphaned
         arm(fault_points)
 
     def limit(self, limit_bytes: int | None) -> None:
-        """Set the limit again, as in ``__init__``: this server may be that of an earlier driver, which had another one. A limit
-        that was None stays if it is None again."""
+        """Set the limit, as in ``__init__``: an earlier driver may have started this server with another limit. If the limit
+        was None and is None again, it stays."""
         with self._lock:
             if limit_bytes is not None:
                 self._limit = limit_bytes
-            elif self._is_chosen:  # free without the snapshots, as for a new server
+            elif self._is_chosen:  # count the held snapshots as free memory, as for a new server
                 self._limit = (free_bytes() + sum(held.size_bytes for held in self._held.values())) // 2
             self._is_chosen = limit_bytes is not None
 
@@ -134,7 +134,7 @@ class SnapshotServer:
         held = self._held.get(place)
         if held is None or os.stat(path).st_ino != os.fstat(held.fd).st_ino:
             with self._room(place, snapshot):
-                opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # by now it may be anything
+                opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # it may be any file by now, even a pipe
                 held = self._put(place, _Segment(opened, snapshot, writable=False))
         held.snapshot = snapshot
         problems = [""] * len(peers)
@@ -200,7 +200,7 @@ class SnapshotServer:
         return (ray.get_runtime_context().get_node_id(), os.getpid()), whole
 
     def pieces(self, keys: Sequence[SnapshotKey]) -> list[PieceTable | None]:
-        """Return the pieces of each of these parts; None for one that is not held here whole any more."""
+        """Return the piece table of each of these parts; None for a part that is no longer held whole here."""
         with self._lock:
             found = {held.snapshot.key: held.snapshot.table for held in self._held.values() if held.is_whole}
         return [found.get(key) for key in keys]
@@ -214,7 +214,7 @@ class SnapshotServer:
 
     @ray.method(concurrency_group="keep")
     def save(self, job: CommitJob, key: SnapshotKey, tries: int) -> Committed | BaseException:
-        """As ``write_part``, of a part that is held here."""
+        """Write a part that is held here to the store, with ``write_part``."""
         with self._lock:
             held = next((held for held in self._held.values() if held.snapshot.key == key and held.is_whole), None)
             if held is None:
@@ -251,12 +251,12 @@ class SnapshotServer:
                 del self._promised[place]
 
     def _end_alone(self, alone_s: float) -> None:
-        """End this process when the run's driver has been gone, or trained another run, for ``alone_s``, and no rank has called
-        for as long; before, have committed what the run's servers hold."""
+        """End this process once the run's driver has been gone, or has trained another run, for ``alone_s``, and no rank has
+        called for as long. Commit what the run's servers hold first."""
         is_alone = True
         while is_alone:
             seen = time.monotonic()
-            while time.monotonic() - max(seen, self._called_s) < alone_s:  # a group outlives a stopped driver
+            while time.monotonic() - max(seen, self._called_s) < alone_s:  # a group may outlive its driver
                 time.sleep(min(_LOOK_S, alone_s / 4))  # between polls
                 if self._has_driver():
                     seen = time.monotonic()
@@ -274,7 +274,7 @@ class SnapshotServer:
 
 
 def _problem(copy: ObjectRef[None]) -> str:
-    """Return why a call to another server that has ended has failed; empty if it has not."""
+    """Return why a completed call to another server has failed; empty if it succeeded."""
     try:
         ray.get(copy)
     except ray.exceptions.RayError as error:  # it is lost, or has no room

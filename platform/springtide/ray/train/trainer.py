@@ -64,9 +64,9 @@ def train(
     workers: WorkerLender | None = None,
     begun_s: float = 0.0,
 ) -> None:
-    """Train ``config`` to its end on the cluster that this process is connected to. ``listen`` receives every event; ``owner``
-    has claimed the run. ``workers`` of an earlier run train this one, and are kept for the next. ``begun_s``: when the run was
-    first started, seconds since 1970, if it has a deadline.
+    """Train ``config`` to its end on the cluster that this process is connected to. ``listen`` receives every event. ``owner``
+    is the id under which the run was claimed. ``workers`` are those of an earlier run; they train this run, and are kept for
+    the next. ``begun_s``: when the run was first started, seconds since 1970, if it has a deadline.
 
     SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A worker's
     SpringtideError is raised as itself, any other error as TrainingFailed with its rank and trace.
@@ -120,7 +120,8 @@ def _pass_on(mailbox: MailboxClient, on_event: Callable[[Event], None], wait_s: 
 
 
 def _answer(reply: Reply[T]) -> T:
-    """Wait for the mailbox's reply. Raises TrainingInterrupted if its process has ended: what it held is lost, the run not."""
+    """Wait for the mailbox's reply. Raises TrainingInterrupted if the mailbox's process has ended: its events are lost, but the
+    run is not."""
     try:
         return reply.get()
     except RayActorError as error:
@@ -138,7 +139,7 @@ def for_workers(config: Config) -> Config:
 
 def _trainer(run: Folder, term: int, job: TrainJob, workers: WorkerLender) -> SpringtideTrainer:
     config, elastic = job.config, job.config.elastic
-    # Ray keeps its own state there; with a name it has seen it would resume by itself
+    # for Ray Train's own state. The run's name has the term, because Ray resumes by itself under a name that it has seen
     filesystem = None if run.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(run.fs))
     resources = {"CPU": elastic.cpus_per_worker}
     if elastic.gpus_per_worker:
@@ -160,7 +161,7 @@ def _trainer(run: Folder, term: int, job: TrainJob, workers: WorkerLender) -> Sp
         bounds=bounds,
         watches=_watches(config, job.mailbox),
         workers=workers,
-        # Ray's dashboard shows it; the workers take theirs from ``job``
+        # shown by Ray's dashboard; the workers read ``job`` instead
         train_loop_config={"config": redact(config).model_dump(mode="json"), "labels": job.labels, "owner": job.owner},
         torch_config=TorchConfig(backend=backend("cuda" if elastic.gpus_per_worker else "cpu"), timeout_s=600),
         scaling_config=ScalingConfig(
@@ -179,9 +180,9 @@ def _trainer(run: Folder, term: int, job: TrainJob, workers: WorkerLender) -> Sp
 
 
 def worker_environment(config: Config) -> dict[str, dict[str, str]]:
-    """Return the Ray runtime environment of the workers' processes. It is set before torch is imported. Ray Train keeps it:
-    its own value would have NCCL's watchdog end them. Empty without GPUs: a process with its own environment starts
-    slower."""
+    """Return the Ray runtime environment of the worker processes, which is set before torch is imported. Ray Train does not
+    override it; Ray's own value would have NCCL's watchdog end the processes. Empty without GPUs: a process with a runtime
+    environment starts more slowly."""
     if not config.elastic.gpus_per_worker:
         return {}
     return {"env_vars": gpu_environment(config.elastic.env, config.parallel.deterministic)}
@@ -196,8 +197,8 @@ def _watches(config: Config, mailbox: MailboxClient) -> PreemptionWatchers | Non
 
 
 def _explain(error: BaseException) -> BaseException:
-    """Return our own error as itself, any other as TrainingFailed with the rank that failed by itself and its trace; StoreLost
-    if only a store failed."""
+    """Return the error to raise for an error of Ray Train. A SpringtideError is returned as itself. Any other becomes
+    TrainingFailed with the trace of the rank that caused it, or StoreLost if only a store failed."""
     ours = fatal(error)
     if ours is not None:
         return type(ours)(*ours.args)
@@ -280,7 +281,8 @@ class AsyncEvaluations:
         self._actor = self._under_way = None
 
     def _give_up(self) -> None:
-        """Wait for no evaluation: who stops a run may have given it seconds. A result that is there is told."""
+        """End the evaluations without waiting: a run that is stopped may have only seconds left. A result that has arrived is
+        still reported."""
         self._next = ""
         self._look(0.0)
         if self._under_way is not None:
@@ -319,22 +321,22 @@ class AsyncEvaluations:
         return actor.remote(config, self._run)
 
 
-# A listener that tells Ray the metrics of a run, which Ray exports to Prometheus on every node. The driver is its only caller.
+# Event listener that sets a run's metrics in Ray, which exports them to Prometheus on every node. Only the driver calls it.
 #
 # Source: https://docs.ray.io/en/releases-2.60.0/ray-observability/user-guides/add-app-metrics.html
 
 _KNOWN: dict[str, Gauge | Counter] = {}
-"""Name -> metric: a process has one of each name, however many runs it trains."""
+"""Name -> metric. A process has one metric of each name, however many runs it trains."""
 
 
 class RayMetrics:
-    """A listener of one run."""
+    """Exports the metrics of one run."""
 
     def __init__(self, run: str) -> None:
         self._run = run
 
     def __call__(self, event: Event) -> None:
-        """Tell what one event says; Ray sends it later, from a thread of its own."""
+        """Set the metrics that one event contains. Ray sends them later, from a thread of its own."""
         for metric, labels, value in observed(event):
             known, tags = _metric(metric.name), {RUN: self._run, **labels}
             if isinstance(known, Gauge):

@@ -45,18 +45,19 @@ from springtide.training.preflight import preflight
 _log = logging.getLogger(__name__)
 
 _LET_GO = threading.Event()
-"""Set when this process's group is over; as ``World.aborted`` it keeps a step from using what an abort left."""
+"""Set when this process's group is over. As ``World.aborted`` it keeps a step from using the results of an aborted
+collective."""
 _TRAINING = threading.Lock()
 _links: Connections | None = None
 """The connections of this process's group."""
 _clean = True
-"""Whether no collective of that group can be in flight."""
+"""Whether no collective of this process's group can be in flight."""
 _live: LiveState | None = None
-"""What this rank has of the state of a group that trains, or that was lost."""
+"""This rank's part of the state of the group that trains, or of the group that was lost."""
 _free_since_s = 0.0
-"""When this process let go of its newest group, of ``time.perf_counter``; 0 before [s]."""
+"""When this process left its newest group, of ``time.perf_counter``; 0 before [s]."""
 _LEFT_BYTES = 64 * 2**20
-"""Device memory that a process may still hold after it let go of a group; with more it has no room for the next [bytes]."""
+"""Device memory that a process may still hold after it has left a group; with more, the next group has no room [bytes]."""
 
 
 def work(job: TrainJob) -> None:
@@ -70,19 +71,20 @@ def work(job: TrainJob) -> None:
             left = _train(job)
             _clean, _live = True, None
         except BaseException as error:
-            # model, optimizer, feed: the next group needs the memory; what ``_live`` has goes when it is settled
+            # free model, optimizer and feed, whose memory the next group needs; ``settle`` frees what ``_live`` has
             traceback.clear_frames(error.__traceback__)
             raise
-        if left:  # a return would mean that training is over
+        if left:  # to return would tell Ray that training is over
             _LET_GO.wait()
 
 
 def let_go(patience_s: float, survivors: Sequence[int] = ()) -> LiveShard | bool:
-    """Make a worker's process ready for another group; called in it while ``work`` runs. Returns whether it is ready in time.
-    If the ranks ``survivors`` together hold the whole state, returns this rank's shard instead; call ``settle`` next.
+    """Make this worker's process leave its group and get ready for another one; called while ``work`` runs. Returns True if it
+    is ready in time. If the ranks ``survivors`` together hold the whole state, returns this rank's shard instead; call
+    ``settle`` next.
 
-    The order matters: the flag first, because an aborted collective returns as if it had succeeded; then NCCL, then gloo's
-    connections, which releases a rank that waits for a lost peer; then the wait for the training thread.
+    The order matters. First set the flag, because an aborted collective returns as if it had succeeded. Then abort NCCL. Then
+    cut gloo's connections, which releases a rank that waits for a lost peer. Last, wait for the training thread.
     """
     global _clean, _live
     _LET_GO.set()
@@ -112,7 +114,7 @@ def settle(ranks: Sequence[int]) -> bool:
     try:
         if ranks and live is not None:
             live.deposit(ranks)
-    except Exception:  # whatever it is, there are snapshots and checkpoints
+    except Exception:  # on any error: snapshots and checkpoints remain
         _log.warning("the live state of a lost group could not be kept", exc_info=True)
     del live
     gc.collect()
@@ -138,13 +140,13 @@ def _gave_memory_back() -> bool:
 
 
 def warm_up(job: TrainJob, measure_network: bool, is_first: bool) -> Health:
-    """Start ahead what a group needs, in a new worker's process that has none yet; return the preflight's result.
+    """Prepare a new worker's process for its first group, and check its device; return the preflight's result.
 
     Args:
         job: what will be trained.
-        measure_network: whether to measure it: one process a node does that.
-        is_first: whether the run has had no group. Then this node's snapshot server starts beside the first steps: nobody
-            resumes from it.
+        measure_network: whether to measure the node's network speed; one process per node does that.
+        is_first: whether the run has had no group yet. Then there is no snapshot to resume from, and this node's snapshot
+            server starts later, during the first steps.
     """
     arm(job.fault_points)
     ahead = job.keeps_snapshots and not is_first
@@ -155,12 +157,12 @@ def warm_up(job: TrainJob, measure_network: bool, is_first: bool) -> Health:
     if servers is not None:
         servers.wait()
     gc.collect()
-    gc.freeze()  # as ``load_worker`` did with what was loaded before
+    gc.freeze()  # as in ``load_worker``: later collections skip these objects
     return found
 
 
 def _train(job: TrainJob) -> bool:
-    """Train; return whether the group left so that another one resumes."""
+    """Train. Returns True if the group has left, so that another group resumes."""
     fault_point("rendezvous", "after")
     begin = time.perf_counter()
     config = job.config
@@ -191,7 +193,7 @@ def _train(job: TrainJob) -> bool:
         servers = SnapshotClient(config, job.folder, job.mailbox, owner=job.owner)
         servers.pair(nodes, domains)
     phases_s["snapshots"] = time.perf_counter() - begin - phases_s["data"]
-    # one rank talks to the driver: what it receives reaches the others in the step's own all-reduce
+    # only rank 0 talks to the driver: a request that it receives reaches the other ranks in the step's all-reduce
     sender = EventSender(job.mailbox) if here.is_first else None
     beat = sender.heartbeat if sender else lambda: None
     left_s = sender.time_to_leave_s if sender else lambda: math.inf
@@ -211,22 +213,22 @@ def _train(job: TrainJob) -> bool:
     return left
 
 
-# Read a checkpoint's file on another node: the second reader where all ranks that could be it are on the node that found the
-# file bad.
+# Read a checkpoint's file again on another node. Used when a file looks bad and all ranks that could read it again are on the
+# node that found it bad.
 #
-# rank --claimed?--> a task on the driver's node, else on others --> reads the file again
+# rank --can it see the run's folder?--> a task on the driver's node, else on others --> reads the file again
 #
-# A process without torch, which Ray starts for the purpose: a second reader is needed rarely.
+# The task runs in a new process without torch, because this is rarely needed.
 
 _BEGIN_S = 60.0
 """How long a node may take to start a process and look for the run; a file may take as long as it needs [s]."""
 _CANDIDATES = 3
-"""Nodes that are asked."""
+"""Most nodes that are tried."""
 
 
 def read_elsewhere(mailbox: MailboxClient, run: Folder, name: str, file: str, nodes: Collection[str]) -> str | None:
-    """Have ``file`` of checkpoint ``name`` read on a live node that is none of ``nodes``: the driver's first, whose storage is
-    the run's. Returns what is wrong with it, empty if it is good, None if no other node sees the run.
+    """Have ``file`` of checkpoint ``name`` read on a live node outside ``nodes``: on the driver's node first, which has the
+    run's storage. Returns what is wrong with the file, empty if it is good, None if no other node can see the run's folder.
 
     Raises:
         OSError: the store cannot be reached, or other nodes are up and none of them answers.
@@ -247,7 +249,7 @@ def read_elsewhere(mailbox: MailboxClient, run: Folder, name: str, file: str, no
                 return str(ray.get(ray.remote(still_bad).options(**there).remote(run, name, file)))
         except RayError as error:
             if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-                raise OSError(str(error)) from None  # the store's
+                raise OSError(str(error)) from None  # an error of the store
             ray.cancel(seen, force=True)
             silent.append(node)
             _log.warning("node %s does not read %s again: %s", node[:8], file, error)
@@ -257,5 +259,5 @@ def read_elsewhere(mailbox: MailboxClient, run: Folder, name: str, file: str, no
 
 
 def _sees(run: Folder) -> bool:
-    """Return whether the run's folder is here: without its storage, every file is missing."""
+    """Return True if this node can see the run's folder. Without the run's storage, every file would seem to be missing."""
     return leases.newest(run) is not None

@@ -26,17 +26,17 @@ _NEXT_S = 10.0
 
 
 class ClusterShare(Protocol):
-    """A driver's client of what gives several runs their workers: ``WorkerPoolClient``, ``QueueClient``."""
+    """A driver's client of a service that shares workers among several runs: ``WorkerPoolClient`` or ``QueueClient``."""
 
     def claim(self, config: Config) -> None:
-        """Ask for workers for a run."""
+        """Request workers for a run."""
 
     def release(self) -> None:
         """Withdraw the request."""
 
     def mine(self, timeout_s: float, holds: Mapping[str, int], most: int) -> WorkerShare:
-        """Return what the run may use. ``holds``: the workers that it has on each node; ``most``: the number that it can use
-        now, 0 while it is paused. Raises RayError if there is no answer in time."""
+        """Return the workers that the run may use. ``holds``: the workers that it has on each node. ``most``: the number that
+        it can use now, 0 while it is paused. Raises RayError if there is no answer in time."""
 
     def closed(self) -> bool:
         """Return whether the run may not continue."""
@@ -80,7 +80,7 @@ class WorkerLender:
     def limit(self, limit: WorkerLimit) -> None:
         """Limit the workers of the current run and of later ones."""
         self._limit = limit
-        mailbox = self._mailbox  # after that: a mailbox that opens meanwhile has the limit
+        mailbox = self._mailbox  # read after the limit is set: a mailbox that opens meanwhile has it
         if mailbox is not None:
             with contextlib.suppress(RayError):  # it has just ended
                 mailbox.limit_workers(limit).get()
@@ -102,7 +102,8 @@ class WorkerLender:
                 self.share.claim(config)
 
     def free(self) -> None:
-        """Free the workers of an ended run: they wait a little, so that the next run starts in them within a second."""
+        """Free the workers of an ended run. They stay up for ``_NEXT_S``, so that the next run starts in them within a
+        second."""
         with self._lock:
             self._waits = threading.Timer(_NEXT_S, self._end_waiting)
             self._waits.daemon = True
@@ -131,6 +132,6 @@ class WorkerLender:
 
 
 def workers_of(config: Config, is_alone: bool) -> WorkerLender:
-    """Return the workers of a driver of ``config``, which share the cluster's if the run is in a queue. ``is_alone``: the
-    cluster was started for it."""
+    """Return a driver's workers for ``config``. A run in a queue shares the cluster with other runs. ``is_alone``: the cluster
+    was started for this driver."""
     return WorkerLender(QueueClient()) if config.run.queue else WorkerLender(is_alone=is_alone)

@@ -1,4 +1,4 @@
-"""What the driver of a sweep and the processes of its trials tell each other through Ray Tune."""
+"""Messages between the driver of a sweep and the processes of its trials, sent through Ray Tune."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class TrainFunction(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TrialJob:
-    """What all trials have in common. It has passwords: nothing that Tune saves in a file may refer to it."""
+    """The part of a trial's job that is the same for all trials. It has passwords: nothing that Tune saves in a file may refer
+    to it."""
 
     base: Config
-    """Their config without the point."""
+    """Config of all trials, before a trial's point is applied."""
     sweep: Sweep
     held: HeldSweep
     pool: WorkerPoolHandle
@@ -46,7 +47,7 @@ class TrialJob:
 
 
 class TrialSpec(TypedDict):
-    """A trial, from the driver to the trial's process. A scheduler of a population changes the point."""
+    """A trial, as the driver sends it to the trial's process. A scheduler of a population changes the point."""
 
     number: int
     point: Point
@@ -63,8 +64,8 @@ class TrialParameters(TypedDict):
 
 
 class TrialResult(TypedDict, total=False):
-    """A trial's result, from its process to the driver. A trial that was never evaluated has its number, its end and the worst
-    objective."""
+    """A trial's result, as its process sends it to the driver. If the trial was never evaluated, it has only the trial's number
+    and end, and the worst objective."""
 
     number: int
     heldout_loss: float
@@ -87,7 +88,7 @@ class TrialResult(TypedDict, total=False):
     failed: str
     """Why the training failed."""
     held: str
-    """Which other driver holds the sweep or the run: nothing may be recorded for the trial."""
+    """The error that names the other driver which holds the sweep or the run: nothing may be recorded for the trial."""
     done: bool
     """Whether this is the trial's last result; Tune sets it, too, for a trial that it stops."""
     over: bool
@@ -106,7 +107,7 @@ def at_worst(result: TrialResult, sweep: Sweep) -> TrialResult:
     return cast("TrialResult", {**result, sweep.metric: sweep.worst, "done": True})
 
 
-# A sweep that a driver holds: its folder, and what may be written there only while the lease holds.
+# A sweep that a driver has claimed: its folder, and the writes there that need a valid lease.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +135,7 @@ class HeldSweep:
 
 @contextlib.contextmanager
 def hold_sweep(folder: SweepFolder) -> Iterator[HeldSweep]:
-    """Hold the sweep, as a driver holds a run. Raises RunExists if another driver holds it."""
+    """Claim the sweep for the block, as a driver claims a run. Raises RunExists if another driver holds it."""
     lease = leases.claim(folder.root, secrets.token_hex(8), trains=False)
     try:
         yield HeldSweep(folder, lease.term)

@@ -31,7 +31,7 @@ POPULATIONS = ("pbt", "pb2")
 
 
 def known_as(scheduler: TrialScheduler) -> str:
-    """Return the name of one of ``scheduler_of``'s, or that of its class."""
+    """Return the name under which ``scheduler_of`` makes such a scheduler, else the name of its class."""
     return _NAMES.get(type(scheduler), type(scheduler).__name__)
 
 
@@ -54,20 +54,20 @@ def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
 
 
 class _RepeatableASHA(ASHAScheduler):
-    """An ASHA that stops no trial on a result that an earlier start of the sweep had, too: that start has recorded which ones
-    it stopped. Here trials may report in another order, which gives other decisions."""
+    """An ASHA that stops no trial on a replayed result, which an earlier start of the sweep had, too. That start has recorded
+    which trials it stopped. Now trials may report in another order, which would give other decisions."""
 
     def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: TrialResult) -> str:
-        """Handle a result; a replayed one stops nothing, but counts for the results of others."""
+        """Handle a result. A replayed one stops no trial, but other results are compared with it."""
         decision: str = super().on_trial_result(tune_controller, trial, result)
         return TrialScheduler.CONTINUE if result.get("replayed") else decision
 
 
 class _RepeatableMedian(MedianStoppingRule):
-    """The same for the median stopping rule."""
+    """A median stopping rule that stops no trial on a replayed result, for the same reason as ``_RepeatableASHA``."""
 
     def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: TrialResult) -> str:
-        """Handle a result, likewise."""
+        """Handle a result. A replayed one stops no trial."""
         decision: str = super().on_trial_result(tune_controller, trial, result)
         if decision != TrialScheduler.STOP or not result.get("replayed"):
             return decision
@@ -95,8 +95,8 @@ class _SynchronousPBT(PopulationBasedTraining):
         self._go_on(tune_controller, trial)
 
     def _get_new_config(self, trial: TuneTrial, trial_to_clone: TuneTrial) -> tuple[TrialParameters, dict[str, object]]:
-        """Return the config with the place that the state comes from. Tune would restore the state from its own checkpoint, and
-        may restore the trial's own one instead, if that was still being written."""
+        """Return the new config, with the checkpoint that the state comes from. Tune would restore the state from its own
+        checkpoint, and may restore the trial's own checkpoint instead, if that was still being written."""
         config: TrialParameters
         config, changes = super()._get_new_config(trial, trial_to_clone)
         return {"trial": {**config["trial"], "of": self._trial_state[trial_to_clone].last_result["state"]}}, changes
@@ -110,12 +110,12 @@ class _SynchronousPBT(PopulationBasedTraining):
 
 
 class _SynchronousPB2(_SynchronousPBT, PB2):
-    """The same for PB2."""
+    """A synchronous PB2 that does not wait for ended members."""
 
 
 def _population(name: str, sweep: Sweep, asked: dict[str, object]) -> TrialScheduler:
     """Return a population's scheduler. Members wait for each other at each rung, so that the result does not depend on which
-    of them lost workers. PBT changes the point that is taken over by a fifth, or draws a new one; PB2 takes the next one from
+    of them lost workers. PBT changes the point that is taken over by a fifth, or draws a new one; PB2 takes the next point from
     a Gaussian process (Parker-Holder et al., 2020), along the ranges of the space, in logs where the space uses them."""
     if name == "pb2":
 

@@ -32,10 +32,10 @@ _log = logging.getLogger(__name__)
 
 
 class Trial(tune.Trainable):
-    """A trial as Tune's Trainable: a step of Tune's is from one evaluation to the next."""
+    """A trial as Tune's Trainable. One step of Tune's is the training from one evaluation to the next."""
 
     def __repr__(self) -> str:
-        """Return what Ray's dashboard calls this process; it asks once, and the process drives one trial after the other."""
+        """Return this process's name in Ray's dashboard. Ray calls this once, and the process runs one trial after another."""
         return f"{owner_of(self._job.base, is_trial=True)}/trials"
 
     def setup(self, config: TrialParameters, job: TrialJob) -> None:
@@ -121,7 +121,8 @@ class Trial(tune.Trainable):
         return runner
 
     def _generation(self) -> Config:
-        """Return the config of the trial's current run: its last one, or a new one that continues from another trial's."""
+        """Return the config of the trial's current run: the trial's last run, or a new one that continues from another trial's
+        state."""
         job, folder, point = self._job, self._job.held.folder, self._spec["point"]
         self._lineage = folder.lineage(self._number, point)
         if not job.population:

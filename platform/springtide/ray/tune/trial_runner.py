@@ -1,4 +1,4 @@
-"""A run of a trial, trained in a thread. What happens is a queue of messages:
+"""Train a run of a trial in a thread. Its progress is a queue of messages:
 
 Evaluated*  Finished | Failed       evaluations of an earlier start come first, from the journal
 """
@@ -67,7 +67,7 @@ class TrialRunner:
     """Trains one run of a trial."""
 
     def __init__(self, config: Config, train: TrainFunction, workers: WorkerLender, reports: ReportWriter) -> None:
-        """``workers``: those of this process, for one run after the other."""
+        """``workers``: the workers of this process, which train one run after another."""
         self.config, self.folder = config, Folder(config.run.root) / config.run.id
         self._train, self._workers, self._reports = train, workers, reports
         self._messages: queue.Queue[Message] = queue.Queue()
@@ -82,12 +82,12 @@ class TrialRunner:
         return list(self._steps.values())
 
     def start(self, *, decided: bool, saved_only: bool) -> None:
-        """Repeat the evaluations of an earlier start, then train what is left in a thread.
+        """Repeat the evaluations of an earlier start, then train the remaining steps in a thread.
 
         Args:
             decided: whether the trial may not continue.
-            saved_only: for a member of a population, whether another may take over its state: where it was not saved, it is
-                evaluated again.
+            saved_only: evaluate again after the newest checkpoint. For a population, whose members take over each other's
+                saved states.
         """
         events = read_journal(self.folder) if self.folder.exists(configs.RUN_CONFIG) else []
         if saved_only:
@@ -98,7 +98,7 @@ class TrialRunner:
         ended = [event for event in events if isinstance(event, Stopped)]
         is_over = decided or bool(ended and ended[-1].status == "finished")
         known = sorted({event.step for event in events if isinstance(event, Evaluated)})
-        # the newest may have come when the driver was gone already
+        # the driver may have been gone when the newest evaluation came
         self.judged_step = max(known if is_over else known[:-1], default=0)
         if is_over or self._closed():
             self._messages.put(Finished())

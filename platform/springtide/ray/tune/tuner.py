@@ -55,7 +55,7 @@ _P = ParamSpec("_P")
 
 
 class SearchAdapter(Searcher):
-    """Our search as one of Tune's."""
+    """Adapts our ``Search`` to Tune's ``Searcher``."""
 
     def __init__(self, search: Search, sweep: Sweep, begin: BeginTrial, room: Callable[[], int]) -> None:
         """``room()``: the number of trials that may run now."""
@@ -64,7 +64,7 @@ class SearchAdapter(Searcher):
         self._numbers: dict[str, int] = {}
         self._points: dict[str, Point] = {}
         self.live = 0
-        """Number of trials that run or are about to; paused ones leave their room to others."""
+        """Number of trials that run or are about to; paused trials leave their room to others."""
         self._results: dict[str, TrialResult] = {}
         self.worthless = ""
         """Why no other trial is started; empty if there is no reason."""
@@ -83,7 +83,7 @@ class SearchAdapter(Searcher):
         except ConfigError as error:
             if not self._numbers:
                 raise
-            self.worthless = self._exhausted = str(error)  # the trials that have begun go on
+            self.worthless = self._exhausted = str(error)  # the trials that have begun continue
             return Searcher.FINISHED
         if point is None:
             return Searcher.FINISHED
@@ -106,15 +106,15 @@ class SearchAdapter(Searcher):
         self.worthless = self._exhausted or self._is_worthless()
 
     def _is_worthless(self) -> str:
-        """Return why another trial is not worth its price, by the results of complete trials and the cost of all; empty if it
-        is."""
+        """Return why another trial is not worth its price; empty if it is. Compares the results of complete trials with the
+        cost of all trials."""
         least, known = self._sweep.budget.min_improvement_per_dollar, list(self._results.values())
         paid, what = sum(one.get("dollars", 0.0) for one in known), "dollar"
         if not paid:
             paid, what = sum(one.get("worker_s", 0.0) for one in known) / 3600.0, "worker-hour"
         if not least or not paid:
             return ""
-        # half a rung less: the last step of another batch size ends elsewhere
+        # half a rung less: with another batch size, the last step ends at another number of tokens
         furthest = self._sweep.budget.tokens_per_trial * (1.0 - 0.5 / self._sweep.budget.rungs)
         complete = [
             (self._points[trial_id], value_of(one, self._sweep.metric))
@@ -127,10 +127,10 @@ class SearchAdapter(Searcher):
         return f"another trial can gain at most {worth:.3g} per {what}; min_improvement_per_dollar is {least:g}"
 
     def save(self, checkpoint_path: str) -> None:
-        """Do nothing: a resumed sweep gets its results again."""
+        """Do nothing: a resumed sweep reads its results again."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Do nothing, likewise."""
+        """Do nothing, for the same reason as ``save``."""
 
 
 class ProgressCallback(tune.Callback):
@@ -165,7 +165,7 @@ class ProgressCallback(tune.Callback):
         if (of := result.get("of", "")) != self._of.get(name, ""):
             self._of[name] = of
             self._say(f"{name}: continued from {of}")
-        if "tokens" not in result or "failed" in result or "held" in result:  # without them it was never evaluated
+        if "tokens" not in result or "failed" in result or "held" in result:  # without tokens it was never evaluated
             return
         value = value_of(result, self._sweep.metric)
         if self._best is None or self._sweep.better(value, self._best[0]):
@@ -198,13 +198,14 @@ class ProgressCallback(tune.Callback):
 
 
 class BudgetStopper(tune.Stopper):
-    """A stopper that ends the sweep when its budget is spent, or its driver is interrupted: trials save their state, and may
-    continue."""
+    """Ends the sweep when its budget is spent or its driver is interrupted. Trials save their state first, and may continue
+    later."""
 
     def __init__(
         self, budget: Budget, pool: WorkerPoolHandle, before: Sequence[TrialOutcome], interrupted: threading.Event
     ) -> None:
-        """``before``: what trials have spent so far. Of these, some are not reported again, and the others step by step."""
+        """``before``: what trials have spent so far. Some of these trials are not reported again, and the others report step by
+        step."""
         self._budget, self._pool, self._interrupted = budget, pool, interrupted
         self._by_trial = {one.name: (float(one.tokens), one.worker_s, one.dollars) for one in before}
         self.over = ""
@@ -217,12 +218,13 @@ class BudgetStopper(tune.Stopper):
         self._lost = False
 
     def __getstate__(self) -> dict[str, object]:
-        """Return what Tune saves of it in the sweep's folder, which nobody reads: an event cannot be saved."""
+        """Return the state that Tune pickles into the sweep's folder. It lacks the event, which cannot be pickled; nobody reads
+        the file."""
         return {**self.__dict__, "_interrupted": None, "failure": None}
 
     def __call__(self, trial_id: str, result: TrialResult) -> bool:
-        """Add a trial's result; returns False, because no trial is stopped alone. The most counts that was known of a trial: an
-        earlier result may be reported again, and a failure has no costs."""
+        """Add a trial's result; returns False, because no trial is stopped alone. The largest costs that were reported for a
+        trial count: an earlier result may be reported again, and a failure has no costs."""
         name = name_of(result["number"])
         tokens, worker_s, dollars = self._by_trial.get(name, (0.0, 0.0, 0.0))
         self._by_trial[name] = (
@@ -233,8 +235,8 @@ class BudgetStopper(tune.Stopper):
         return False
 
     def unless_lost(self, write: Callable[_P, None]) -> Callable[_P, bool]:
-        """Wrap ``write`` to return whether it was done: if another driver has taken over the sweep, this one ends. A store that
-        is away is tried again for half an hour; if it stays away, the sweep ends."""
+        """Wrap ``write`` to return True if it has written. If another driver has taken over the sweep, this driver ends its
+        trials. A store that cannot be reached is tried again for half an hour; after that the sweep ends."""
 
         def checked(*arguments: _P.args, **named: _P.kwargs) -> bool:
             failures = 0
@@ -255,8 +257,9 @@ class BudgetStopper(tune.Stopper):
         return checked
 
     def stop_all(self) -> bool:
-        """Return whether all trials are to end: a limit is met, the driver is interrupted or its store is away, and they have
-        saved their state, or another driver holds the sweep. From then on Tune gives their processes ten seconds."""
+        """Return True if all trials must end now: another driver holds the sweep; or a limit is met, the driver is interrupted
+        or its store cannot be reached, and the trials have saved their state or have had ``SAVED_S`` for it. Tune then gives
+        their processes ten seconds."""
         if self._lost:
             return True
         tokens, worker_s, dollars = map(sum, zip(*self._by_trial.values(), (0.0, 0.0, 0.0), strict=True))
@@ -297,7 +300,7 @@ class TrialTuner:
 
         Args:
             population: the first points of a population's trials, instead of ``search``'s.
-            before: what the sweep's trials have done so far, which counts for the budget.
+            before: outcomes of the sweep's earlier trials, which count towards the budget.
         """
         # neither self nor the job: Tune saves what its searcher and callbacks refer to in the sweep's folder, and a job has
         # passwords
@@ -340,7 +343,7 @@ class TrialTuner:
         try:
             with without_tune_signals():
                 tuner.fit()
-        except tune.TuneError as error:  # not of a trial, which ends alone: its text is a stack trace
+        except tune.TuneError as error:  # of Tune itself, not of a trial; its text is a stack trace
             problem = f"an error inside Ray Tune: {last_line(error)}"
             if not spent.over:
                 raise TrainingInterrupted(f"{problem}; resume with --resume") from error
@@ -354,7 +357,7 @@ class TrialTuner:
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """How many trials may run now."""
+    """Returns the number of trials that may run now."""
 
     pool: WorkerPoolHandle
     least: int

@@ -1,4 +1,4 @@
-"""A cluster's workers, which several runs share by the allocation ledger. One actor, on the driver's node."""
+"""A cluster's workers, which several runs share as ``elastic/allocation.py`` decides. One actor, on the driver's node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from springtide.ray.names import name_of
 
 _LOOK_S = 0.3
 _BEAT_S = 5.0
-"""Time between two signs of life of a client [s]."""
+"""Time between two heartbeats of a client [s]."""
 _SILENT_S = 120.0
 """A client that has not called for this long counts as gone [s]."""
 
@@ -31,7 +31,7 @@ class WorkerPool:
     """The clients' requests for workers, and what each client gets."""
 
     def __init__(self, resources: dict[str, float]) -> None:
-        """``resources``: those of one worker, the same for all runs."""
+        """``resources``: resources of one worker, the same for all runs."""
         self._resources = resources
         self._claims: dict[str, ResourceRequest] = {}
         self._heard_s: dict[str, float] = {}
@@ -40,7 +40,7 @@ class WorkerPool:
         self._looked_s = float("-inf")
         self._closed = False
         self._most: int | None = None
-        """The most workers that a run can use, as far as that is known."""
+        """The most workers that a run can use, by the measured speeds; None if that is not known."""
 
     def claim(self, claim: ResourceRequest) -> None:
         """Add a client's request for workers, or replace its earlier one."""
@@ -48,7 +48,8 @@ class WorkerPool:
         self._heard_s[claim.client_id] = time.monotonic()
 
     def set_score(self, client_id: str, score: float, speeds: Mapping[int, float]) -> None:
-        """Set how well a client's run does, and use its speed at each world size [tokens/s]."""
+        """Set a client's score, and use its run's speed at each world size [tokens/s] to learn how many workers a run can
+        use."""
         if client_id in self._claims:
             self._claims[client_id] = self._claims[client_id]._replace(score=score)
         self._most = useful(speeds) or self._most
@@ -64,7 +65,8 @@ class WorkerPool:
         self._heard_s.pop(client_id, None)
 
     def mine(self, request: ResourceRequest) -> dict[str, dict[str, float]]:
-        """Return node -> resources of a client. ``request`` counts again if the client was silent for too long."""
+        """Return node -> resources that a client gets. ``request`` is added again if the pool has dropped it, because the
+        client was silent for too long."""
         now, client_id = time.monotonic(), request.client_id
         self._claims.setdefault(client_id, request)
         self._heard_s[client_id] = now
@@ -102,7 +104,7 @@ WorkerPoolHandle: TypeAlias = "ActorHandle[WorkerPool]"
 
 
 class WorkerPoolClient:
-    """A process's client of a pool, for one run after the other."""
+    """A process's client of a pool, for several runs in turn."""
 
     def __init__(self, pool: WorkerPoolHandle) -> None:
         self._pool, self._client_id = pool, uuid.uuid4().hex
@@ -115,7 +117,7 @@ class WorkerPoolClient:
         workers = elastic.min_workers, elastic.max_workers
         request = ResourceRequest(self._client_id, *workers, worker_multiple=worker_multiple)
         ray.get(self._pool.claim.remote(request))
-        if self._request is None:  # a run does not ask while its processes come up, which may take minutes
+        if self._request is None:  # heartbeats cover the minutes in which its processes start
             self._released = threading.Event()
             name, given = "springtide-worker-pool", (self._released,)
             threading.Thread(target=self._beat, args=given, name=name, daemon=True).start()
@@ -132,8 +134,8 @@ class WorkerPoolClient:
         self._pool.release.remote(self._client_id)
 
     def mine(self, timeout_s: float, holds: Mapping[str, int] | None = None, most: int = 0) -> WorkerShare:
-        """Return what the run may use; what it has and can use now does not count. Raises RayError if the pool does not
-        answer."""
+        """Return the workers that the run may use. ``holds`` and ``most`` do not count here. Raises RayError if the pool does
+        not answer."""
         if self._request is None:
             return WorkerShare({})
         return WorkerShare(ray.get(self._pool.mine.remote(self._request), timeout=timeout_s))
@@ -144,7 +146,7 @@ class WorkerPoolClient:
             return bool(ray.get(self._pool.closed.remote()))
         except ActorDiedError:
             return True
-        except ActorUnavailableError:  # its connection broke, and whether it died is not known yet: the next call says
+        except ActorUnavailableError:  # the connection broke; the next call shows whether the pool has died
             return False
 
     def _beat(self, released: threading.Event) -> None:
