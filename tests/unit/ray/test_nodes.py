@@ -15,7 +15,7 @@ import pytest
 
 from springtide.elastic.notices import TimeLeft
 from springtide.ray.cluster import nodes
-from springtide.ray.cluster.nodes import observed, unanswering
+from springtide.ray.cluster.nodes import NodeDeadlines, observed, unanswering
 
 LOOPBACK = "127.0.0.1"
 
@@ -164,7 +164,9 @@ def test_a_driver_short_of_files_does_not_take_nodes_for_lost(
 def test_a_node_has_as_many_places_as_fit_into_what_is_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes.state, "get_draining_nodes", lambda: {"b": 0})
     rows = [{"NodeID": "a"}, {"NodeID": "b"}, {"NodeID": "c"}]
-    a, b, c = observed(rows, {"a": {"CPU": 5.0, "GPU": 3.0}, "b": {"CPU": 1.0}}, {"CPU": 2.0, "GPU": 1.0})
+    a, b, c = observed(
+        rows, {"a": {"CPU": 5.0, "GPU": 3.0}, "b": {"CPU": 1.0}}, {"CPU": 2.0, "GPU": 1.0}, NodeDeadlines()
+    )
     assert (a.places, b.places, c.places) == (2, 0, 0)
     assert a.leaves_at is None
     assert b.leaves_at is not None
@@ -189,7 +191,7 @@ def test_three_workers_fit_into_three_times_what_one_needs_whatever_the_sum_roun
 ) -> None:
     monkeypatch.setattr(nodes.state, "get_draining_nodes", dict)
     assert 3 * 0.7 < 2.1
-    [a] = observed([{"NodeID": "a"}], {"a": {"CPU": 3 * 0.7}}, {"CPU": 0.7})
+    [a] = observed([{"NodeID": "a"}], {"a": {"CPU": 3 * 0.7}}, {"CPU": 0.7}, NodeDeadlines())
     assert a.places == 3
 
 
@@ -202,13 +204,28 @@ def test_a_deadline_is_as_far_away_as_the_node_itself_says_whatever_the_drivers_
     monkeypatch.setattr(nodes, "time", SimpleNamespace(time=lambda: of_node_s + ahead_s, monotonic=lambda: 1000.0))
     deadline_ms = int((of_node_s + 30.0) * 1000)
     monkeypatch.setattr(nodes.state, "get_draining_nodes", lambda: {"a": deadline_ms})
-    [a] = observed([{"NodeID": "a"}], {}, {"CPU": 1.0}, lambda: {"a": TimeLeft(deadline_ms, 30.0)})
+    [a] = observed([{"NodeID": "a"}], {}, {"CPU": 1.0}, NodeDeadlines(lambda: {"a": TimeLeft(deadline_ms, 30.0)}))
     assert a.leaves_at == 1030.0
     # somebody else has told Ray another one, by a clock that is not known: the earlier of both counts
-    [a] = observed([{"NodeID": "a"}], {}, {"CPU": 1.0}, lambda: {"a": TimeLeft(deadline_ms + 1, 30.0)})
+    [a] = observed([{"NodeID": "a"}], {}, {"CPU": 1.0}, NodeDeadlines(lambda: {"a": TimeLeft(deadline_ms + 1, 30.0)}))
     assert a.leaves_at == pytest.approx(min(1030.0, 1030.0 - ahead_s), abs=0.01)
-    [a] = observed([{"NodeID": "a"}], {}, {"CPU": 1.0}, dict)
+    [a] = observed([{"NodeID": "a"}], {}, {"CPU": 1.0}, NodeDeadlines())
     assert a.leaves_at == pytest.approx(1030.0 - ahead_s, abs=0.01)
+
+
+def test_a_drain_without_a_deadline_counts_from_when_it_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(nodes, "time", SimpleNamespace(time=lambda: now[0], monotonic=lambda: now[0]))
+    draining = {"a": 0, "b": -1}
+    monkeypatch.setattr(nodes.state, "get_draining_nodes", lambda: draining)
+    deadlines = NodeDeadlines()
+    first = deadlines.leaves_at()
+    now[0] += 30.0
+    assert deadlines.leaves_at() == first == {"a": 1120.0, "b": 1120.0}, "else it would never come"
+    del draining["a"]
+    assert deadlines.leaves_at() == {"b": 1120.0}
+    draining["a"] = 0  # announced again
+    assert deadlines.leaves_at()["a"] == 1150.0
 
 
 def test_what_nodes_say_is_asked_for_only_while_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,5 +234,5 @@ def test_what_nodes_say_is_asked_for_only_while_one_leaves(monkeypatch: pytest.M
     def never() -> dict[str, TimeLeft]:
         raise AssertionError
 
-    [a] = observed([{"NodeID": "a"}], {}, {"CPU": 1.0}, never)
+    [a] = observed([{"NodeID": "a"}], {}, {"CPU": 1.0}, NodeDeadlines(never))
     assert a.leaves_at is None

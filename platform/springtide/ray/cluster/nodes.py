@@ -9,7 +9,7 @@ import selectors
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import ray
@@ -55,12 +55,37 @@ def live() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
+class NodeDeadlines:
+    """When nodes leave: a run's one table of announced deadlines.
+
+    Ray's table of draining nodes says which nodes leave and when, by an unknown clock. A node's own watcher reports the time
+    left by that node's clock, which counts. A drain without a deadline counts from when this table first saw the drain.
+    """
+
+    def __init__(self, reported: Callable[[], dict[str, TimeLeft]] = dict) -> None:
+        """``reported``: returns the time left that the nodes' own watchers report. Called only while a node leaves."""
+        self._reported = reported
+        self._undated: dict[str, float] = {}
+        """Node -> when its drain without a deadline was first seen, of ``time.monotonic`` [s]."""
+
+    def leaves_at(self) -> dict[str, float]:
+        """Return node -> when it leaves, of ``time.monotonic`` [s], for each node that is announced to leave."""
+        draining, left = state.get_draining_nodes(), dict[str, TimeLeft]()
+        if draining:
+            with contextlib.suppress(RayError):  # Ray's own deadline is still known
+                left = self._reported()
+        undated = {name for name, deadline_ms in draining.items() if deadline_ms <= 0 and name not in left}
+        self._undated = {name: self._undated.get(name, time.monotonic()) for name in undated}
+        # counted from the first sight: else the deadline would move on
+        dated = {name: _monotonic(ms, left.get(name)) for name, ms in draining.items() if name not in undated}
+        return dated | {name: seen_s + _UNDATED_S for name, seen_s in self._undated.items()}
+
+
 def observed(
     nodes: Sequence[Mapping[str, Any]],
     reserved: Mapping[str, Mapping[str, float]],
     resources: Mapping[str, float],
-    told: Callable[[], dict[str, TimeLeft]] = dict,
-    undated: MutableMapping[str, float] | None = None,
+    deadlines: NodeDeadlines,
 ) -> list[Node]:
     """Return the policy's view of ``nodes``: the places of this run on each, and when it leaves, of ``time.monotonic`` [s].
 
@@ -68,25 +93,10 @@ def observed(
         nodes: entries that ``live`` has returned.
         reserved: node -> resources that are reserved there for this run.
         resources: of one worker, to count the workers that fit on each node.
-        told: returns the time left that the nodes' own watchers report. Called only while a node leaves.
-        undated: node -> when its notice without a deadline was first seen [s]. Pass the same mapping to each call.
+        deadlines: when nodes leave.
     """
-    leaving, left, found = state.get_draining_nodes(), dict[str, TimeLeft](), list[Node]()
-    undated = {} if undated is None else undated
-    for name in undated.keys() - {name for name, deadline_ms in leaving.items() if deadline_ms <= 0}:
-        del undated[name]
-    if leaving:
-        with contextlib.suppress(RayError):  # Ray's own deadline is still known
-            left = told()
-    for node in nodes:
-        name = node["NodeID"]
-        here = reserved.get(name, {})
-        places = fits(here, resources.items())
-        leaves_at = _monotonic(leaving[name], left.get(name)) if name in leaving else None
-        if leaving.get(name) == 0 and name not in left:  # counted from the first sight: else the deadline would move on
-            leaves_at = undated.setdefault(name, time.monotonic()) + _UNDATED_S
-        found.append(Node(name, places, leaves_at))
-    return found
+    leaves_at, names = deadlines.leaves_at(), [node["NodeID"] for node in nodes]
+    return [Node(name, fits(reserved.get(name, {}), resources.items()), leaves_at.get(name)) for name in names]
 
 
 def unanswering(names: Collection[str], speaks: bool = False) -> set[str]:

@@ -45,7 +45,7 @@ from springtide.ray._ray_private import (
     Worker,
     WorkerGroupState,
 )
-from springtide.ray.cluster.nodes import live, observed, unanswering
+from springtide.ray.cluster.nodes import NodeDeadlines, live, observed, unanswering
 from springtide.ray.cluster.notices import PreemptionWatchers
 from springtide.ray.train.hang import MOST_HANGS, MOST_SILENT, Watch, diagnose
 from springtide.ray.train.job import TrainJob
@@ -104,7 +104,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._others = ""
         """``WorkerShare.others`` at the last query: what this run waits for, or which runs get its workers."""
         self._looked_s = float("-inf")
-        self._leaving, self._undated = 0, dict[str, float]()
+        self._leaving = 0
+        self._deadlines = NodeDeadlines(lambda: self._mailbox.notices().get(_ANSWER_S) or {})
         self._hangs: Counter[tuple[int, bool]] = Counter()
         """(step, True if a process did not answer) -> number of hangs."""
         self._hung: frozenset[int] | None = None
@@ -333,8 +334,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         ``warm``: start processes ahead on nodes where the next group would need more."""
         table = live()
         reserved = self._reserved(table, busy)
-        told = lambda: self._mailbox.notices().get(_ANSWER_S) or {}  # noqa: E731
-        seen = observed(table, reserved, self.scaling_config._resources_per_worker_not_none, told, self._undated)
+        seen = observed(table, reserved, self.scaling_config._resources_per_worker_not_none, self._deadlines)
         seen = used_for_hours(seen, self._processes.held(busy), time.monotonic())
         self._processes.observe(seen)
         problems = self._processes.problems()

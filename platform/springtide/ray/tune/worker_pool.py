@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from springtide.config import Config
 from springtide.elastic.allocation import Allocation, ResourceRequest, WorkerShare, allocate
 from springtide.elastic.limits import useful
-from springtide.ray.cluster.nodes import live, observed
+from springtide.ray.cluster.nodes import NodeDeadlines, live, observed
 from springtide.ray.names import name_of
 
 _LOOK_S = 0.3
@@ -94,7 +94,8 @@ class WorkerPool:
         if now - self._looked_s < _LOOK_S:
             return
         seen = live()
-        nodes = observed(seen, {node["NodeID"]: node["Resources"] for node in seen}, self._resources)
+        there = {node["NodeID"]: node["Resources"] for node in seen}
+        nodes = observed(seen, there, self._resources, NodeDeadlines())
         self._places = {node.id: node.places for node in nodes if node.leaves_at is None}
         self._looked_s = now
 
