@@ -4,11 +4,11 @@
     this process    _Renderer.replies     -> a request, one at a time          one child for all templates and threads
     its child       template_child.py     -> Jinja's sandbox, a reply for each rendering
 
-A child that has ended is replaced at the next request. Replies are checked: a template that leaves Jinja's sandbox could reply
-anything.
+A child that has ended is replaced at the next request. Replies are checked, because a template that escapes Jinja's sandbox
+could reply anything.
 
 A round trip takes as long as one rendering (about 0.1 ms), so short chats share requests. A request carries the text of its
-template, and the child keeps the last one compiled: a new child needs nothing but the next request.
+template, so a new child needs nothing else. A child caches the last template that it compiled.
 """
 
 from __future__ import annotations
@@ -34,43 +34,46 @@ from springtide.corpus.chats import BadChat
 CPU_S, _REQUEST_BYTES_PER_CPU_S = 2.0, 16 * 2**20
 """Limit of CPU time for a rendering [s]. Each 16 MiB of the request add one second."""
 MEMORY_BYTES, _MEMORY_BYTES_PER_REQUEST_BYTE = 256 * 2**20, 16
-"""Limit of memory for a rendering, without that of Python and Jinja [bytes]. Each byte of the request adds 16: a character may
-take four bytes, and Jinja makes a few copies."""
+"""Limit of memory for a rendering, in addition to that of Python and Jinja [bytes]. Each byte of the request adds 16, because a
+character may take four bytes, and Jinja makes a few copies."""
 BEGIN, END, APART = "\ufdd0", "\ufdd1", "\ufdd2"
-"""Around an answer; inside what is text although it spells a special token. Unicode has them for such use, and no text does."""
+"""Marks: BEGIN and END enclose an answer; APART breaks up text that spells a special token. Unicode reserves these characters
+for internal use, so no text has them."""
 _MARKS = re.compile(f"[{BEGIN}{END}{APART}]")
 _REPLY_BYTES, _REPLY_BYTES_PER_REQUEST_BYTE = 2**20, 4
-"""Most bytes of a rendering, as JSON."""
+"""Most bytes of a reply with a rendering, as JSON. Each byte of the request adds 4."""
 _BATCH_CHARACTERS, _MESSAGE_CHARACTERS = 2**16, 64
-"""Text of the renderings that share a request, and what a message counts besides its text."""
+"""Characters at which a batch of renderings is sent as one request, and characters added for each message."""
 _SILENCE_S = 300.0
-"""How long a child may reply nothing [s]: it is stopped, or the machine is. A loop is ended by its CPU time, long before."""
+"""Time without a reply after which a child is given up [s]: it, or the machine, is suspended. A template that loops ends much
+earlier, by its limit of CPU time."""
 _END_S = 5.0
-"""How long a child that has closed its pipes may take to end [s]."""
+"""Time that a child which has closed its pipes may take to end [s]."""
 _HEADER, _LENGTH_BYTES = struct.Struct("!QdQQ"), 8
-"""What precedes a request, and a reply."""
+"""Header of a request, and length of the size field that precedes a reply."""
 _PROGRAM = Path(__file__).with_name("template_child.py")
 _ENVIRONMENT = ("LD_LIBRARY_PATH",)
-"""Variables that a child gets: Python itself may need it to start. None with credentials."""
+"""Environment variables that a child inherits, because Python may need them to start. Variables with credentials are not among
+them."""
 
 
 class Rendering(NamedTuple):
-    """What a template is given."""
+    """Input of a template for one rendering."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Any] | None = None
-    """What the chat may call."""
+    """Tools that the chat may call."""
     prompt: bool = False
-    """End with the beginning of an answer: ``add_generation_prompt``."""
+    """Whether to end with the beginning of an answer (``add_generation_prompt``)."""
     marks: bool = False
-    """Put BEGIN and END around what ``{% generation %}`` holds."""
+    """Whether to put BEGIN and END around the content of each ``{% generation %}``."""
 
 
 class Sandbox:
-    """A template that compiles.
+    """A compiled template, rendered in the child process.
 
     Raises:
-        SyntaxError: at the line ``lineno``: ``msg`` says what is wrong.
+        SyntaxError: the template has the error ``msg`` in the line ``lineno``.
         BadChat: the template cannot be compiled within the limits.
     """
 
@@ -83,16 +86,16 @@ class Sandbox:
             raise _syntax_error(compiled["syntax"], compiled["line"])
         _check(compiled)
         self.has_marks: bool = compiled["has_marks"]
-        """Whether ``{% generation %}`` says what the answers are."""
+        """Whether the template marks its answers with ``{% generation %}``."""
 
     def render(self, renderings: Iterable[Rendering], variables: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the text of each rendering, in order. ``renderings`` is read a request ahead.
+        """Yield the text of each rendering, in order. ``renderings`` is consumed in batches, ahead of the texts.
 
         Args:
-            variables: of the template, besides those of a rendering.
+            variables: variables of the template, in addition to those of a rendering.
 
         Raises:
-            BadChat: the template refuses the next chat, fails, or goes beyond the limits.
+            BadChat: the template refuses the next chat, fails, or exceeds the limits.
         """
         for batch in _batches(renderings):
             given = [
@@ -136,7 +139,7 @@ def _batches(renderings: Iterable[Rendering]) -> Iterator[list[Rendering]]:
 
 
 def _characters(value: Any) -> int:
-    """Return about how much text a value holds."""
+    """Estimate the number of characters of text in a value."""
     if isinstance(value, (Mapping, list)):
         return sum(map(_characters, value.values() if isinstance(value, Mapping) else value))
     return len(value) if isinstance(value, str) else 8
@@ -160,29 +163,29 @@ class _Limits(NamedTuple):
 
 
 class _Renderer:
-    """The child of this process. It starts with the first request, and again after it has ended."""
+    """Owner of this process's child, which is started at the first request, and again after it has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._child: _Child | None = None
 
     def after_fork(self) -> None:
-        """Leave the child to the parent of this process. The lock is new: a thread of the parent may have held the old one."""
+        """Drop the parent's child in a forked process. Make a new lock, because a thread of the parent may hold the old one."""
         if self._child is not None:
             self._child.leave()
         self._lock, self._child = threading.Lock(), None
 
     def close(self) -> None:
-        """End the child, even if a thread waits for it."""
+        """End the child, even if a thread waits for its reply."""
         if self._child is not None:
             self._child.end()
 
     def replies(self, template: str, renderings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the reply to the template and that to each rendering, up to the first failure.
+        """Return the reply to the template, then the reply to each rendering, up to the first failure.
 
         Returns:
-            {"has_marks": bool} or {"syntax": message, "line": number}, then {"text": text}. A failure instead of one of them is
-            {"failure": problem}, with a "remedy" if it is about a limit.
+            {"has_marks": bool} or {"syntax": message, "line": number}, then a {"text": text} per rendering. Instead of any of
+            these, a failure is {"failure": problem}, with a "remedy" if a limit was exceeded.
         """
         request = {"template": template, "renderings": renderings}
         data = json.dumps(request, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
@@ -190,9 +193,9 @@ class _Renderer:
         with self._lock:
             is_fresh = self._child is None
             found, status = self._exchange(data, 1 + len(renderings), limits)
-            # it ended, and not by a limit: for instance by the kernel, short of memory
+            # the child ended, but not by the CPU limit: for instance, the kernel killed it when memory was short
             is_lost = status not in (None, -signal.SIGPROF)
-            # a rendering before it, of another template, may have left memory in pieces
+            # earlier renderings may have fragmented the memory of an old child: retry in a fresh one
             is_short = status is None and "memory" in found[-1] and not is_fresh
             if is_lost or is_short:
                 found, status = self._exchange(data, 1 + len(renderings), limits)
@@ -205,7 +208,7 @@ class _Renderer:
         return found
 
     def _exchange(self, data: bytes, num_replies: int, limits: _Limits) -> tuple[list[dict[str, Any]], int | None]:
-        """Return the replies that came, and the status of the child if it ended."""
+        """Send a request; return the replies received, and the exit status of the child if it ended, else None."""
         child = self._child = self._child or _Child()
         found: list[dict[str, Any]] = []
         is_fit = False
@@ -215,7 +218,7 @@ class _Renderer:
                 found.append(_checked(child.receive(limits.reply_bytes), is_first=not found))
                 if not found[-1].keys() & {"has_marks", "text"}:
                     break
-            is_fit = "memory" not in found[-1]  # else its heap is in pieces, which could fail the next chat
+            is_fit = "memory" not in found[-1]  # else its heap is fragmented, and the next chat could fail
         except EOFError:
             return found, child.end(_END_S)
         except TimeoutError:
@@ -224,7 +227,7 @@ class _Renderer:
             found.append(_beyond("made its process reply what is no reply", "do not use it"))
         finally:
             if not is_fit:
-                child.end()  # after KeyboardInterrupt, too: the next request must not read the replies to this one
+                child.end()  # also after KeyboardInterrupt: the next request must not read the replies to this one
                 self._child = None
         return found, None
 
@@ -251,7 +254,7 @@ class _Child:
     """A process that runs ``template_child.py``."""
 
     def __init__(self) -> None:
-        # -I, -S: with nothing of the user's or the environment's Python settings, and none of the hooks of site-packages
+        # -I, -S: ignore Python settings of the user and the environment, and hooks in site-packages
         command = [sys.executable, "-I", "-S", str(_PROGRAM), str(os.getpid()), *folders_of("jinja2", "markupsafe")]
         self._process = subprocess.Popen(
             command,
@@ -274,7 +277,7 @@ class _Child:
 
         Raises:
             EOFError: the child has ended.
-            TimeoutError: it reads nothing.
+            TimeoutError: the child reads nothing for ``_SILENCE_S``.
         """
         for part in (_HEADER.pack(len(data), *limits), data):
             left = memoryview(part)
@@ -286,12 +289,12 @@ class _Child:
                     raise EOFError from None
 
     def receive(self, most: int) -> Any:
-        """Return a reply of at most this many bytes.
+        """Return the next reply, of at most ``most`` bytes.
 
         Raises:
             EOFError: the child has ended.
-            TimeoutError: it replies nothing.
-            ValueError, RecursionError: it is longer, or not JSON.
+            TimeoutError: the child sends nothing for ``_SILENCE_S``.
+            ValueError, RecursionError: the reply is longer, or not JSON.
         """
         if (size := int.from_bytes(self._read(_LENGTH_BYTES), "big")) > most:
             raise ValueError("too long")
@@ -308,7 +311,7 @@ class _Child:
         return found
 
     def end(self, patience_s: float = 0.0) -> int:
-        """End the child, after ``patience_s`` if it has not ended by itself; return its status."""
+        """Kill the child if it does not end by itself within ``patience_s``; return its exit status."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(patience_s)
         self._process.kill()
@@ -326,13 +329,13 @@ class _Child:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment of a process that handles what strangers wrote: nothing but what Python may need to start."""
+    """Return the environment of a process that handles untrusted input: only the variables that Python may need to start."""
     return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
 
 
 def folders_of(*packages: str) -> list[str]:
-    """Return the folders of packages that a child imports, found without importing them here. ``python -I`` ignores those that
-    were installed with ``pip install --user``."""
+    """Return the folders that hold ``packages``, found without importing them here. A child needs them, because ``python -I``
+    ignores packages that were installed with ``pip install --user``."""
     found = [importlib.util.find_spec(name) for name in packages]
     return [str(Path(spec.origin).parents[1]) for spec in found if spec is not None and spec.origin]
 

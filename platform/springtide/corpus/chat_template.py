@@ -1,11 +1,12 @@
-"""Lay a chat out as tokens, and say which are predicted: the assistant's contents, each with its end-of-turn token.
+"""Lay a chat out as tokens, and mark which are predicted: the assistant's contents, each with its end-of-turn token.
 
     turns       user: Hi   assistant: Hello
     pieces      [<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n]  [Hello<|im_end|>]  [\\n]
     predicted    no                                                         yes                no
 
-A piece is tokenised by itself, so an answer is predicted from exactly the ids that a prompt ends with when the model is used. A
-special token of the template is one id; a content that spells one is text, because a chat comes from anybody.
+Each piece is tokenised separately, so an answer is predicted from exactly the ids that a prompt ends with when the model is
+used. A special token in the template becomes one id. A content that spells a special token stays text, because anybody may have
+written the chat.
 """
 
 from __future__ import annotations
@@ -65,23 +66,23 @@ BUILT_IN = {
     "plain": _PLAIN,
 }
 """Name -> template. Sources: Qwen's ChatML; Llama 3's model card, without the begin-of-text (``corpus.begin_of_text``).
-``plain`` needs no special tokens, for models that have none; its turns are text, which a content may imitate."""
+``plain`` is for models without special tokens: its turns are marked by plain text, which a content may imitate."""
 TEMPLATE_BYTES = 2**20
 """Most bytes of a template."""
 _PROBE = (Turn("user", "Question"), Turn(ANSWERS, "Answer"))
 _TURNS = (*_PROBE, Turn("user", "Next question"), Turn(ANSWERS, "Next answer"))
 _THOUGHT_ENDS = "</think>"
-"""What ends the thoughts before an answer; templates cut a content there."""
+"""End of the thoughts before an answer. Templates cut off the part of a content before it."""
 _OPENED_THOUGHT = re.compile(r"<think>\s*(</think>\s*)?\Z")
-"""How a prompt may end that makes the model think, or not think."""
+"""End of a prompt that makes the model think, or not think."""
 _SPECIAL = re.compile(r"<\|[^\s<>|]{1,64}\|>")
-"""What only a special token looks like."""
+"""Text that only a special token looks like."""
 _MARK_REMEDY = "put {% generation %} and {% endgeneration %} around the answer in the template"
 
 
 def read_template(name: str, tokenizer: str = "") -> str:
-    """Return the text of the template that ``corpus.chat_template`` names: built in, a file, or as ``model`` the one beside the
-    file ``tokenizer``, as ``corpus.tokenizer``. ConfigError if there is none, or none that can be compiled."""
+    """Return the text of the template that ``corpus.chat_template`` names: built in, a file, or for ``model`` the one in the
+    folder of the file ``tokenizer``, the value of ``corpus.tokenizer``. ConfigError if it is missing or does not compile."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     tokenizer = os.path.expanduser(tokenizer)
@@ -110,32 +111,32 @@ class ChatTokens(NamedTuple):
     """A chat as tokens."""
 
     ids: np.ndarray
-    """uint32 (tokens,), the end-of-document id appended unless the template ends with it."""
+    """uint32 (tokens,). The end-of-document id is appended unless the template ends with it."""
     is_predicted: np.ndarray
     """bool (tokens,)."""
 
 
 class ChatTemplate:
-    """A template, and the tokenizer of the dataset."""
+    """A compiled chat template with the tokenizer of the dataset."""
 
     def __init__(
         self, name: str, text: str, vocabulary: Tokenizer, begin_of_text: int | None, may_hold_ends: bool = True
     ) -> None:
-        """Compile a template, and try it.
+        """Compile a template, and test it on a question and an answer.
 
         Args:
-            name: as ``corpus.chat_template``, for errors.
-            text: Jinja.
+            name: the value of ``corpus.chat_template``, for errors.
+            text: source of the template, in Jinja.
             vocabulary: the tokenizer of the dataset.
-            begin_of_text: the id that stands before each document of the dataset; one that the template writes is skipped.
-            may_hold_ends: chats may hold the id that ends a document, because the dataset has whole documents only.
+            begin_of_text: the id that the dataset puts before each document. If the template writes it first, it is skipped.
+            may_hold_ends: whether a chat may hold the end-of-document id inside. True if the dataset never cuts documents.
 
         Raises:
             ConfigError: the template does not fit the tokenizer, or cannot lay out a question and an answer.
         """
         self._may_hold_ends = may_hold_ends
         self.thoughts_left = 0
-        """Answers, of those that were laid out, whose thoughts the template left out."""
+        """Number of answers laid out so far whose thoughts the template left out."""
         self._name, self._vocabulary, self.begin_of_text = name, vocabulary, begin_of_text
         self._template = _compiled(text, name)
         added = vocabulary.tokenizer.get_added_tokens_decoder().items()
@@ -153,7 +154,8 @@ class ChatTemplate:
         if missing := [token for token in CHAT_TOKENS.get(name, ()) if token not in self._special]:
             raise ConfigError(explain(_FIELD, name, *self._lacks(missing)))
         self._turn_end = self._unwritten_end = ""
-        """What ends an answer that is not the last one, and what ends the last one if the template does not write it."""
+        """Special token that ends an answer before the last, and the one to append to the last answer if the template does not
+        write it. Empty if there is none."""
         if not self._template.has_marks:
             self._learn_ends()
         try:
@@ -170,14 +172,14 @@ class ChatTemplate:
         """Yield the tokens of each chat, in order.
 
         Raises:
-            BadChat: the template refuses or changes a chat, or uses a token that is none, or has no answer to predict.
+            BadChat: the template refuses or changes a chat, uses an unknown special token, or has no answer to predict.
         """
         planned: list[list[tuple[int | str, bool]]] = []
         try:
             for turns, pieces in zip(chats, self._pieces(chats), strict=True):
                 self.thoughts_left += _thoughts_left(turns, pieces)
                 planned.append([part for piece in pieces for part in self._parts(*piece)])
-        except BadChat:  # those before it come first, so that the caller knows whose fault it is
+        except BadChat:  # first yield the chats before the bad one, so that the caller knows which chat is bad
             yield from self._encoded(planned)
             raise
         yield from self._encoded(planned)
@@ -192,7 +194,7 @@ class ChatTemplate:
             if len(ids) and ids[0] == self.begin_of_text:
                 ids, flags = ids[1:], flags[1:]
             if not len(ids) or ids[-1] != end:
-                # a template without special tokens has nothing else that could end its last answer
+                # in a template without special tokens, only the end-of-document id can end the last answer: predict it
                 is_last = (
                     not self._template.has_marks and bool(flags[-1:].any()) and ids[-1] not in self._special.values()
                 )
@@ -203,7 +205,7 @@ class ChatTemplate:
             yield ChatTokens(ids, flags)
 
     def _check_ends(self, ids: np.ndarray) -> None:
-        """Raise BadChat if a chat could be taken for two documents."""
+        """Raise BadChat if the ids of a chat could be read as two documents."""
         inside = np.flatnonzero(ids[:-1] == self._vocabulary.end_of_text)
         written = self._variables["eos_token"]
         if len(inside) and not self._may_hold_ends:
@@ -214,10 +216,10 @@ class ChatTemplate:
             raise BadChat(problem, "name another special token as corpus.end_of_text")
 
     def prompt(self, turns: Sequence[Turn]) -> list[int]:
-        """Return the ids after which the assistant answers; a begin-of-text that the template writes is skipped.
+        """Return the ids of the prompt that the assistant answers. A begin-of-text that the template writes first is skipped.
 
         Raises:
-            BadChat: the template refuses the chat, or uses a token that is none.
+            BadChat: the template refuses the chat, or uses an unknown special token.
         """
         [text] = self._template.render([self._rendering(turns)._replace(prompt=True)], self._variables)
         parts = [part for part, _ in self._parts(text, False)]
@@ -228,14 +230,15 @@ class ChatTemplate:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The special tokens that end an answer, in order. Most templates have one; Phi 3 ends the turn and then the text."""
+        """Ids of the special tokens that end an answer, in order. Most templates have one; Phi 3 has two, for turn and text."""
         answer = next(text for text, is_answer in self.pieces(_PROBE) if is_answer)
         found = [*self._cut.findall(answer.rpartition(_PROBE[-1].content)[2]), *filter(None, [self._unwritten_end])]
         return tuple(dict.fromkeys(self._special[token] for token in found))
 
     def _learn_ends(self) -> None:
-        """Find the special token that ends an answer in the middle of a chat, if there is one, and that of the last answer, if
-        the template leaves it to the next turn. A template that refuses the chat has none."""
+        """Set ``_turn_end`` to the special token that ends an answer in the middle of a chat, if there is one, and
+        ``_unwritten_end`` too if the template does not write it after the last answer. Leave both empty if the template refuses
+        the test chat."""
         try:
             whole, last = self._template.render(map(self._rendering, (_TURNS, _TURNS[:2])), self._variables)
         except BadChat:
@@ -247,8 +250,8 @@ class ChatTemplate:
                 self._unwritten_end = found[0]
 
     def pieces(self, turns: Sequence[Turn]) -> list[tuple[str, bool]]:
-        """Return the rendered chat in pieces, each with whether it is an answer; together they are the whole rendering. What is
-        text although it spells a special token is kept apart by a mark.
+        """Return the rendered chat as (piece, is an answer); joined, the pieces are the whole rendering. Text that spells a
+        special token has the mark APART between its characters.
 
         Raises:
             BadChat: as ``lay_out``.
@@ -257,7 +260,8 @@ class ChatTemplate:
         return found
 
     def _pieces(self, chats: Sequence[Sequence[Turn]]) -> Iterator[list[tuple[str, bool]]]:
-        """Yield the pieces of each chat. Its renderings are asked for with those of the next chats, a request ahead."""
+        """Yield the pieces of each chat. Several chats share a request to the sandbox; ``asked`` holds those requested but not
+        yet yielded."""
         asked: collections.deque[Rendering] = collections.deque()
 
         def renderings() -> Iterator[Rendering]:
@@ -285,7 +289,8 @@ class ChatTemplate:
             yield found
 
     def _rendering(self, turns: Sequence[Turn]) -> Rendering:
-        """Return what the template is given for a chat. What spells a special token in it is kept apart by a mark."""
+        """Return the input of the template for a chat, with the mark APART between the characters of text that spells a special
+        token."""
 
         def apart(found: re.Match[str]) -> str:
             return APART + APART.join(found[0]) + APART
@@ -295,7 +300,8 @@ class ChatTemplate:
         return Rendering(messages, tools)
 
     def _of_answers(self, whole: Rendering) -> Iterator[Rendering]:
-        """Yield what is rendered to find the answers of a chat, besides the whole of it."""
+        """Yield the further renderings that find the answers in the rendering ``whole``: one with marks around the answers, or
+        for a template without marks two per answer, the chat before the answer and the chat up to its end."""
         if self._template.has_marks:
             yield whole._replace(marks=True)
             return
@@ -304,7 +310,7 @@ class ChatTemplate:
             yield whole._replace(messages=whole.messages[: number + 1])
 
     def _marked(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield the pieces of a rendering with marks around the answers."""
+        """Yield (piece, is an answer) for a rendering with marks around the answers."""
         before, *answers = text.split(BEGIN)
         yield before, False
         for answer in answers:
@@ -317,11 +323,11 @@ class ChatTemplate:
     def _grown(
         self, messages: Sequence[Mapping[str, Any]], whole: str, texts: Iterator[str]
     ) -> Iterator[tuple[str, bool]]:
-        """Yield the pieces of a template without marks: an answer is what the template adds after the prompt of its turn, up to
-        the special token that ends the turn. ``texts``: as ``_of_answers`` asked for them.
+        """Yield (piece, is an answer) for a template without marks. An answer is the text that the template adds to the prompt
+        of its turn, up to the special token that ends the turn. ``texts``: the renderings that ``_of_answers`` requested.
 
-        The whole chat may show an earlier answer otherwise than a chat that ends with it: Qwen 3 leaves the thoughts out, Phi 3
-        ends only the last answer with the end of text. Then the answer ends at ``_turn_end`` after its content.
+        The whole chat may render an earlier answer differently from a chat that ends with it: Qwen 3 leaves its thoughts out,
+        Phi 3 puts the end of text only after the last answer. Then the answer ends at the next ``_turn_end`` after its content.
         """
         done = 0
         for number in _answers(messages):
@@ -345,16 +351,16 @@ class ChatTemplate:
         yield whole[done:], False
 
     def _begin(self, whole: str, prompt: str) -> int | None:
-        """Return where the answer to ``prompt`` begins in ``whole``, None if the prompt is no part of it. A prompt may end with
-        ``<think>``, where the whole chat has the answer without its thoughts."""
+        """Return where the answer to ``prompt`` begins in ``whole``, None if ``whole`` does not begin with the prompt.
+        ``<think>`` at the end of a prompt is ignored if ``whole`` has the answer without its thoughts."""
         for known in (prompt, _OPENED_THOUGHT.sub("", prompt)):
             if whole.startswith(known):
                 return len(known)
         return None
 
     def _end(self, whole: str, end: int, begin: int) -> int:
-        """Return where an answer ends whose turn ends at ``end``: after its last special token; if it has none, after the one
-        that begins the next turn, as in the templates of GLM."""
+        """Return where the answer ends whose turn ends at ``end``: after the special token at the end of the turn. Without one,
+        it ends after the special token that begins the next turn, as in the templates of GLM."""
         trimmed = whole[:end].rstrip()
         if len(trimmed) > begin and any(trimmed.endswith(token) for token in self._special):
             return len(trimmed)
@@ -362,7 +368,7 @@ class ChatTemplate:
         return following.end() if following else end
 
     def _parts(self, text: str, is_answer: bool) -> Iterator[tuple[int | str, bool]]:
-        """Yield the special tokens of a piece, as ids, and the texts between them."""
+        """Yield (id of a special token, or text between special tokens; ``is_answer``) for a piece."""
         for part in self._cut.split(text):
             if part in self._special:
                 yield self._special[part], is_answer
@@ -373,8 +379,8 @@ class ChatTemplate:
 
 
 def _before_all(texts: Iterator[str]) -> str:
-    """Return the prompt of an answer that begins its chat: the next of ``texts``. Raises BadChat if the template cannot render
-    a chat without messages; most templates cannot."""
+    """Return the next of ``texts``: the prompt of an answer that is the first message of its chat. Raises BadChat if the
+    template cannot render a chat without messages; most templates cannot."""
     try:
         return next(texts)
     except BadChat as error:
@@ -383,8 +389,8 @@ def _before_all(texts: Iterator[str]) -> str:
 
 
 def _thoughts_left(turns: Sequence[Turn], pieces: Sequence[tuple[str, bool]]) -> int:
-    """Return how many answers of a chat have thoughts that its rendering does not show. Many templates show those of the last
-    answer only."""
+    """Return how many answers of a chat have thoughts that its rendering leaves out. Many templates show only the thoughts of
+    the last answer."""
     tables = [json.loads(turn.more) for turn in turns if turn.role == ANSWERS and turn.more]
     thoughts = [text for one in tables for key in THOUGHTS if isinstance(text := one.get(key), str) and text.strip()]
     if not thoughts:
@@ -394,7 +400,7 @@ def _thoughts_left(turns: Sequence[Turn], pieces: Sequence[tuple[str, bool]]) ->
 
 
 def _check_calls(rendering: Rendering, whole: str, answers: str) -> None:
-    """Raise BadChat if a template leaves out the tools of a chat, or what its answers call: it would train on empty answers."""
+    """Raise BadChat if a template leaves out the chat's tools, or its answers' calls, which would train on empty answers."""
     for names, text, what in (
         (_names(rendering.tools or ()), whole, "the tool"),
         (_names(call for one in rendering.messages for call in one.get("tool_calls") or ()), answers, "the call of"),
@@ -405,7 +411,7 @@ def _check_calls(rendering: Rendering, whole: str, answers: str) -> None:
 
 
 def _names(functions: Iterable[Any]) -> list[str]:
-    """Return the names of functions, which stand in a table of their own or not."""
+    """Return the names of functions, given as tables, or as tables under the key ``function``."""
     tables = [one.get("function", one) if isinstance(one, Mapping) else {} for one in functions]
     return [one["name"] for one in tables if isinstance(one, Mapping) and isinstance(one.get("name"), str)]
 

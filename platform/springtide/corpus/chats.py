@@ -1,11 +1,11 @@
-"""Chats of JSON lines and Parquet: turns of a system, users, tools and the assistant, whose answers are trained on.
+"""Read chats from records: turns of a system, users, tools and the assistant, whose answers are trained on.
 
-messages                        a list of {role, content}, with tool_calls, reasoning_content and what else templates read
-conversations                   the same, or a list of {from, value}, as ShareGPT has them
+messages                        a list of {role, content}, with tool_calls, reasoning_content and other keys that templates read
+conversations                   like messages, or a list of {from, value}, as in ShareGPT
 prompt, completion              a question and its answer, or the messages of each
-instruction, input, output      the same; an input, if there is one, follows the instruction after a blank line
-prompt, chosen, rejected        a pair: a question, or the turns before, and two answers
-tools, system                   of a chat, beside the others: the tools that it may call; what the system says first
+instruction, input, output      a question and its answer; an input, if present, follows the instruction after a blank line
+prompt, chosen, rejected        a preference pair: a question, or the turns before the answers, and two answers
+tools, system                   in addition to any of these: the tools that the chat may call, and the system's first turn
 """
 
 from __future__ import annotations
@@ -23,44 +23,44 @@ _OTHER_ROLES = {
     **dict.fromkeys(("gpt", "chatgpt", "model", "bot", "function_call"), ANSWERS),
     **dict.fromkeys(("function", "ipython", "observation", "function_response"), "tool"),
 }
-"""Roles as others name them -> ours."""
+"""Role names of other formats -> role names used here."""
 MESSAGES, CONVERSATIONS, PROMPT, COMPLETION = "messages", "conversations", "prompt", "completion"
 INSTRUCTION, INPUT, OUTPUT = "instruction", "input", "output"
 CHOSEN, REJECTED = "chosen", "rejected"
 TOOLS, SYSTEM = "tools", "system"
 COLUMNS = (MESSAGES, CONVERSATIONS, PROMPT, COMPLETION, INSTRUCTION, INPUT, OUTPUT, CHOSEN, REJECTED, TOOLS, SYSTEM)
-"""Columns of Parquet that are read."""
+"""Columns of a table that are read for chats."""
 EMPTY, UNANSWERED = "chat without messages", "chat without an answer"
-"""Why a chat is dropped."""
+"""Reasons to drop a chat that is well-formed but useless."""
 EQUAL, ONE_SIDED = "pair of equal answers", "pair without two answers"
-"""Why a pair is dropped."""
+"""Reasons to drop a pair that is well-formed but useless."""
 NO_CHAT, NO_ROLE, NO_TEXT = "record that is no chat", "chat with an unknown role", "chat with content that is no text"
 OUT_OF_ORDER, UNLIKE = "chat with a system turn that is not the first", "pair whose answers are not to one prompt"
 REFUSED = "chat that the template cannot lay out"
-"""Why a chat is dropped that is no use as it is."""
+"""Reasons to drop a chat or pair that is malformed."""
 _FIRST = ("system", "developer")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""Keys of what an answer was thought out with; data has one of them."""
+"""Keys of the thoughts before an answer. A data set uses one of these keys."""
 _READ_BY_TEMPLATES = ("tool_calls", *THOUGHTS, "name", "tool_call_id")
-"""Keys of a message, besides its role and content, that go to the template as they are."""
+"""Keys of a message, in addition to role and content, that are passed to the template unchanged."""
 _ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
 _NOT_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef]")
 _SHOWN = 60
 _MOST_DEPTH = 32
-"""Most tables and lists inside each other in what goes to the template."""
+"""Deepest nesting of tables and lists in values that are passed to the template."""
 
 
 class Turn(NamedTuple):
-    """What one says in a chat."""
+    """One message of a chat."""
 
     role: str
     content: str
     more: str = ""
-    """JSON object of the other keys that templates read; of a chat's first turn, also the ``tools`` of the chat."""
+    """JSON object with the other keys that templates read; in a chat's first turn, also the ``tools`` of the chat."""
 
 
 class BadChat(Exception):
-    """A chat that cannot be laid out. Arguments: what is wrong, the remedy, and if known why it is dropped, for counting."""
+    """A chat that cannot be laid out. Arguments: the problem, the remedy, and optionally the reason for counting it."""
 
     @property
     def problem(self) -> str:
@@ -82,15 +82,15 @@ def has_chat(names: Collection[str]) -> bool:
 
 
 def turns_of(record: Any, field: str) -> tuple[Turn, ...] | str:
-    """Return the turns of a record, or why it is dropped: nothing of it could be trained on.
+    """Return the turns of a record, or the reason to drop it because it has nothing to train on.
 
     Args:
-        record: a JSON object, or a row of Parquet.
+        record: a JSON object, or a row of a table.
         field: the field that holds the messages; ``text``, the setting's default, stands for ``messages`` and
             ``conversations``.
 
     Raises:
-        BadChat: it holds no chat, or one whose roles or contents are wrong.
+        BadChat: the record holds no chat, or a chat with wrong roles or contents.
 
     Examples:
         >>> turns_of({"prompt": "2 + 2?", "completion": "4"}, "text")
@@ -128,11 +128,11 @@ def turns_of(record: Any, field: str) -> tuple[Turn, ...] | str:
 
 
 Chats = tuple[tuple[Turn, ...], tuple[Turn, ...]]
-"""A chat, and the rejected one if they are a pair."""
+"""A chat and (); or the chosen and the rejected chat of a pair."""
 
 
 def chats_of(record: Any, field: str) -> Chats | str:
-    """Return the chat or the pair of a record, or why it is dropped. ``field``: as for ``turns_of``. Raises BadChat."""
+    """Return the chat or pair of a record, or the reason to drop it. ``field``: as for ``turns_of``. Raises BadChat."""
     if isinstance(record, Mapping) and any(record.get(name) is not None for name in (CHOSEN, REJECTED)):
         return pair_of(record)
     turns = turns_of(record, field)
@@ -140,14 +140,14 @@ def chats_of(record: Any, field: str) -> Chats | str:
 
 
 def pair_of(record: Mapping[str, Any]) -> Chats | str:
-    """Return the chats of a pair, the chosen one first, or why it is dropped: nothing could be learned from it.
+    """Return the chosen and the rejected chat of a pair, or the reason to drop it because it has nothing to learn from.
 
     Args:
-        record: with ``chosen`` and ``rejected``: the text of an answer, its messages, or those of the whole chat; and
-            ``prompt``: the text of a question, or the messages before the answers, which whole chats need not have.
+        record: an object with ``chosen`` and ``rejected``, each the text of an answer, its messages, or the messages of a whole
+            chat. ``prompt`` is the text of the question, or the messages before the answers; optional with whole chats.
 
     Raises:
-        BadChat: a role or content is wrong, or the answers are not to one prompt.
+        BadChat: a role or content is wrong, or the answers have different prompts.
 
     Examples:
         >>> chosen, rejected = pair_of({"prompt": "2 + 2?", "chosen": "4", "rejected": "5"})
@@ -179,7 +179,7 @@ def pair_of(record: Mapping[str, Any]) -> Chats | str:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a value of JSON without the keys of its tables that are null."""
+    """Return a JSON value without table entries that are null, at any depth."""
     if isinstance(value, Mapping):
         return {key: without_nulls(one) for key, one in value.items() if one is not None}
     return [without_nulls(one) for one in value] if isinstance(value, list) else value
@@ -203,11 +203,11 @@ def _is_answer(turn: Turn) -> bool:
 
 
 def _with_tools(record: Mapping[str, Any], turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
-    """Return the turns with what the record says beside them: a system turn in front, the tools in the first turn."""
+    """Return the turns with the record's ``system`` as first turn, if they lack one, and its ``tools`` in the first turn."""
     if turns and record.get(SYSTEM) and turns[0].role not in _FIRST:
         turns = (Turn("system", _text(record, SYSTEM)), *turns)
     tools = record.get(TOOLS)
-    if isinstance(tools, str) and tools.strip():  # as columns of a table have them, whose rows differ in their keys
+    if isinstance(tools, str) and tools.strip():  # JSON text: in tables, rows with different keys need it
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError):
@@ -221,7 +221,7 @@ def _with_tools(record: Mapping[str, Any], turns: tuple[Turn, ...]) -> tuple[Tur
 
 
 def _said(record: Mapping[str, Any], name: str, role: str) -> tuple[Turn, ...]:
-    """Return the turns of a field: those of a list of messages, or one turn of ``role``."""
+    """Return the turns in a field of a record: one per message of a list, or for a text one turn of ``role``."""
     value = record.get(name)
     if isinstance(value, list):
         return tuple(_turn(number, message, f"{name}: ") for number, message in enumerate(value))
@@ -249,12 +249,12 @@ def _turn(number: int, message: Any, of: str = "") -> Turn:
         raise BadChat(f"{where}: content is missing", "add it, or leave the chat out", NO_TEXT)
     text = _joined("" if content is None else content, where)
     if content is None and "tool_calls" in more and "content" in message:
-        more["content"] = None  # templates tell it from an empty one
+        more["content"] = None  # templates treat null differently from an empty content
     return Turn(role, text, _dumped(_changed(more, _as_text)) if more else "")
 
 
 def _call(call: Any, where: str) -> Any:
-    """Return a call of a function, which ShareGPT has as JSON text."""
+    """Return a function call as a table. ShareGPT stores it as JSON text."""
     if isinstance(call, str):
         try:
             call = json.loads(call)
@@ -267,7 +267,7 @@ def _call(call: Any, where: str) -> Any:
 
 
 def _joined(content: Any, where: str) -> str:
-    """Return a content: a text, or the texts of its parts, joined."""
+    """Return the text of a content, which is a text or a list of text parts."""
     parts = content if isinstance(content, list) else [content]
     texts = [
         part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else part for part in parts
@@ -290,7 +290,7 @@ def _text(record: Mapping[str, Any], name: str) -> str:
 
 
 def _as_text(text: str) -> str:
-    """Return text with U+FFFD for what is no character: JSON can encode half a surrogate pair."""
+    """Return text with U+FFFD in place of noncharacters, and of half surrogate pairs, which JSON can encode."""
     return _NOT_TEXT.sub("\ufffd", text)
 
 
@@ -311,7 +311,7 @@ def _changed(value: Any, change: Callable[[str], str], depth: int = 0) -> Any:
 def _dumped(value: Any) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError):  # a type of Parquet, such as a date; not a number
+    except (TypeError, ValueError):  # a Parquet type that JSON lacks, such as a date, or NaN
         raise BadChat("holds what JSON cannot, such as a date or NaN", "give it as text", NO_TEXT) from None
 
 

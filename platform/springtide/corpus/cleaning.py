@@ -22,15 +22,15 @@ from springtide.errors import ConfigError, explain
 
 # Quality rules of published corpora: which documents to drop, and which lines. For English text.
 #
-# ``gopher``: Rae et al., "Scaling Language Models" (2112.11446), appendix A, table A1: quality and repetition. A word is what
-# stands between spaces; a share of characters is of those that are not spaces.
+# ``gopher``: Rae et al., "Scaling Language Models" (2112.11446), appendix A, table A1: quality and repetition. Words are
+# separated by spaces. A share of characters is relative to the characters that are not spaces.
 #
-# ``c4``: Raffel et al., "Exploring the Limits of Transfer Learning" (1910.10683), section 2.2, and what its code
-# removes besides: citations, notices of terms, lines with a word of more than 1,000 characters. Its list of bad words
-# and its spans of three sentences that repeat across the corpus are not looked for.
+# ``c4``: Raffel et al., "Exploring the Limits of Transfer Learning" (1910.10683), section 2.2, and the rules of its code
+# that the paper does not name: citations, notices of terms, lines with a word of more than 1,000 characters. Two rules are
+# not applied: the list of bad words, and three-sentence spans that repeat across the corpus.
 #
-# Every rule takes time linear in the text. ``gopher`` looks for repeated runs only in documents that pass its other
-# rules, which bound the words.
+# Every rule takes time linear in the text. ``gopher`` searches for repeated runs only in documents that pass its other
+# rules, which limit the number of words.
 
 _WORDS = (50, 100_000)
 _WORD_LENGTH = (3, 10)
@@ -40,9 +40,9 @@ _LEAST_STOP_WORDS = 2
 _PUNCTUATION = "\"'.,;:!?()[]\u201c\u201d\u2018\u2019"
 _REPEATED, _IN_REPEATED = 0.3, 0.2
 _TOP_RUNS = {2: 0.2, 3: 0.18, 4: 0.16}
-"""Length of a run of words -> largest share of characters in the most frequent one."""
+"""Length of a run of words -> largest allowed share of characters in the most frequent run."""
 _REPEATED_RUNS = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.1}
-"""Length of a run of words -> largest share of characters in runs that occurred before."""
+"""Length of a run of words -> largest allowed share of characters in runs that occurred before in the document."""
 
 _CITATION = re.compile(r"\[\d{0,9}\]|\[edit\]|\[citation needed\]")
 _ENDS = (".", "?", "!", '"', "'")
@@ -55,7 +55,7 @@ _LEAST_WORDS, _LEAST_SENTENCES, _LONGEST_WORD = 3, 5, 1000
 
 
 def gopher(text: str) -> Verdict:
-    """Return the text, or the first rule of Gopher that drops it."""
+    """Apply Gopher's quality and repetition rules: return the text, or the first rule that drops it."""
     words = text.split(None, _WORDS[1])
     reason = _gopher_words(text, words)
     if not reason:
@@ -101,20 +101,20 @@ def _gopher_repetition(words: Sequence[str], lines: Sequence[str]) -> str:
 
 
 def _repeats(items: Sequence[str]) -> tuple[int, int]:
-    """Return how many items equal an earlier one, and their characters."""
+    """Return how many items equal an earlier item, and the number of characters in them."""
     counts = collections.Counter(items)
     return len(items) - len(counts), sum(len(item) * (count - 1) for item, count in counts.items())
 
 
 def _repeated_runs(words: Sequence[str]) -> str:
-    """Return the rule that repeated runs of words break; empty if none."""
+    """Return the rule that the repeated runs of words break; empty if they break none."""
     number: dict[str, int] = collections.defaultdict(itertools.count().__next__)
     ids = np.array([number[word] for word in words], dtype=np.uint64)
     lengths = np.array([len(word) for word in words], dtype=np.int64)
     ends, total = np.concatenate([[0], np.cumsum(lengths)]), int(lengths.sum())
     for width, share in _TOP_RUNS.items():
         _, first, counts = np.unique(hash_runs(ids, width), return_index=True, return_counts=True)
-        most = first[counts == counts.max()].min()  # of equally frequent ones the first
+        most = first[counts == counts.max()].min()  # the first of equally frequent runs
         if counts.max() * (ends[most + width] - ends[most]) > share * total:
             return f"more than {share:.0%} of characters in the most frequent run of {width} words"
     for width, share in _REPEATED_RUNS.items():
@@ -130,7 +130,7 @@ def _repeated_runs(words: Sequence[str]) -> str:
 
 
 def c4(text: str) -> Verdict:
-    """Return the lines that the rules of C4 keep, or the rule that drops the document."""
+    """Apply C4's rules: return the lines that are kept, or the rule that drops the document."""
     kept, sentences, edits = [], 0, collections.Counter[str]()
     for line in map(str.strip, text.splitlines()):
         words = line.split()
@@ -166,13 +166,13 @@ def c4(text: str) -> Verdict:
 
 
 RULES: dict[str, Callable[[str], Verdict]] = {"gopher": gopher, "c4": c4}
-"""Value of ``corpus.quality`` -> what it does."""
+"""Value of ``corpus.quality`` -> function that applies its rules."""
 
 
 # Masks for personal data: email addresses, and public IP addresses of both versions.
 #
-# The kinds are those that FineWeb masks (Penedo et al., 2406.17557). What stands in their place is reserved for
-# examples by RFC 2606, 5737 and 3849. Private and reserved IP addresses stay. Every pattern has a bounded length: the
+# The kinds are those that FineWeb masks (Penedo et al., 2406.17557). The replacements are reserved for examples by
+# RFC 2606, 5737 and 3849. Private and reserved IP addresses are not masked. Every pattern has a bounded length, so the
 # time is linear.
 
 _EMAIL = re.compile(
@@ -180,7 +180,7 @@ _EMAIL = re.compile(
 )
 _IPV4 = re.compile(r"(?<![\d.])(?:\d{1,3}\.){3}\d{1,3}(?!\.?\d)")
 _IPV6 = re.compile(r"(?<![0-9A-Za-z:])[23][0-9A-Fa-f]{3}:[0-9A-Fa-f:]{1,34}(?<!:)(?![0-9A-Za-z])")
-"""Global unicast addresses begin with a 2 or 3, which times and names of C++ seldom do."""
+"""Matches IPv6 addresses that begin with 2 or 3: global unicast addresses do; times and C++ names with colons seldom do."""
 
 
 def _email(text: str) -> tuple[str, int]:
@@ -226,11 +226,11 @@ _SHOWN = 80
 
 
 def own_filter(source: str, text: str) -> Verdict:
-    """Return what the function that ``source`` names makes of a text. It is called once for each document, in any process.
-    The caller has checked that this code may run (``config.check_trusted``).
+    """Apply the function that ``source`` names to a text. It is called once for each document, in any process. The caller has
+    checked that this code may run (``config.check_trusted``).
 
     Raises:
-        ConfigError: it cannot be imported, raises an error, or returns neither a text nor None.
+        ConfigError: the function cannot be imported, raises an error, or returns neither a text nor None.
     """
     function = find_code(_FIELD, source)
     shown = f"a text that begins {text[:_SHOWN]!r}"
@@ -247,16 +247,17 @@ def own_filter(source: str, text: str) -> Verdict:
     return Verdict(found, "", {} if found == text else {f"{source}: changed": 1})
 
 
-# The language of a text, by lingua (the extra ``springtide[language]``).
+# Detect the language of a text with lingua (the extra ``springtide[language]``).
 
 _CHARACTERS = 2_000
-"""Characters at the beginning of a text that decide."""
+"""Characters at the beginning of a text by which its language is detected."""
 
 
 def language(text: str) -> str:
-    """Return the ISO 639-1 code of the language that the beginning of ``text`` is written in; ``unknown`` if it cannot be told.
+    """Return the ISO 639-1 code of the language at the beginning of ``text``; ``unknown`` if it cannot be detected.
 
-    All of lingua's languages compete, by its low accuracy mode: as exact as the other from some 120 characters on.
+    All languages of lingua are candidates. Its low accuracy mode is used, which is as exact as its high accuracy mode from
+    about 120 characters on.
     """
     found = _detector().detect_language_of(text[:_CHARACTERS])
     return found.iso_code_639_1.name.lower() if found else "unknown"
@@ -290,8 +291,8 @@ def _lingua(codes: Sequence[str]) -> Any:
 
 
 def clean(text: str, config: CorpusConfig) -> Verdict:
-    """Return the cleaned text, or the reason why it is dropped. Only ``corpus.quality`` and
-    ``corpus.languages`` depend on the language."""
+    """Return the cleaned text, or the reason why it is dropped. Only ``corpus.quality`` and ``corpus.languages`` depend on the
+    language of the text."""
     if config.broken_text == "drop" and "\ufffd" in text:
         return Verdict("", "not UTF-8")
     if config.normalization != "none":
@@ -312,7 +313,7 @@ def clean(text: str, config: CorpusConfig) -> Verdict:
 
 
 def clean_turns(turns: Iterable[Turn], config: CorpusConfig) -> tuple[Turn, ...]:
-    """Return the turns of a chat as ``clean`` changes its text: normalised, personal data masked."""
+    """Return the turns of a chat, changed as ``clean`` changes its text: normalised, and with personal data masked."""
 
     def cleaned(text: str) -> str:
         if config.normalization != "none":
@@ -323,7 +324,7 @@ def clean_turns(turns: Iterable[Turn], config: CorpusConfig) -> tuple[Turn, ...]
 
 
 def check_clean(config: CorpusConfig) -> None:
-    """Raise ConfigError if a rule cannot be applied here: a package or the user's own function is missing."""
+    """Raise ConfigError if a configured rule cannot be applied because a package or the user's own function is missing."""
     check_languages(config.languages)
     if config.filter:
         find_code("corpus.filter", config.filter)
@@ -361,15 +362,15 @@ def symbols(text: str) -> float:
     return 1 - plain / len(seen) if seen else 0.0
 
 
-# What a rule makes of a document's text.
+# The result of a rule for a document's text.
 
 
 class Verdict(NamedTuple):
     """A text that is kept, perhaps changed, or the reason why it is dropped."""
 
     text: str
-    """Empty if it is dropped."""
+    """The text to keep; empty if it is dropped."""
     reason: str = ""
-    """The rule that drops it; empty if it is kept."""
+    """The rule that drops the text; empty if it is kept."""
     edits: Mapping[str, int] = MappingProxyType({})
-    """What rules changed in the text -> how often, such as lines removed."""
+    """Kind of change, such as lines removed by a rule -> number of changes."""

@@ -1,4 +1,4 @@
-"""What a source gives: documents, token ids that are documents already, and records that are neither."""
+"""Records of a source: documents, token ids that are cut and decoded to documents, and broken records."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from springtide.errors import CorpusError, explain
 from springtide.storage import to_json
 
 MOST_TOKENS = 2**24
-"""Most tokens of a document that comes as token ids."""
+"""Most tokens of a document that is stored as token ids."""
 _SAMPLE_IDS = 24
-"""Ids of a broken record that are shown."""
+"""Number of ids that the sample of a broken record shows."""
 _TOKENS_AT_ONCE = 2**18
-"""Tokens that are decoded together."""
+"""Number of tokens after which the waiting records are decoded together."""
 
 
 class Document(NamedTuple):
     """One text."""
 
     name: str
-    """Path relative to the source; for files with several documents, also the line or row."""
+    """Path relative to the source; for files with several documents, also the byte, row or number of the document."""
     text: str
     ids: np.ndarray | None = None
-    """uint32 (tokens,), without an end-of-text id, if the document came as token ids; ``text`` is what they spell."""
+    """uint32 (tokens,), without an end-of-text id, if the document came as token ids; ``text`` is their decoded text."""
     turns: tuple[Turn, ...] = ()
-    """Those of a chat; ``text`` is what they say."""
+    """Turns of a chat, or of the chosen chat of a pair; ``text`` is their joined content."""
     rejected: tuple[Turn, ...] = ()
-    """Those of the rejected chat of a pair, whose chosen one ``turns`` are."""
+    """Turns of the rejected chat of a pair."""
 
     @property
     def digest(self) -> bytes:
-        """16 bytes over the text only, so that equal texts have equal digests wherever they are; over the ids if they spell
-        bytes that are not UTF-8, because many such byte strings have one text; of a chat over the turns."""
+        """Hash of the text alone, 16 bytes: equal texts have equal digests wherever they are stored. For a chat, the hash of
+        its turns. For ids whose bytes are not UTF-8, the hash of the ids, because many such byte strings decode to one text."""
         if self.turns:
-            # hash a plain turn as (role, content): digests of datasets made before ``more`` existed stay
+            # hash a plain turn as (role, content), which keeps the digests of datasets made before ``more`` existed
             turns, rejected = ([turn if turn.more else turn[:2] for turn in one] for one in (self.turns, self.rejected))
             said = [turns, rejected] if rejected else turns
             return hashlib.blake2b(to_json(said).encode(), digest_size=16, person=b"chat").digest()
@@ -56,24 +56,24 @@ class Broken(NamedTuple):
     sample: str
     """The beginning of the record."""
     fields: tuple[str, ...] = ()
-    """The first few fields of a record that has no text where it should be."""
+    """Names of the first few fields of a record that has no text in ``corpus.field``."""
 
 
 class Tokens(NamedTuple):
-    """Token ids as they are stored: one document, or several with an end-of-text id after or before each."""
+    """Token ids as stored: one document, or several with an end-of-text id after or before each."""
 
     name: str
     ids: np.ndarray
-    """Whole numbers (tokens,), not checked."""
+    """Integers (tokens,), not yet checked against the tokenizer."""
 
 
 def too_long(name: str, ids: np.ndarray) -> Broken:
-    """Return the broken record for a document of too many tokens."""
+    """Return the Broken record for a document of more than ``MOST_TOKENS`` tokens."""
     return Broken(name, f"longer than {MOST_TOKENS:,} tokens without an end-of-text id", shown(ids))
 
 
 def shown(ids: np.ndarray) -> str:
-    """Return the first of ``ids`` as text."""
+    """Return the first few ids as numbers separated by spaces."""
     return " ".join(map(str, ids[:_SAMPLE_IDS].tolist()))
 
 
@@ -87,11 +87,11 @@ def unreadable(where: str, problem: str) -> CorpusError:
 def from_tokens(
     records: Iterable[Document | Broken | Tokens], where: str, vocabulary: Tokenizer | None
 ) -> Iterator[Document | Broken]:
-    """Yield the records, with documents in place of token ids: cut at end-of-text ids, and decoded.
+    """Yield the records in order, but cut token ids at end-of-text ids and decode them to documents.
 
     Args:
-        where: path of the file that the records are of, for the error.
-        vocabulary: the tokenizer that the ids were made with; without one, token ids are skipped.
+        where: path of the file with the records, for the error.
+        vocabulary: the tokenizer that made the ids; without one, token ids are skipped.
 
     Raises:
         CorpusError: an id that the tokenizer does not have.
@@ -106,7 +106,7 @@ def from_tokens(
         elif vocabulary is not None:
             _check_ids(record, where, vocabulary)
             waiting += _cut(record, vocabulary.end_of_text)
-            held += len(record.ids) + 1  # one more, so that records without ids do not wait for ever
+            held += len(record.ids) + 1  # one more, so that records without ids cannot accumulate without limit
             if held >= _TOKENS_AT_ONCE:
                 yield from _decoded(waiting, vocabulary)
                 waiting, held = [], 0
@@ -128,7 +128,7 @@ def _check_ids(record: Tokens, where: str, vocabulary: Tokenizer) -> None:
 
 
 def _cut(record: Tokens, end_of_text: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield the name and the ids of each document in a record; one without ids only if that is all there is."""
+    """Yield the name and the ids of each document in a record. Skip empty documents, unless the record has no other."""
     ends = [*np.flatnonzero(record.ids == end_of_text).tolist(), len(record.ids)]
     begins = [0, *(end + 1 for end in ends[:-1])]
     pieces = [(begin, end) for begin, end in zip(begins, ends, strict=True) if begin < end] or [(0, 0)]

@@ -1,4 +1,4 @@
-"""What a file holds by its name, which files of a folder are no data, and how ``xz`` is read."""
+"""Recognise what a file holds by its name and first bytes, sort out files that are not data, and read ``xz``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _KINDS = {
     ".tsv": "csv",
 }
 _MAYBE_TEXT = ("json", "csv")
-"""Kinds that are text in a folder that is mostly text, such as source code."""
+"""Kinds that are read as plain text in a folder that is mostly text, such as source code."""
 NEW_KINDS = ("json", "csv", "arrow", "tar")
-"""Kinds that an earlier version read as text."""
+"""Kinds that an earlier version read as plain text."""
 _NO_DATA = re.compile(
     r"(readme|licen[cs]e|copying|notice|citation|changelog|authors)([._-].*)?"
     r"|_success|_started_.*|_committed_.*|_(common_)?metadata"  # of Spark, Databricks and Parquet
@@ -37,37 +37,37 @@ _NO_DATA = re.compile(
 
 
 class Sorted(NamedTuple):
-    """The files of a source."""
+    """The files of a source, sorted into those to read (``data``) and those to skip (``no_data``)."""
 
     data: tuple[str, ...]
     no_data: tuple[str, ...]
     is_text: bool
-    """Whether .json, .csv and .tsv files are text like the others."""
+    """Whether .json, .csv and .tsv files are read as plain text."""
 
 
 def kind_of(name: str) -> str:
-    """Return what a file holds: ``lines`` (of JSON), ``json``, ``csv``, ``parquet``, ``arrow``, ``tar``, or ``text``, which is
-    the rest."""
+    """Return what a file holds, by its name: ``lines`` (of JSON), ``json``, ``csv``, ``parquet``, ``arrow``, ``tar``, or for
+    any other name ``text``."""
     plain = posixpath.splitext(name)[0] if compression_of(name) else name
     return _KINDS.get(_suffix(plain), "text")
 
 
 def compression_of(name: str) -> str:
-    """Return the compression of a file, empty if it has none."""
+    """Return the compression of a file by its name, empty if it has none."""
     return _COMPRESSIONS.get(_suffix(name), "")
 
 
 def delimiter_of(name: str) -> str:
-    """Return what is between two cells of a CSV or TSV file."""
+    """Return the delimiter between two cells of a CSV or TSV file."""
     return "\t" if ".tsv" in name[-8:].lower() else ","
 
 
 def sort_out(names: Sequence[str]) -> Sorted:
-    """Tell the files of a source that are read from those that are no data.
+    """Separate the files of a source that are data from those that are not.
 
-    A source holds data if it has a file of records or token ids, or at least as many .json, .csv and .tsv files as files of
-    text. Documentation, licences and the marks of other programs in it are no data then. Other sources are text alone, and are
-    read whole.
+    A source holds data if it has a file of records or token ids, or at least as many .json, .csv and .tsv files as text files.
+    Then documentation, licences and marker files of other programs are not data. Any other source is plain text, of which all
+    files are read.
     """
     kinds = {name: "tokens" if is_tokens(name) else kind_of(name) for name in names}
     unnamed = [name for name, kind in kinds.items() if not _is_no_data(name, kind)]
@@ -89,24 +89,24 @@ def _suffix(name: str) -> str:
     return posixpath.splitext(name)[1].lower()
 
 
-# A file that ``xz`` has compressed, decompressed as it is read and in bounded memory.
+# Read a file that ``xz`` has compressed, as a stream and in bounded memory.
 
 _READ_BYTES = 2**16
 _DECODER_BYTES = 128 * 2**20
-"""Memory of a decoder [bytes]: ``xz -9`` needs 65 MiB, and a hostile header may ask for 4 GiB."""
+"""Memory limit of a decoder [bytes]: ``xz -9`` needs 65 MiB, and a hostile header may request 4 GiB."""
 
 
 class XzFile(io.RawIOBase):
-    """The content of an ``.xz`` file, also of several streams that follow one another, with zeros between them.
+    """The decompressed content of an ``.xz`` file, which may hold several streams with zeros between them.
 
-    Reads raise a plain OSError, as pyarrow's decompressors do, if the file is damaged or cut.
+    Reads raise a plain OSError if the file is damaged or cut, as pyarrow's decompressors do.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._decoder = _decoder()
         self._has_begun = False
-        """Whether the stream of the decoder has begun."""
+        """Whether the current decoder has received bytes of its stream."""
 
     def readable(self) -> bool:
         return True
@@ -125,7 +125,7 @@ class XzFile(io.RawIOBase):
                         raise OSError("the xz file is cut, or is none")
                     return 0
             if not self._has_begun:
-                rest = rest.lstrip(b"\0")  # padding
+                rest = rest.lstrip(b"\0")  # zeros between streams are padding
                 self._has_begun = bool(rest)
             try:
                 data = self._decoder.decompress(rest, most)
@@ -137,7 +137,7 @@ class XzFile(io.RawIOBase):
         return 0
 
     def close(self) -> None:
-        """Close the compressed file, too."""
+        """Close this file and the compressed file."""
         self._file.close()
         super().close()
 
@@ -146,10 +146,10 @@ def _decoder() -> lzma.LZMADecompressor:
     return lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_DECODER_BYTES)
 
 
-# What the first bytes of a file say: a name may say that a file is text, and its content decides.
+# Check the first bytes of a file, because its name may wrongly say that it is text.
 
 SAMPLE_BYTES = 4096
-"""Bytes of a file that are looked at."""
+"""Bytes at the beginning of a file that are checked."""
 _ALWAYS_ALLOWED = 16
 _CONTROL = bytes({*range(32), 127} - {*b"\a\b\t\n\v\f\r\x1b"})
 _UTF_16 = "iconv -f UTF-16 -t UTF-8 < {name}"
@@ -171,11 +171,11 @@ _ANY_FORMAT = re.compile(b"|".join([rb"version https://git-lfs", *(pattern for p
 
 
 def not_text(beginning: bytes, name: str) -> tuple[str, str] | None:
-    """Return why a file is no text, and the remedy; None if it is text. A few bytes that are not UTF-8 are text.
+    """Return why a file is not text, and the remedy; None if it is text. Text may have a few bytes that are not UTF-8.
 
     Args:
-        beginning: the first ``SAMPLE_BYTES`` bytes of the file, or all of a shorter one.
-        name: of the file, for the remedy.
+        beginning: the first ``SAMPLE_BYTES`` bytes of the file, or the whole of a shorter file.
+        name: name of the file, for the remedy.
     """
     if found := other_format(beginning, name):
         return found
@@ -191,13 +191,13 @@ def not_text(beginning: bytes, name: str) -> tuple[str, str] | None:
 
 
 def lfs_pointer(beginning: bytes) -> tuple[str, str] | None:
-    """Return what is wrong with a file that is a Git LFS pointer, and the remedy; None if it is none."""
+    """Return the problem and the remedy if a file is a Git LFS pointer, else None."""
     is_pointer = beginning.startswith(b"version https://git-lfs.github.com/spec/")
     return ("is a Git LFS pointer, not the file itself", "run: git lfs pull") if is_pointer else None
 
 
 def other_format(beginning: bytes, name: str) -> tuple[str, str] | None:
-    """Return which known format a file has that its name does not say, and the remedy; None if it has none."""
+    """Return the known format that a file begins with although its name lacks the suffix, and the remedy; else None."""
     if not _ANY_FORMAT.match(beginning):
         return None
     base = name.rpartition("/")[2]

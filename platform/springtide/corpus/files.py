@@ -1,4 +1,4 @@
-"""Find the files of a source."""
+"""Find the files of a source, and detect which of them have changed."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _LEFT_OUT = {
     *("encodings", "pydoc_data"),  # tables, not code
 }
 _CHANGES = ("mtime", "ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "created")
-"""What stores call the property of a file that changes when it is rewritten."""
+"""Keys under which stores report a property of a file that changes when the file is rewritten."""
 
 
 class Look(NamedTuple):
-    """How a file looks without reading it."""
+    """Size and last change of a file, by which a rewrite is detected without reading it."""
 
     size: int
     """[bytes]"""
     change: str
-    """What changes when it is rewritten."""
+    """A value that changes when the file is rewritten, such as the time of modification or the ETag."""
 
 
 def library_files() -> tuple[Folder, tuple[str, ...]]:
-    """Return the folder of the running Python's own library, and its files without tests and tables."""
+    """Return the folder of the running Python's standard library, and its files without tests and tables."""
     root = Folder(sysconfig.get_path("stdlib"))
     names = []
     for folder, folders, files in os.walk(root.path):
@@ -46,7 +46,7 @@ def library_files() -> tuple[Folder, tuple[str, ...]]:
 
 
 def look_of(info: Mapping[str, Any]) -> Look | None:
-    """Return the size and the last change of a file from what its store says of it; None if it does not say both."""
+    """Return the size and last change of a file from its store's ``info``; None if the store does not report both."""
     change = next((str(info[one]) for one in _CHANGES if info.get(one) not in (None, "")), "")  # an mtime may be 0
     return Look(int(info["size"]), change) if change and info.get("size") is not None else None
 
@@ -56,15 +56,14 @@ class Found(NamedTuple):
 
     folder: Folder
     looks: dict[str, Look | None]
-    """By name, sorted."""
+    """Name -> size and last change, or None if the listing lacks them; sorted by name."""
     hidden: tuple[str, ...]
-    """Hidden files and folders, which are not read: names as far as the part that hides them."""
+    """Hidden files and folders, which are not read. A file in a hidden folder is listed as that folder."""
 
 
 def find_files(source: str) -> Found:
-    """Return the files of a file, folder or glob, as one listing tells them; hidden ones and links that lead out of it or to a
-    folder are excluded. CorpusError if it is missing, cannot be reached, or has a file that the client of its store cannot ask
-    for."""
+    """List the files of ``source``: a file, folder or glob. Excludes hidden files, links to folders, and links that lead out of
+    the source. CorpusError if the source is missing or cannot be reached, or if its store's client cannot request a file."""
     try:
         fixed, pattern = _cut_pattern(source)
         root = Folder(fixed, is_source=True)
@@ -84,7 +83,7 @@ def find_files(source: str) -> Found:
         raise CorpusError(
             explain("corpus.source", source, f"cannot be reached ({error})", _credentials(source))
         ) from error
-    # .git and .aws have passwords; a pattern that names a hidden folder wants it
+    # .git and .aws may hold passwords; a pattern that names a hidden folder reads it
     pattern_of_hidden = r"(^|/)\.[^/]*$" if "/." in f"/{pattern}" else r"(^|/)\.[^/]*"
     hides = {path: re.search(pattern_of_hidden, path[len(root.path) + 1 :]) for path in files}
     hidden = {path[len(root.path) + 1 :][: one.end()] for path, one in hides.items() if one}
@@ -96,9 +95,9 @@ def find_files(source: str) -> Found:
 
 
 def _cut_pattern(source: str) -> tuple[str, str]:
-    """Return the folder or file that a source names, and the pattern below it, empty if it names all. What exists under a name
-    with ``*``, ``?`` or ``[`` is no pattern: browsers call a second download ``x [2].jsonl``."""
-    is_web = source.lower().startswith(("http://", "https://"))  # a ? begins the query there
+    """Split a source into a folder or file, and a glob pattern below it, empty for all of it. The name of an existing file with
+    ``*``, ``?`` or ``[`` is not a pattern: browsers name a second download ``x [2].jsonl``."""
+    is_web = source.lower().startswith(("http://", "https://"))  # in a web URL, ? begins the query
     parts = source.split("/")
     if not any(map(_has_magic, parts)) or (not is_web and _exists(source)):
         return source, ""
@@ -117,13 +116,13 @@ def _exists(url: str) -> bool:
 
 
 def changed_files(source: str, seen: Mapping[str, Look | None]) -> list[str]:
-    """Return the names of the files of ``seen`` that a new listing of ``corpus.source`` lacks or shows otherwise, sorted.
+    """Return the sorted names of the files in ``seen`` that were removed or changed, by a new listing of ``corpus.source``.
 
-    One listing, and no request for a file; where a listing does not tell how files look, only those that are gone are found.
+    Takes one listing, and no request per file. If listings lack size and last change, only removed files are found.
 
     Args:
-        source: as for ``find_files``; a commit of the Hub and Python's own library do not change, and are not looked at.
-        seen: files of the source, by name, as an earlier listing told them.
+        source: as for ``find_files``. Hub commits and Python's standard library are not checked, because they do not change.
+        seen: name -> size and last change of the files in an earlier listing; None where that listing lacked them.
     """
     if source == "stdlib" or source.lower().startswith("hf://"):
         return []
@@ -137,7 +136,7 @@ def _is_file(info: Mapping[str, Any]) -> bool:
 
 
 def _asked(found: Found) -> Found:
-    """Return ``found``. CorpusError if the client of the store cannot ask for one of the files."""
+    """Return ``found`` if the store's client can request every file in it, else raise CorpusError."""
     for name in found.looks:
         if not found.folder.can_ask_for(name):
             problem = "has an empty part, '.', '..' or a control character in its name, which the client cannot ask for"
@@ -147,13 +146,13 @@ def _asked(found: Found) -> Found:
 
 
 def _is_read(path: str) -> bool:
-    """Return whether a local path is a file, or a link to a folder, which ``_inside`` counts."""
+    """Return whether a local path is a file, or a link to a folder, which ``_inside`` excludes and reports."""
     return os.path.isfile(path) or (os.path.islink(path) and os.path.isdir(path))
 
 
 def _inside(root: str, source: str, paths: list[str]) -> list[str]:
-    """Return the local ``paths`` without links to folders, and without those that lead out of ``root``: what others made may
-    link to any file of ours."""
+    """Return the local ``paths`` without links to folders and links that lead out of ``root``, and log how many there are. A
+    folder that others made may link to any private file of ours."""
     inside = [path for path in paths if os.path.isfile(path) and stays_inside(path, root)]
     links, remedy = len(paths) - len(inside), "give the folder that they lead to, or copy the files (cp -rL)"
     what = f"{links} links that lead out of it or to a folder"
@@ -165,7 +164,7 @@ def _inside(root: str, source: str, paths: list[str]) -> list[str]:
 
 
 def _credentials(source: str) -> str:
-    """Return a remedy for a URL that cannot be read: the credentials to set."""
+    """Return the remedy for a URL that cannot be read, such as which credentials to set."""
     return {
         "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; AWS_ENDPOINT_URL for your own server",
         "gs": "set GOOGLE_APPLICATION_CREDENTIALS, or log in with gcloud",

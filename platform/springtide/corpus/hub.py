@@ -1,4 +1,4 @@
-"""Repositories of the Hugging Face Hub as sources of texts and of models (the extra ``springtide[hf]``)."""
+"""Resolve Hugging Face Hub repositories as sources of texts and models (the extra ``springtide[hf]``)."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ _REMEDY = "check its name, {form}; for a private or gated one set HF_TOKEN, or l
 
 
 def pinned(source: str, setting: str = "corpus.source", form: str = "hf://datasets/OWNER/NAME") -> str:
-    """Return ``source``; for a URL of the Hub, with the commit that its branch is at now, so that all processes read the same
-    bytes however long a prepare takes.
+    """Return ``source``; add the current commit to a Hub URL, so that all processes of a long prepare read the same bytes.
 
-    ``hf://datasets/OWNER/NAME[@REVISION][/PATH]``, with a file, a folder or a glob as path; without ``datasets`` it is a model.
-    ``setting`` and ``form``: what names it, and how it is spelled, for errors.
+    A Hub URL is ``hf://datasets/OWNER/NAME[@REVISION][/PATH]``; without ``datasets`` it names a model. PATH is a file, a folder
+    or a glob. Other sources are returned unchanged.
+
+    Args:
+        setting: name of the setting that holds ``source``, for errors.
+        form: how the setting is written, for errors.
 
     Raises:
         ConfigError: huggingface_hub is not installed.
-        CorpusError: there is no such repository, or it cannot be reached.
+        CorpusError: the repository does not exist, or the Hub cannot be reached.
     """
     if not source.lower().startswith(_PROTOCOL):
         return source
@@ -34,7 +37,7 @@ def pinned(source: str, setting: str = "corpus.source", form: str = "hf://datase
         if not hasattr(found, "repo_id"):  # a bucket has no commits
             raise ValueError("it is not in a repository")
         commit = HfApi().repo_info(found.repo_id, revision=found.revision, repo_type=found.repo_type).sha
-    except Exception as error:  # of the Hub, the network or the form of the URL
+    except Exception as error:  # the Hub, the network and bad URLs raise many kinds of errors
         told = (str(error).strip().splitlines() or [""])[0][:_SHOWN]
         problem = f"cannot be reached ({type(error).__name__}: {redacted(told)})"
         raise CorpusError(explain(setting, redacted(source), problem, _REMEDY.format(form=form))) from error

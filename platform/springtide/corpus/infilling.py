@@ -1,13 +1,13 @@
-"""Fill in the middle: a document's spans reordered, so that a model learns to write what stands between two texts.
+"""Fill in the middle: reorder spans of a document, so that a model learns to write the text between two given texts.
 
 Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (2207.14255). A span is cut at two random
-characters into prefix, middle and suffix, each tokenised by itself, and laid out in one of two orders, at even odds:
+characters into prefix, middle and suffix. They are tokenised separately, and laid out in one of two orders, at even odds:
 
     PSM     PREFIX prefix SUFFIX suffix MIDDLE middle
     SPM     PREFIX SUFFIX suffix MIDDLE prefix middle
 
-A span is a document, or one of its equal parts if it is longer than a row, so that a row is long enough for one. Which spans,
-and where they are cut, depends on the document's text and the seed alone.
+A span is a document; a document longer than a row is divided into equal spans, so that a span fits a row. Which spans are
+reordered, and where they are cut, depends only on the document's text and the seed.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import ConfigError, explain
 
 _WORDS = 4
-"""Random numbers for a span: whether, two cuts, which order."""
+"""Random numbers per span: whether to reorder it, the two cuts, and the order."""
 
 
 class Infilling(NamedTuple):
-    """How documents are reordered."""
+    """Parameters of fill-in-the-middle."""
 
     rate: float
-    """Share of the spans that are."""
+    """Share of the spans that are reordered."""
     prefix_id: int
     suffix_id: int
     middle_id: int
     span_tokens: int
-    """Longest span, about [tokens]."""
+    """Approximate length of the longest span [tokens]."""
     seed: int
 
 
 class _Span(NamedTuple):
     pieces: tuple[slice, ...]
-    """The whole span, or prefix, middle and suffix: places in the text, or in the ids of a document that came with ids."""
+    """The whole span, or its prefix, middle and suffix: slices of the text, or of the ids of a document that came as ids."""
     is_spm: bool = False
 
 
 def check_pieces(vocabulary: Tokenizer, setting: str, value: Any) -> None:
-    """Raise ConfigError if the tokenizer changes a text that is tokenised in pieces. ``setting`` needs pieces."""
+    """Raise ConfigError if the tokenizer changes a text that is tokenised in pieces, as ``setting`` = ``value`` requires."""
     [piece] = vocabulary.encode(["x"])
     if (found := vocabulary.decode([*piece[:-1], *piece[:-1]])) != "xx":
         problem = f"needs a tokenizer that keeps the pieces of a text: 'x' and 'x' become {found!r} with this one"
@@ -56,12 +56,13 @@ def check_pieces(vocabulary: Tokenizer, setting: str, value: Any) -> None:
 def infill(
     documents: Sequence[Document], lengths: Iterable[int], vocabulary: Tokenizer, infilling: Infilling
 ) -> Iterator[list[np.ndarray] | None]:
-    """Yield the tokens of each document, uint32, in segments: each reordered span is one, and what stands between two; None for
-    a document without a reordered span. Segments have neither end-of-text nor begin-of-text: the model sees them as documents.
+    """Yield the tokens of each document, uint32, as a list of segments; None for a document without a reordered span. Each
+    reordered span is a segment, and so is the text between two of them. The caller must separate segments like documents: they
+    have neither end-of-text nor begin-of-text.
 
     Args:
-        documents: those that came as ids are cut between tokens, not characters.
-        lengths: tokens of each document.
+        documents: the documents; those that came as ids are cut between tokens, not characters.
+        lengths: number of tokens of each document.
     """
     planned = [list(_spans(document, length, infilling)) for document, length in zip(documents, lengths, strict=True)]
     texts = (
@@ -92,7 +93,7 @@ def _is_changed(spans: Sequence[_Span]) -> bool:
 
 
 def _spans(document: Document, length: int, infilling: Infilling) -> Iterator[_Span]:
-    """Yield the spans of a document; neighbours that are not reordered are one."""
+    """Yield the spans of a document. Neighbouring spans that are not reordered are joined to one."""
     size = len(document.text) if document.ids is None else len(document.ids)
     number = max(1, -(-length // infilling.span_tokens))
     bounds = [size * at // number for at in range(number + 1)]

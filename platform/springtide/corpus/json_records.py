@@ -1,7 +1,7 @@
-"""The values of JSON in bounded memory: those of a ``.json`` file, one after the other, and lines.
+"""Split a ``.json`` file into its values, and parse JSON lines, both in bounded memory.
 
-A file holds the elements of an array, a pretty-printed object, or objects that follow one another. A value ends where its
-brackets do, so only brackets, commas and quotes are looked at; whoever gets a value parses it.
+A file holds the elements of an array, a pretty-printed object, or consecutive objects. A value ends at its closing bracket, so
+splitting scans only brackets, commas and quotes. The caller parses the values.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _SPACES = re.compile(rb"[ \t\r\n]*+")
 
 
 def split_values(file: IO[bytes], most_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the place and the text of each value of a file. Text that is no value is yielded as one, too: it does not parse.
+    """Yield the place and the text of each value of a file. Text that is not a value is also yielded, and will not parse.
 
     Args:
-        most_bytes: of a longer value, the first ``most_bytes`` + 1 bytes are yielded.
+        most_bytes: a longer value is cut after ``most_bytes`` + 1 bytes.
     """
     values = _Values(most_bytes)
     held = b""
@@ -41,19 +41,19 @@ def split_values(file: IO[bytes], most_bytes: int) -> Iterator[tuple[int, bytes]
 
 
 class _Values:
-    """Where the split is in the text, between two chunks."""
+    """State of the split between two chunks of the file."""
 
     def __init__(self, most_bytes: int) -> None:
         self.place = 0
-        """Of the chunk in the file."""
+        """First byte of the current chunk in the file."""
         self._most_bytes = most_bytes
         self._value, self._value_at = bytearray(), 0
         self._depth = 0
-        """Open brackets of the value."""
+        """Number of open brackets in the current value."""
         self._is_in_array = self._is_in_string = False
 
     def split(self, chunk: bytes) -> Generator[tuple[int, bytes], None, bytes]:
-        """Yield the values that end in ``chunk``; return what cannot be judged without the next one: half an escape."""
+        """Yield the values that end in ``chunk``; return half an escape at its end, which belongs before the next chunk."""
         begin = at = 0
         end = len(chunk)
         while at < end:
@@ -97,7 +97,7 @@ class _Values:
         return b""
 
     def end(self, held: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield what is left at the end of the file: nothing, unless the file is cut or no JSON."""
+        """Yield the unfinished value at the end of the file, which exists only if the file is cut or not JSON."""
         cut = held or (b"[" if self._is_in_array else b"")
         yield from self._ended(cut, 0, len(cut))
 
@@ -114,19 +114,19 @@ class _Values:
         self._value.clear()
 
 
-# A JSON line of a corpus as a value, in bounded memory.
+# Parse a JSON line in bounded memory.
 #
-# Parsed, ``{},{},...`` takes 26 times the memory of its text, and one emoji makes each character of a text take four
-# bytes, in the line and in what is parsed of it. So a long line is counted first, and parsed from its bytes.
+# Parsed, ``{},{},...`` takes 26 times the memory of its text. One emoji makes each character of a text take four bytes, both
+# in the line and in the parsed value. So the values of a long line are counted first, and it is parsed from its bytes.
 
 _SHORT_BYTES = 16 * 2**20
-"""A line of this size is parsed as it is: that takes at most 610 MB."""
+"""A line of up to this size is parsed directly, which takes at most 610 MB."""
 _MOST_VALUES = 2**19
-"""Most values of a longer line."""
+"""Most values in a line longer than ``_SHORT_BYTES``."""
 
 
 class BadLine(Exception):
-    """A line that is not read; the message says why, for counting."""
+    """A line that is not used. The message is the reason under which it is counted."""
 
 
 def parse_line(line: bytes) -> Any:
@@ -134,7 +134,7 @@ def parse_line(line: bytes) -> Any:
     not UTF-8 become U+FFFD.
 
     Raises:
-        BadLine: it is not JSON, is nested too deeply, or is long and not UTF-8 or of many values.
+        BadLine: the line is not JSON or nested too deeply; or it is long, and either not UTF-8 or has too many values.
     """
     try:
         if len(line) <= _SHORT_BYTES:

@@ -1,16 +1,16 @@
 """Near-duplicates: documents that share most of their runs of five tokens, found without comparing all pairs.
 
-A signature has one minimum for each of 128 bins of hash values (Li, Owen and Zhang, "One permutation hashing", 2012): one hash
-per token instead of 128. It is used twice.
+A signature has one minimum for each of 128 bins of hash values (Li, Owen and Zhang, "One permutation hashing", 2012), which
+takes one hash per token instead of 128. A signature is used twice.
 
 Bands propose pairs. Empty bins borrow by "optimal densification" (Shrivastava, 2017); then two documents agree in a bin with a
 probability equal to their Jaccard similarity s, so in all 8 bins of at least one of 16 bands with probability
 1 - (1 - s^8)^16: 0.26 at s = 0.6, 0.61 at 0.7, 0.95 at 0.8, 0.9998 at 0.9.
 
-Sketches verify them. A sketch holds 8 bits of each minimum (Li and Koenig, "b-Bit minwise hashing", 2010) and which bins are
-empty; the similarity that two sketches estimate is off by 0.04 at most (one standard deviation). A document is dropped only
-if the estimate of its similarity with one that is kept is at least SIMILAR: sharing a band is not enough, because among
-thousands of files with the same licence some share one by chance.
+Sketches verify the pairs. A sketch holds 8 bits of each minimum (Li and Koenig, "b-Bit minwise hashing", 2010) and which bins
+are empty. The standard deviation of the similarity that two sketches estimate is at most 0.04. A document is dropped only if
+its estimated similarity with a kept document is at least SIMILAR. Sharing a band is not enough: among thousands of files with
+the same licence some share a band by chance.
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from springtide.storage.digest import mix
 
 SHINGLE = 5
 SIMILAR = 0.7
-"""Least similarity of near-duplicates, where the bands' probability has its steepest rise: (1/16)^(1/8)."""
+"""Least Jaccard similarity of near-duplicates: (1/16)^(1/8), where the probability to share a band rises most steeply."""
 BINS = 128
 BANDS = 16
 _EMPTY = 0
-"""In a sketch: a bin without a hash."""
+"""Value in a sketch of a bin without a hash."""
 _VALUES = 255
-"""Values of a bin of a sketch that is not empty."""
+"""Number of values in a sketch of a bin that is not empty."""
 _PAIRS_AT_ONCE = 2**16
 _ROUNDS = 8
-"""Most rounds of comparisons; a cluster that needs more keeps a few documents too many."""
+"""Most rounds of comparisons. In a cluster that needs more rounds, a few near-duplicates are kept."""
 _SHIFT = np.uint64(64 - 7)
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Signature(NamedTuple):
-    """What near-duplicates are found by."""
+    """Hashes of a document by which its near-duplicates are found."""
 
     bands: np.ndarray
     """uint64 (BANDS,): a hash of each band."""
     sketch: np.ndarray
-    """uint8 (BINS,)."""
+    """uint8 (BINS,): 8 bits of each bin's minimum, ``_EMPTY`` for an empty bin."""
 
 
 class NearDuplicates(NamedTuple):
-    """Which documents are near-duplicates of one that is kept."""
+    """For each document, the kept document of which it is a near-duplicate."""
 
     kept: np.ndarray
-    """int64 (documents,): for each document, the one that is kept for it; itself if it is kept."""
+    """int64 (documents,): the document that is kept in place of each document; itself if it is kept."""
     similarity: np.ndarray
-    """float32 (documents,): the estimated Jaccard similarity with that document."""
+    """float32 (documents,): the estimated Jaccard similarity with the document in ``kept``."""
 
 
 def signature(ids: np.ndarray) -> Signature:
@@ -74,8 +74,8 @@ def signature(ids: np.ndarray) -> Signature:
 
 
 def exact_signature(digest: bytes) -> Signature:
-    """Return a signature that only a document with the same digest, 16 bytes or more, has. Chats have it: two that share a long
-    instruction are not near-duplicates."""
+    """Return a signature that matches only documents with the same digest, of 16 bytes or more. Chats use it, because two chats
+    that share a long instruction are not near-duplicates."""
     values = np.frombuffer(digest[:16], "<u8")
     bands = mix(values[0] + np.arange(BANDS, dtype=np.uint64)) ^ values[1]
     sketch = mix(values[1] + np.arange(BINS, dtype=np.uint64)) % np.uint64(_VALUES) + np.uint64(1)
@@ -97,8 +97,8 @@ def recall(similarity: float) -> float:
 
 
 def sharing(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the documents whose hash others have, too, and a number for each such hash, int64 (m,) both, sorted by the number
-    and then by the document. ``hashes``: those of one band, uint64 (documents,).
+    """Return the documents that share their hash with another document, and the number of that hash, int64 (m,) both, sorted
+    by hash number and then by document. ``hashes``: hash of one band of each document, uint64 (documents,).
 
     Example:
         >>> import numpy as np
@@ -121,17 +121,17 @@ def find_near_duplicates(
     sketches: Callable[[np.ndarray], Callable[[np.ndarray], np.ndarray]],
     documents: int,
 ) -> NearDuplicates:
-    """Return which documents are near-duplicates of one that is kept: of documents that are similar, the first is.
+    """Find near-duplicates; the first of several similar documents is kept.
 
-    In each band a document is compared with the first one that shares the band's hash: 16 comparisons at most, however many
-    share it. If that first one is dropped itself, the next round compares with the next. Takes memory for the pairs only,
-    8 bytes each.
+    In each band a document is compared only with the first document that has the same hash: at most 16 comparisons, however
+    many documents share a hash. If that first document is itself dropped, the next round compares with the next one. Takes
+    memory only for the pairs, 8 bytes each.
 
     Args:
         bands: yields, band by band, the documents that share a hash and a number for each hash, as ``sharing`` returns them;
-            called once for each round.
-        sketches: called once with the documents that share a band, int64 (n,), rising; returns a function that returns the
-            sketches of some of them, uint8 (m, BINS).
+            called once per round.
+        sketches: called once with the documents to compare, int64 (n,), ascending; returns a function that maps some of
+            these documents, (m,), to their sketches, uint8 (m, BINS).
         documents: number of documents.
 
     Example:
@@ -157,7 +157,7 @@ def find_near_duplicates(
             found = similarity(read(later), read(first))
             close = found >= SIMILAR
             for document, other, how in zip(later[close].tolist(), first[close].tolist(), found[close], strict=True):
-                # in rising order, so that it is known of the other whether it is kept
+                # pairs ascend by document, so it is already decided whether the earlier document ``other`` is kept
                 if kept[document] == document and kept[other] == other and not stands_for_others[document]:
                     kept[document], similar[document], stands_for_others[other] = other, how, True
         is_kept = kept == np.arange(documents)
@@ -171,8 +171,8 @@ def find_near_duplicates(
 
 
 def _pairs(bands: Iterable[tuple[np.ndarray, np.ndarray]], alive: np.ndarray) -> np.ndarray:
-    """Return the pairs to compare among the documents that are ``alive``, bool (documents,): later * documents + first, int64,
-    rising."""
+    """Return the pairs to compare among the documents that are ``alive``, bool (documents,). A pair is encoded as later *
+    documents + first; int64, ascending."""
     found = np.empty(0, np.int64)
     for documents, hashes in bands:
         documents, hashes = documents[alive[documents]], hashes[alive[documents]]
@@ -184,7 +184,8 @@ def _pairs(bands: Iterable[tuple[np.ndarray, np.ndarray]], alive: np.ndarray) ->
 
 
 def shingles(ids: np.ndarray) -> np.ndarray:
-    """Return the set of hashes of a document's runs of SHINGLE ids (n,), sorted uint32; 32 bits suffice to compare two."""
+    """Return the distinct hashes of a document's runs of SHINGLE ids (n,), sorted uint32. 32 bits are enough to compare two
+    documents."""
     return np.unique((_shingles(ids.astype(np.uint64)) >> np.uint64(32)).astype(np.uint32))
 
 
@@ -195,12 +196,12 @@ def jaccard(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def _shingles(ids: np.ndarray) -> np.ndarray:
-    """Return the hash of every run of SHINGLE ids; of the whole document if it is shorter."""
+    """Return the hash of every run of SHINGLE ids, or of the whole document if it is shorter."""
     return hash_runs(ids, min(SHINGLE, len(ids)))
 
 
 def hash_runs(ids: np.ndarray, width: int) -> np.ndarray:
-    """Return the hash of every run of ``width`` ids, uint64 (n,), of at least as many."""
+    """Return the hash of every run of ``width`` ids, uint64 (n - width + 1,). ``ids``: uint64 (n,), n >= ``width``."""
     count = len(ids) - width + 1
     state = np.zeros(count, dtype=np.uint64)
     for place in range(width):
@@ -209,8 +210,8 @@ def hash_runs(ids: np.ndarray, width: int) -> np.ndarray:
 
 
 def _densified(found: np.ndarray, filled: np.ndarray) -> np.ndarray:
-    """Return the smallest hash of each bin, uint64 (BINS,). An empty bin copies that of another bin, which its own number and
-    the set of empty bins determine."""
+    """Return the smallest hash of each bin, uint64 (BINS,). An empty bin copies the hash of a filled bin, which is chosen by
+    its own number and the set of empty bins."""
     source = np.arange(BINS)
     empty = np.flatnonzero(~filled)
     tries = 0
@@ -221,20 +222,20 @@ def _densified(found: np.ndarray, filled: np.ndarray) -> np.ndarray:
     return found[source]
 
 
-# Texts of benchmarks, and documents that quote them.
+# Find documents that quote texts of benchmarks.
 #
-# A document quotes a text if they share a run of 13 words (Brown et al., GPT-3, 2020, appendix C), case and punctuation
-# aside. Of a text with fewer words, the document must contain all; with fewer than 8 words it would be met by chance.
+# A document quotes a text if they share a run of 13 words (Brown et al., GPT-3, 2020, appendix C), ignoring case and
+# punctuation. A text of 8 to 12 words must occur whole. Shorter texts are ignored, because they occur by chance.
 
 _RUN, _SHORTEST = 13, 8
 _WORD = re.compile(r"\w+")
 
 Quotes = dict[int, np.ndarray]
-"""Length of a run of words -> the hashes of such runs, sorted uint64 (n,)."""
+"""Length of a run of words -> hashes of the benchmark texts' runs of this length, sorted uint64 (n,)."""
 
 
 def quotes_of(texts: Iterable[str]) -> tuple[Quotes, int, int]:
-    """Return the runs of words to look for, the number of texts, and how many of them are too short to look for."""
+    """Return the hashed runs of words to search for, the number of texts, and the number of texts that are too short."""
     found: dict[int, list[np.ndarray]] = {}
     count = short = 0
     for text in texts:
@@ -248,7 +249,7 @@ def quotes_of(texts: Iterable[str]) -> tuple[Quotes, int, int]:
 
 
 def quotes(text: str, looked_for: Quotes) -> bool:
-    """Return whether ``text`` contains one of the runs."""
+    """Return whether ``text`` contains one of the runs of words in ``looked_for``."""
     words = _words(text) if looked_for else np.empty(0, np.uint64)
     return any(
         bool(np.isin(hash_runs(words, width), hashes).any())
@@ -265,5 +266,5 @@ def _words(text: str) -> np.ndarray:
 
 @functools.lru_cache(maxsize=2**18)
 def _word(word: str) -> int:
-    # surrogates were replaced when the document was read; Python's own hash differs from process to process
+    # encoding cannot fail: surrogates were replaced when the document was read. Python's hash() differs between processes
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")

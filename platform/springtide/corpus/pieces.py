@@ -1,4 +1,4 @@
-"""Lines and paragraphs of a document, to look for repetitions of them across a corpus."""
+"""Cut a document into lines or paragraphs, and remove those that are repeated in the corpus."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import NamedTuple
 from springtide.errors import look_up
 
 LEAST_CHARACTERS = 50
-"""Shorter lines and paragraphs are kept: they are lists, code and dialogue."""
+"""Shorter lines and paragraphs are kept even if repeated: they are lists, code and dialogue."""
 
 
 class Piece(NamedTuple):
-    """A line, or a paragraph: lines that are not blank."""
+    """A line, or a paragraph: consecutive lines that are not blank."""
 
     begin: int
     end: int
-    """Lines [begin, end) of the document; of a paragraph with the blank lines after it."""
+    """Lines [begin, end) of the document. A paragraph includes the blank lines after it."""
     text: str
-    """Without spaces at its ends; of a paragraph without the blank lines."""
+    """Text without spaces at its ends, and for a paragraph without the blank lines after it."""
 
     @property
     def is_compared(self) -> bool:
@@ -27,12 +27,12 @@ class Piece(NamedTuple):
 
     @property
     def digest(self) -> int:
-        """64 bits over the text."""
+        """64-bit hash of the text."""
         return int.from_bytes(hashlib.blake2b(self.text.encode(), digest_size=8).digest(), "little")
 
 
 def pieces(lines: list[str], kind: str) -> Iterator[Piece]:
-    """Yield the pieces of a document, given as its lines, in order. ``kind``: ``lines`` or ``paragraphs``."""
+    """Yield the pieces of a document in order. ``lines``: lines of the document; ``kind``: ``lines`` or ``paragraphs``."""
     yield from look_up({"lines": _lines, "paragraphs": _paragraphs}, "corpus.deduplicate", kind)(lines)
 
 
@@ -53,8 +53,8 @@ def _paragraphs(lines: list[str]) -> Iterator[Piece]:
 
 
 def without(text: str, kind: str, is_repeated: Callable[[Piece], bool]) -> tuple[str, list[str]]:
-    """Return ``text`` without the pieces that are repeated, and their texts. Asks once for each piece that is compared, in
-    order.
+    """Return ``text`` without its repeated pieces, and the texts of the removed pieces. ``is_repeated`` is called once for each
+    piece of at least ``LEAST_CHARACTERS``, in order.
 
     >>> line = "A footer that stands below every page of a site, and says nothing."
     >>> without(f"One.\\n{line}\\nTwo.", "lines", lambda piece: True)[0]

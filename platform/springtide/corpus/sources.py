@@ -1,5 +1,4 @@
-"""Read documents from Python's own library, text files, JSON lines, Parquet or files of token ids; from a file, a folder, a
-glob, the URL of a store.
+"""Read documents from a file, a folder, a glob or the URL of a store: text, JSON lines, Parquet, token ids and other formats.
 
 A source is cut into *units*: a few small files, or a range of a large one. Units are the same on every machine and are read
 independently, so any number of processes can share the work.
@@ -62,23 +61,24 @@ from springtide.corpus.tokenizer import Tokenizer
 from springtide.errors import CorpusError, explain, redacted
 from springtide.storage import Folder
 
-# Documents of a text file that holds several, between separators.
+# Split a text file that holds several documents at its separators.
 
 
 def split(
     lines: Iterable[tuple[int, bytes]], separator: str, begin: int, end: int, most_bytes: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the documents of a range of a file, each with the place of the line it begins in, without line breaks around it.
+    """Yield the documents of a range of a file, without surrounding line breaks, each with its place.
 
-    A document belongs to the range in which the line of the separator before it begins; the first of a file to that from 0.
+    The place of a document is the first byte of the line with the separator before it; 0 for the first document of the file. A
+    document belongs to the range that contains its place.
 
     Args:
-        lines: the file from the first line on that begins in the range: the place of each line, and its bytes; a very long
-            line in pieces, of which each has the line's place.
+        lines: (first byte, bytes) of each line, from the first line that begins in the range. A very long line comes in
+            pieces, all with the first byte of the line.
         separator: text that separates documents, or ``blank_line``.
         begin: first byte of the range.
-        end: its end; -1 is that of the file.
-        most_bytes: of a document that is longer, the first ``most_bytes`` + 1 bytes are yielded.
+        end: end of the range [bytes]; -1 is the end of the file.
+        most_bytes: a longer document is cut after ``most_bytes`` + 1 bytes.
     """
     mark = separator.encode()
     found, place, is_here, rest = bytearray(), 0, begin == 0, b""
@@ -91,7 +91,7 @@ def split(
         else:
             *parts, last = (rest + line).split(mark)
             cut = len(last) if line.endswith(b"\n") else max(0, len(last) - len(mark) + 1)
-            rest = last[cut:]  # a separator may go on in the next piece of the line
+            rest = last[cut:]  # a separator may continue in the next piece of the line
             parts.append(last[:cut])
         for number, part in enumerate(parts):
             if number:
@@ -109,13 +109,13 @@ def split(
 _UNIT_BYTES = 4 * 2**20
 _UNIT_FILES = 256
 _MOST_BYTES = 64 * 2**20
-"""Most bytes of a document: a small compressed file may hold more than memory does, and every process that prepares holds a
-document several times, as bytes, as text and as JSON."""
+"""Most bytes of a document. A small compressed file may expand beyond memory, and every process that prepares holds a document
+several times: as bytes, as text and as JSON."""
 _READ_BYTES = 2**20
 _LINES_COUNTED_BYTES = 16 * 2**20
-"""How far into a file lines are counted to name one."""
+"""How far into a file lines are counted to report a line number. Further on, the byte is reported."""
 _POINTER_BYTES = 1024
-"""A Git LFS pointer is shorter. Read as an array, it would be token ids."""
+"""Files shorter than this are checked for being a Git LFS pointer, which would be misread as an array of token ids."""
 _ROWS_AT_ONCE = 256
 _FOOTERS_AT_ONCE = 16
 _NAMES_SHOWN = 20
@@ -131,9 +131,9 @@ class Unit(NamedTuple):
     """Bytes [begin, end) of JSON lines, separated text and arrays of token ids, row groups [begin, end) of Parquet, or
     documents [begin, end) of an indexed dataset; -1 is the end of the file."""
     num_bytes: int = 0
-    """Bytes that it takes in its files; of Parquet, before compression."""
+    """Bytes of the unit in its files; for Parquet, before compression."""
     layout: str = ""
-    """Layout of a litdata chunk."""
+    """Layout of a litdata chunk, as ``token_files.litdata_chunks`` returns it; empty for other files."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,17 +147,17 @@ class CorpusReader:
     separator: str = ""
     """Text between the documents of a text file, ``blank_line`` for empty lines; empty: a file is a document."""
     beside: tuple[str, ...] = ()
-    """Files that are read with those: indexes, and the data of indexed datasets."""
+    """Files that are read together with ``names``: indexes, and the data files of indexed datasets."""
     is_chat: bool = False
     """Whether records are chats, not texts."""
     seen: Mapping[str, Look | None] = dataclasses.field(default_factory=dict, compare=False)
-    """How files looked when they were found, in one listing; the store is asked for each of the others."""
+    """Name -> size and last change of a file in the listing that found it. For other files the store is asked one by one."""
     is_code: bool = False
-    """Whether .json, .csv and .tsv files are text like the others, as in source code."""
+    """Whether .json, .csv and .tsv files are read as plain text, as in a folder of source code."""
     left_out: tuple[str, ...] = dataclasses.field(default=(), compare=False)
-    """Files that are not read: no data, hidden, or of another split of a saved dataset."""
+    """Files that are not read: documentation and the like, hidden files, and other splits of a saved dataset."""
     state: str = ""
-    """Fingerprint of all files, of a reader without their names."""
+    """Fingerprint of all files, in a reader from ``bare``, which has no file names."""
 
     def fingerprint(self) -> str:
         """Return a hash that changes when a file is added, removed or rewritten; does not read file contents."""
@@ -165,7 +165,7 @@ class CorpusReader:
         for name, look in self.looks().items():
             line = f"{redacted(name)}\0{look.replace(' ', chr(0), 1)}\n"
             if name in read and ((kind := self._kind(name)) in NEW_KINDS or compression_of(name) == "xz"):
-                # an earlier version read it as text
+                # an earlier version read this kind of file as text; its fingerprint must differ
                 line = f"{kind}\0{line}"
             state.update(line.encode("utf-8", "surrogatepass"))  # names are bytes, and need not be UTF-8
         return state.hexdigest()
@@ -187,15 +187,15 @@ class CorpusReader:
         return self.seen.get(name) or look_of(info) or Look(info["size"], "")
 
     def num_bytes(self) -> int:
-        """Return the size of all files, which a store is asked for only where its listing did not tell it."""
+        """Return the total size of all files [bytes]. Sizes that the listing did not give are requested file by file."""
         return sum(self._look(name).size for name in (*self.names, *self.beside))
 
     def bare(self) -> CorpusReader:
-        """Return the reader without the names of its files: what each of many tasks needs to read its unit."""
+        """Return a copy without file names. It is small to send, and a task can read its unit with it."""
         return dataclasses.replace(self, names=(), beside=(), seen={}, left_out=(), state=self.fingerprint())
 
     def units(self) -> list[Unit]:
-        """Return the source as units of about four megabytes, in the order of names."""
+        """Cut the source into units of about 4 MiB, in the order of file names."""
         units: list[Unit] = []
         small: list[str] = []
         size = 0
@@ -224,7 +224,7 @@ class CorpusReader:
         return [*units, Unit(tuple(small), num_bytes=size)] if small else units
 
     def _footers(self, names: Sequence[str]) -> Iterator[list[int]]:
-        """Yield the bytes of each row group of each of these Parquet files; several are read at a time."""
+        """Yield a list of row group sizes for each of these Parquet files [bytes]. Reads several footers concurrently."""
 
         def sizes(name: str) -> list[int]:
             with self._blamed(name), self.folder.open(name) as file:
@@ -240,7 +240,7 @@ class CorpusReader:
         become U+FFFD.
 
         Args:
-            vocabulary: the tokenizer that made the token ids of the source; without one they are skipped.
+            vocabulary: the tokenizer that made the token ids of the source; without one, token ids are skipped.
 
         Raises:
             CorpusError: a file with damaged compression, Parquet or indexes, an id that the tokenizer does not have, or a bad
@@ -280,13 +280,13 @@ class CorpusReader:
 
     @contextlib.contextmanager
     def _blamed(self, name: str) -> Iterator[None]:
-        """Turn an error about the bytes of file ``name`` into a CorpusError that names it."""
+        """Turn an error about the content of file ``name`` into a CorpusError that names the file."""
         try:
             yield
         except BadTable as error:
             raise CorpusError(explain("corpus.source", self.folder.where(name), *error.args)) from None
         except (pa.ArrowException, UnicodeDecodeError, IndexError, OSError) as error:
-            # UnicodeDecodeError: of a name that is not UTF-8, too; IndexError: of an index into a dictionary of Parquet
+            # UnicodeDecodeError also covers column names that are not UTF-8; IndexError: a bad index into a Parquet dictionary
             if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
                 raise  # an error of the disk or network; pyarrow raises a plain OSError for bytes it cannot decode
             self._check_format(name)
@@ -294,7 +294,7 @@ class CorpusReader:
             raise CorpusError(explain("corpus.source", where, f"cannot be read ({error})", remedy)) from error
 
     def _check_format(self, name: str) -> None:
-        """Raise CorpusError if file ``name`` begins as one of another format."""
+        """Raise CorpusError if file ``name`` begins like a format that its name does not indicate."""
         with self.folder.open(name) as file:
             self._refuse(name, other_format(file.read(SAMPLE_BYTES), name))
 
@@ -303,14 +303,14 @@ class CorpusReader:
             raise CorpusError(explain("corpus.source", self.folder.where(name), *found))
 
     def _open(self, name: str, must_be_text: bool = False) -> IO[bytes]:
-        """Open a file, and decompress it. ``must_be_text``: raise CorpusError if its first bytes are no text."""
+        """Open a file for reading, decompressed. ``must_be_text``: raise CorpusError if its first bytes are not text."""
         data: Any = self.folder.open(name)
         file: Any
         if (compression := compression_of(name)) == "xz":
             file = io.BufferedReader(XzFile(data), _READ_BYTES)
-        elif compression:  # pyarrow can read zstd, Python's own library cannot yet
+        elif compression:  # by pyarrow, because Python's own library cannot read zstd yet
             file = io.BufferedReader(pa.CompressedInputStream(data, compression))
-        else:  # a remote file of fsspec's takes no limit for a line
+        else:  # ``readline`` of fsspec's remote files has no size limit, so they are wrapped
             file = data if isinstance(data, io.BufferedReader) else io.BufferedReader(data, _READ_BYTES)
         if must_be_text and (found := not_text(file.peek(SAMPLE_BYTES), name)):
             file.close()
@@ -331,7 +331,7 @@ class CorpusReader:
                 if len(line) > _MOST_BYTES:
                     yield _too_long(f"{name}@{place}", line)
                     place += 0 if line.endswith(b"\n") else _skip_line(file, place + len(line), unit.end)
-                elif (record := _without_mark(line)).strip():  # cat puts the mark of a second file in the middle
+                elif (record := _without_mark(line)).strip():  # ``cat`` puts byte order marks in the middle
                     yield self._record(f"{name}@{place}", record)
                 place += len(line)
 
@@ -369,7 +369,7 @@ class CorpusReader:
         return Document(name, _SURROGATE.sub("\ufffd", found))  # JSON can encode half a surrogate pair
 
     def _chat(self, name: str, record: Any, sample: str) -> Document | Broken:
-        """Return a chat, or why it is dropped."""
+        """Return the chat of a record, or a Broken with the reason why it is dropped."""
         try:
             found = chats_of(record, self.field)
         except BadChat as error:
@@ -381,7 +381,7 @@ class CorpusReader:
         return Document(name, text, turns=turns, rejected=rejected)
 
     def line_of(self, name: str) -> str:
-        """Return the file and line of a record, or its row group and row; far from the beginning of the file, the byte."""
+        """Return where a record is, for messages: file and line, or row group and row; far into a large file, the byte."""
         file, _, place = name.rpartition("@")
         where = redacted(self.folder.where(file))
         if "/" in place:
@@ -397,7 +397,7 @@ class CorpusReader:
         return f"{where}, line {line}"
 
     def _check_is_text(self, name: str, names: Collection[str]) -> None:
-        """Raise CorpusError if a record without text holds a chat, and no template says how it is laid out."""
+        """Raise CorpusError if a record with fields ``names`` holds a chat, for which ``corpus.chat_template`` must be set."""
         if self.field == "text" and "text" not in names and has_chat(names):
             limit = f"is empty, and {self.line_of(name)} holds a chat"
             raise CorpusError(
@@ -405,8 +405,8 @@ class CorpusReader:
             )
 
     def _columns(self, name: str, first: str, schema: pa.Schema) -> tuple[list[str], list[str]]:
-        """Return the columns to read of a file of Parquet or Arrow, and of a text the path to it. ``first``: name of its first
-        record. CorpusError if there is no such field, or it is none of one value."""
+        """Return the columns to read from a Parquet or Arrow file, and the path to the text, empty for chats. ``first``: name
+        of the file's first record. CorpusError if ``self.field`` is missing, ambiguous or a struct of several fields."""
         if self.is_chat:
             return [one for one in schema.names if one in (self.field, *chats.COLUMNS)], []
         self._check_is_text(first, schema.names)
@@ -430,7 +430,7 @@ class CorpusReader:
             parquet = pq.ParquetFile(file, metadata=footer)
             columns, path = self._columns(name, f"{name}@{unit.begin}/0", parquet.schema_arrow)
             if len(path) == 1 and is_text(type_of(path, parquet.schema_arrow)):
-                # a value that many rows share is in memory once: expanded, a small file may be larger than memory
+                # keep shared values once in memory: expanded to one copy per row, a small file may exceed memory
                 parquet = pq.ParquetFile(file, metadata=footer, read_dictionary=path)
             last = parquet.metadata.num_row_groups if unit.end < 0 else unit.end
             for group in range(unit.begin, last):
@@ -450,10 +450,10 @@ class CorpusReader:
     def _of_batches(
         self, where: str, batches: Iterable[pa.RecordBatch], path: list[str]
     ) -> Iterator[Document | Broken | Tokens]:
-        """Yield the documents of some batches of a file. ``path``: to their texts; empty for chats."""
+        """Yield the documents in record batches of a file. ``path``: path to the text column; empty for chats."""
         if self.is_chat:
             for row, record in enumerate(record for batch in batches for record in batch.to_pylist()):
-                # rows of a table have all keys of the others: those of other tools' arguments, too
+                # every row has the struct keys of all rows, such as the arguments of other tools, as nulls
                 yield self._chat(f"{where}/{row}", without_nulls(record), repr(record)[:SAMPLE])
             return
         for row, value in enumerate(value for batch in batches for value in values_of(part_of(batch, path))):
@@ -512,26 +512,26 @@ class CorpusReader:
 
 @functools.lru_cache(maxsize=1)
 def _footer(folder: Folder, name: str, state: str) -> pq.FileMetaData:
-    """Return the footer of a Parquet file. That of 8,000 row groups takes 8 ms to read, and each group is a unit of its own.
-    ``state``: changes when the file does."""
+    """Return the footer of a Parquet file. Cached, because a footer of 8,000 row groups takes 8 ms to read, and each row group
+    is a unit. ``state``: a string that changes when the file does."""
     with folder.open(name) as file:
         return pq.read_metadata(file)
 
 
 def _inner(record: Any, path: Sequence[str]) -> Any:
-    """Return the value of a field of a field of a record, None if there is none."""
+    """Return the value at ``path`` in nested tables of a record, None if there is none."""
     for name in path:
         record = record.get(name) if isinstance(record, dict) else None
     return record
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return the names of columns for an error: a file may have any number, of any length."""
+    """Return the names of columns for an error message, shortened: a file may have any number of names of any length."""
     return ", ".join(name[:SAMPLE] for name in names[:_NAMES_SHOWN]) or "none: it has no columns"
 
 
 def _without_mark(beginning: bytes) -> bytes:
-    """Return the beginning of a file without the byte order mark that Windows programs put there."""
+    """Return the beginning of a file without the UTF-8 byte order mark that Windows programs write."""
     return beginning.removeprefix(codecs.BOM_UTF8)
 
 
@@ -544,8 +544,8 @@ def _too_long(name: str, data: bytes) -> Broken:
 
 
 def _skip_line(file: IO[bytes], begin: int, end: int) -> int:
-    """Read from byte ``begin`` to the end of the line, or past ``end`` if that comes first and is not -1; returns the bytes
-    read."""
+    """Read from byte ``begin`` to the end of the line, and return the number of bytes read. Stop early once past ``end``,
+    unless it is -1."""
     read = 0
     while (end < 0 or begin + read <= end) and (part := file.readline(_READ_BYTES)):
         read += len(part)
@@ -555,7 +555,7 @@ def _skip_line(file: IO[bytes], begin: int, end: int) -> int:
 
 
 def _pieces(file: IO[bytes], place: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines from ``place`` on with their places, a long one in pieces."""
+    """Yield (first byte, bytes) of each line from byte ``place`` on. A long line comes in pieces with the same first byte."""
     at = place
     while piece := file.readline(_READ_BYTES):
         yield at, piece if place else _without_mark(piece)

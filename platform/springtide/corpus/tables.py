@@ -1,4 +1,4 @@
-"""Documents of tables: columns of Parquet and Arrow that hold texts or token ids, and rows of CSV and TSV."""
+"""Read tables: columns of Parquet and Arrow that hold texts or token ids, and rows of CSV and TSV."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from springtide.errors import CorpusError, explain
 from springtide.storage import Folder
 
 SAMPLE = 200
-"""Characters of a broken record that are shown."""
+"""Characters of a broken record that are kept as its sample."""
 _BINARY = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 _STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, *_BINARY)
 _MOST_NAMES = 20
@@ -35,8 +35,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def path_of(field: str, schema: pa.Schema) -> list[str]:
-    """Return the name of a column, or the names that lead to a field of a struct: ``a.b`` is b of the struct a. Empty if there
-    is none."""
+    """Return the path to ``field``: the name of a column, or the names that lead to a field of a struct (``a.b`` is b of the
+    struct a). Empty if there is no such field."""
     if field in schema.names:
         return [field]
     first, *path = field.split(".")
@@ -49,7 +49,7 @@ def path_of(field: str, schema: pa.Schema) -> list[str]:
 
 
 def type_of(path: list[str], schema: pa.Schema) -> pa.DataType:
-    """Return the type of what ``path_of`` found."""
+    """Return the type of the column or field at ``path``, which ``path_of`` returned."""
     kind = schema.field(path[0]).type
     for name in path[1:]:
         kind = kind.field(name).type
@@ -57,7 +57,7 @@ def type_of(path: list[str], schema: pa.Schema) -> pa.DataType:
 
 
 def names_of(schema: pa.Schema) -> list[str]:
-    """Return the first few names that ``corpus.field`` could have: columns, and fields of structs."""
+    """Return the first few names that ``corpus.field`` could be set to: columns, and fields of structs."""
     found = []
     for column in schema:
         inner = [column.type.field(number).name for number in range(column.type.num_fields)]
@@ -66,8 +66,9 @@ def names_of(schema: pa.Schema) -> list[str]:
 
 
 def values_of(column: pa.Array) -> Iterator[bytes | str | np.ndarray]:
-    """Yield the bytes of each text of a column, because pyarrow refuses a column if one is not UTF-8; of a list of whole
-    numbers, the numbers. For a value of another type, or bytes that are no text, yield the beginning of its representation."""
+    """Yield each value of a column: bytes for a text, an array for a list of whole numbers. For a value of another type, or
+    bytes that are not text, yield the beginning of its repr. Texts stay bytes, because pyarrow refuses a whole column if one
+    text is not UTF-8."""
     if is_ids(column.type):
         for value in column:
             ids = value.values
@@ -80,7 +81,7 @@ def values_of(column: pa.Array) -> Iterator[bytes | str | np.ndarray]:
     is_shared = pa.types.is_dictionary(column.type)
     texts = (column.dictionary if is_shared else column).cast("large_binary")
     for index in column.indices.to_pylist() if is_shared else range(len(texts)):
-        if is_shared and index is not None and not 0 <= index < len(texts):  # pyarrow does not look
+        if is_shared and index is not None and not 0 <= index < len(texts):  # pyarrow does not check
             raise pa.ArrowInvalid(f"a row refers to entry {index} of a dictionary of {len(texts)}")
         text = None if index is None else texts[index].as_py()
         if text is None or (is_binary and not_text(text, "")):
@@ -89,29 +90,29 @@ def values_of(column: pa.Array) -> Iterator[bytes | str | np.ndarray]:
             yield text
 
 
-# The record batches of an Arrow stream or file, as the datasets library's ``save_to_disk`` writes them, in bounded memory.
+# Read record batches of an Arrow stream or file, as the datasets library's ``save_to_disk`` writes them, in bounded memory.
 #
-# pyarrow does not check the offsets in a batch, and those of a hostile file read other memory: see ``checked``.
+# pyarrow does not check the offsets in a batch, and bad offsets in a hostile file read foreign memory: see ``checked``.
 
 _MAGIC = b"ARROW1\0\0"
-"""Beginning of an Arrow file, which holds a stream, and an index that is not needed here."""
+"""Beginning of an Arrow file, which holds a stream and an index. The index is not needed here."""
 _READ_BYTES = 2**20
 MOST_BATCH_BYTES = 512 * 2**20
-"""Most bytes of a batch: it is read whole."""
+"""Most bytes of a batch, which is read whole."""
 _AS_BINARY = ((pa.string(), pa.binary()), (pa.large_string(), pa.large_binary()), (pa.string_view(), pa.binary_view()))
 
 
 def read_batches(file: IO[bytes]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """Return the schema of an Arrow stream or file, and its batches, whose values are not checked.
+    """Return the schema of an Arrow stream or file, and its batches. Values are not checked: see ``checked``.
 
     Raises:
-        pa.ArrowException, OSError: the file is damaged, has a batch that is too large, or columns of dictionaries, or is
-            compressed inside.
+        pa.ArrowException, OSError: the file is damaged, or has a batch that is too large, dictionary columns or compressed
+            buffers.
     """
     source: Any = _Parts(file)
     messages = pa.ipc.MessageReader.open_stream(source)
     first = next(messages, None)
-    if first is None or first.type != "schema":  # pyarrow crashes on another message
+    if first is None or first.type != "schema":  # pyarrow crashes if it is read as a schema
         raise pa.ArrowInvalid("does not begin with a schema")
     schema = pa.ipc.read_schema(first)
     return schema, (_batch(message, schema) for message in messages)
@@ -120,14 +121,14 @@ def read_batches(file: IO[bytes]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
 def _batch(message: pa.Message, schema: pa.Schema) -> pa.RecordBatch:
     if message.type != "record batch":
         raise pa.ArrowInvalid(f"has a message of type {message.type}: write its columns without dictionaries")
-    if _is_compressed(message.metadata):  # it may be a thousand times larger in memory
+    if _is_compressed(message.metadata):  # a compressed batch may be a thousand times larger in memory
         raise pa.ArrowInvalid("is compressed inside: write it without compression, or as Parquet")
     return pa.ipc.read_record_batch(message, schema)
 
 
 def checked(column: pa.Array, is_text: bool = True) -> pa.Array:
-    """Return a column. ArrowInvalid if it refers to what it does not hold. ``is_text``: return bytes in place of texts, which
-    need not be UTF-8."""
+    """Return a column whose offsets and indices are checked; ArrowInvalid if one is out of bounds. ``is_text``: return texts as
+    bytes, because they need not be UTF-8."""
     for text, binary in _AS_BINARY if is_text else ():
         if column.type == text:
             column = column.view(binary)
@@ -136,7 +137,7 @@ def checked(column: pa.Array, is_text: bool = True) -> pa.Array:
 
 
 def part_of(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
-    """Return a column of a batch, or of a struct in it: ``["a", "b"]`` is b of the struct a."""
+    """Return the column of a batch at ``path``, which may lead into a struct: ``["a", "b"]`` is b of the struct a."""
     column = batch.column(path[0])
     for name in path[1:]:
         column.validate()
@@ -145,7 +146,7 @@ def part_of(batch: pa.RecordBatch, path: list[str]) -> pa.Array:
 
 
 class _Parts:
-    """A file that is read in parts: a hostile length takes no more memory than the file has bytes."""
+    """A file whose reads are done in parts, so that a hostile length takes no more memory than the file has bytes."""
 
     closed = False
 
@@ -155,7 +156,7 @@ class _Parts:
         self._before = b"" if beginning == _MAGIC else beginning
 
     def read(self, size: int) -> bytes:
-        """Return ``size`` bytes, fewer at the end."""
+        """Return ``size`` bytes, or fewer at the end."""
         if size > MOST_BATCH_BYTES:
             raise pa.ArrowInvalid(
                 f"has a part of {size:,} bytes, more than {MOST_BATCH_BYTES:,}: write smaller batches"
@@ -169,8 +170,8 @@ class _Parts:
 
 
 def _is_compressed(metadata: pa.Buffer) -> bool:
-    """Return whether the buffers of a record batch are compressed: whether its FlatBuffers table has the field ``compression``,
-    which pyarrow does not tell."""
+    """Return whether the buffers of a record batch are compressed. pyarrow does not expose this, so check whether the
+    FlatBuffers table in ``metadata`` has the field ``compression``."""
     data = metadata.to_pybytes()
     message = struct.unpack_from("<I", data)[0]
     header = _field(data, message, 2)
@@ -179,29 +180,29 @@ def _is_compressed(metadata: pa.Buffer) -> bool:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Return the place of a field of a FlatBuffers table, 0 if it is not there."""
+    """Return the byte at which a field of a FlatBuffers table begins, 0 if the table lacks the field."""
     fields = table - struct.unpack_from("<i", data, table)[0]
     size = struct.unpack_from("<H", data, fields)[0]
     place = struct.unpack_from("<H", data, fields + 4 + 2 * number)[0] if 4 + 2 * number < size else 0
     return table + place if place else 0
 
 
-# Folders that the datasets library's ``save_to_disk`` wrote: which of their Arrow files are the data.
+# Find the data files in folders that the datasets library's ``save_to_disk`` wrote.
 #
-# state.json            the files of a dataset; beside them may lie cache-*.arrow of later calls of ``map``
-# dataset_dict.json     the splits of several, each in a folder of its own
+# state.json            the files of a dataset; the folder may also hold cache-*.arrow files of later calls of ``map``
+# dataset_dict.json     names of splits; each split is a dataset in a folder of that name
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 _TRAIN = "train"
 _MOST_BYTES = 4 * 2**20
-"""Most bytes of one of these files."""
+"""Most bytes of a state.json or dataset_dict.json."""
 
 
 def no_data_of(folder: Folder, names: Collection[str]) -> set[str]:
-    """Return the files of ``names`` that saved datasets among them do not list, and those of other splits than ``train``.
+    """Return the files in ``names`` to skip: Arrow files that a saved dataset does not list, and splits other than ``train``.
 
     Raises:
-        CorpusError: a list is damaged, names a file that is not there, or names splits without ``train``.
+        CorpusError: a state.json or dataset_dict.json is damaged, lists a missing file, or lists splits without ``train``.
     """
     left_out: set[str] = set()
     for name in (one for one in names if posixpath.basename(one) == SPLITS):
@@ -251,23 +252,23 @@ def _damaged(folder: Folder, name: str) -> CorpusError:
     return CorpusError(explain("corpus.source", folder.where(name), problem, "restore the file, or exclude it"))
 
 
-# The rows of a CSV or TSV file, in bounded memory. A quoted cell may hold line breaks, so a file is read from its start.
+# Read the rows of a CSV or TSV file in bounded memory. A quoted cell may hold line breaks, so a file is read from its start.
 
 _MOST_CELLS = 2**16
-"""Most cells of a row [cells]: an empty one takes one byte of the file and eight of memory."""
+"""Most cells of a row [cells]: an empty cell takes one byte of the file and eight bytes of memory."""
 
 
 class BadTable(Exception):
-    """A file that cannot be read on. Arguments: what is wrong, and the remedy."""
+    """A table that cannot be read further. Arguments: the problem, and the remedy."""
 
 
 def read_rows(file: IO[bytes], delimiter: str, most_bytes: int) -> Iterator[tuple[int, list[str] | str]]:
-    """Yield the first byte of each row, and its cells, or why it cannot be read. Bytes that are not UTF-8 become U+FFFD.
+    """Yield (first byte, cells) of each row, or (first byte, problem) if it is not CSV. Bytes that are not UTF-8 become U+FFFD.
 
     Raises:
-        BadTable: a row of more than ``most_bytes``, as where a quote is never closed, or of more than 65,536 cells.
+        BadTable: a row has more than ``most_bytes``, as when a quote is never closed, or more than 65,536 cells.
     """
-    csv.field_size_limit(max(csv.field_size_limit(), most_bytes))  # of the process; by default 128 KiB
+    csv.field_size_limit(max(csv.field_size_limit(), most_bytes))  # a limit of the whole process; by default 128 KiB
     lines = _Lines(file, delimiter.encode(), most_bytes)
     rows = csv.reader(lines, delimiter=delimiter, strict=True)
     while True:
@@ -284,14 +285,14 @@ def read_rows(file: IO[bytes], delimiter: str, most_bytes: int) -> Iterator[tupl
 
 
 class _Lines:
-    """The lines of a file as texts, no more of them for a row than it may hold."""
+    """The lines of a file as texts. Raises BadTable when the lines of one row exceed ``most_bytes``."""
 
     def __init__(self, file: IO[bytes], delimiter: bytes, most_bytes: int) -> None:
         self._file, self._delimiter, self._most_bytes = file, delimiter, most_bytes
         self._place = self._begin = 0
 
     def begin_row(self) -> int:
-        """Return the place of the row that begins here."""
+        """Begin a row at the next line, and return its first byte."""
         self._begin = self._place
         return self._begin
 

@@ -1,7 +1,7 @@
-"""The samples of a WebDataset tar: members that follow one another and share their name up to the first dot after the folder.
+"""Read the samples of a WebDataset tar: consecutive members that share their name up to the first dot after the folder.
 
-The tar is read from its beginning, and nothing is unpacked: names are not used to open anything, and links, devices and folders
-are skipped. Python's ``tarfile`` keeps every header, and reads a header of any size whole, so the headers are read here.
+The tar is read from its beginning, and nothing is unpacked: names are not used to open files, and links, devices and folders
+are skipped. Headers are parsed here, because Python's ``tarfile`` keeps every header and reads a header of any size whole.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Sample(NamedTuple):
     """The member of a sample that holds its text."""
 
     place: int
-    """Of its header in the tar [bytes]."""
+    """Place of the member's header in the tar [bytes]."""
     name: str
     suffix: str
-    """After the first dot, in lower case; empty if no member of the sample has text."""
+    """Part of the name after the first dot, in lower case; empty if no member of the sample has text."""
     data: bytes
-    """At most the most bytes of a document, and one."""
+    """Content of the member, cut after ``most_bytes`` + 1 bytes."""
 
 
 def read_samples(file: IO[bytes], suffixes: tuple[str, ...], most_bytes: int) -> Iterator[Sample]:
-    """Yield one member for each sample: the first of ``suffixes`` that it has; of a sample without any, its first member,
-    empty.
+    """Yield one member per sample: the one with the first of ``suffixes`` that the sample has. For a sample with none of them,
+    yield its first member with empty data.
 
     Raises:
         OSError: the tar is damaged, cut or sparse.
@@ -61,7 +61,8 @@ def read_samples(file: IO[bytes], suffixes: tuple[str, ...], most_bytes: int) ->
 
 
 def _members(file: IO[bytes]) -> Iterator[tuple[int, str, int]]:
-    """Yield the place, name and size of each regular file. Whoever takes one reads its data, up to the next block."""
+    """Yield the place, name and size of each regular file. The caller must read the file's data and its padding to a full block
+    before it takes the next one."""
     place = 0
     name, size = "", -1
     while any(block := file.read(_BLOCK)):
@@ -97,7 +98,7 @@ def _members(file: IO[bytes]) -> Iterator[tuple[int, str, int]]:
 
 
 def _pax(data: bytes, place: int) -> dict[str, str]:
-    """Return the fields ``path`` and ``size`` of an extended header."""
+    """Return the fields ``path`` and ``size`` of an extended (pax) header, as far as present."""
     found: dict[str, str] = {}
     at = 0
     while at < len(data) and (field := _PAX.match(data, at)):

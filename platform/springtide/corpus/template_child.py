@@ -7,15 +7,15 @@
 
 Requests and replies are JSON. The process ends at the end of stdin.
 
-A template comes with a model, from anybody. Jinja's sandbox keeps it away from Python's objects, but lets it compute without
-end. What it can compute is too much to count, so the kernel limits the process:
+A template comes with a model, which anybody may have made. Jinja's sandbox blocks access to Python's objects, but not endless
+computation. Operations are too many to limit one by one, so the kernel limits the process:
 
 1. CPU time of a rendering: the timer's signal has its default action, which ends the process. A handler in Python would wait
-   for the end of the C call that runs, and ``5|round(-300000000)`` is a single call.
-2. Address space: an allocation beyond it raises MemoryError.
-3. No new file, no byte to a file, no process: for a template that leaves the sandbox.
+   for the end of the running C call, and ``5|round(-300000000)`` is a single call.
+2. Address space: an allocation beyond the limit raises MemoryError.
+3. No new file, no byte to a file, no process: for a template that escapes the sandbox.
 
-It is started by path and imports no springtide: 60 ms instead of a second.
+The program is started by path and does not import springtide, which makes it start in 60 ms instead of a second.
 """
 
 from __future__ import annotations
@@ -44,26 +44,27 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 _HEADER, _LENGTH_BYTES = struct.Struct("!QdQQ"), 8
-"""Bytes of the request, CPU seconds of a rendering, bytes of memory that it may add, bytes of a reply; the same in
-``chat_sandbox``."""
+"""Header of a request: its bytes, and limits for each rendering: CPU seconds, added bytes of memory, bytes of the reply. Must
+equal the header in ``chat_sandbox``."""
 _ORPHAN_CHECK_S = 5.0
-"""How often an idle process checks that its parent lives. Stdin ends with the parent, unless a fork of it holds the pipe."""
+"""Interval at which an idle process checks that its parent lives. Stdin ends with the parent, unless a fork of the parent keeps
+the pipe open."""
 TODAY = datetime.date(2024, 7, 26)
-"""What a template has for the date of today: the one that Llama 3.2's writes where it cannot ask."""
+"""Date that templates get as today. Llama 3.2's template falls back to the same date."""
 _NAMES = ("__answer_begins__", "__answer_ends__")
-"""Variables of the marks."""
+"""Variables that hold the marks around an answer."""
 _FILE = "<template>"
 _LAZY = "{{ '\\N{DIGIT ONE}' | striptags | wordwrap | pprint }}{{ missing.name }}"
-"""A template for which Jinja imports what it imports at the first use: a codec, modules of filters, and that for errors."""
+"""Template rendered at the start, so that Jinja imports what it imports lazily: a codec, modules for filters and for errors."""
 
 
 class _Generation(Extension):
-    """``{% generation %}``: a block with the model's answer, as in transformers' templates."""
+    """Jinja extension for ``{% generation %}``: a block with the model's answer, as in transformers' templates."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return the body of a block between the two marks."""
+        """Return the nodes of the block's body, with a mark before and after them."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         begin, end = (nodes.Output([nodes.Name(name, "load")], lineno=line) for name in _NAMES)
@@ -71,7 +72,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """Jinja's namespace without names that Python gives a meaning. Source: transformers' ``TemplateNamespace``."""
+    """Jinja's namespace, which refuses names that begin with an underscore. Source: transformers' ``TemplateNamespace``."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:
         names = dict(*args[1:], **kwargs)
@@ -96,7 +97,7 @@ def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
 def _json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """Return JSON as transformers' templates expect it: Jinja's own filter escapes for HTML."""
+    """Return JSON as transformers' templates expect it, without the HTML escapes of Jinja's own filter."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys, allow_nan=False
     )
@@ -107,12 +108,12 @@ def _raise(message: str) -> None:
 
 
 def _strftime_now(form: str) -> str:
-    """Return the date that every chat has, in the form that a template asks for: a dataset is the same tomorrow."""
+    """Return the fixed date ``TODAY`` in the given format, so that a dataset does not depend on the day it is made."""
     return TODAY.strftime(form)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Return Jinja's sandbox as transformers configures it, without ``lipsum`` and ``random``: a chat has one rendering."""
+    """Return Jinja's sandbox as transformers configures it, without ``lipsum`` and ``random``, which give random results."""
     made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     made.globals |= {"raise_exception": _raise, "strftime_now": _strftime_now, "namespace": _Namespace, "dict": _dict}
     made.filters["tojson"] = _json
@@ -123,16 +124,16 @@ def _environment() -> ImmutableSandboxedEnvironment:
 _ENVIRONMENT = _environment()
 
 
-@functools.lru_cache(maxsize=1)  # more would let one template take memory from another: it may hold large constants
+@functools.lru_cache(maxsize=1)  # one: constants of a cached template would count towards another's memory limit
 def _compiled(text: str) -> tuple[Template, bool]:
-    """Return a template, and whether ``{% generation %}`` marks its answers."""
+    """Return the compiled template, and whether ``{% generation %}`` marks its answers."""
     tree = _ENVIRONMENT.parse(text)
     has_marks = any(node.name == _NAMES[0] for node in tree.find_all(nodes.Name))
     return _ENVIRONMENT.from_string(tree), has_marks
 
 
 def main(parent: int) -> None:
-    """Answer requests until stdin ends, or the process with the id ``parent``."""
+    """Answer requests until stdin ends, or until the process with the id ``parent`` has ended."""
     _rendered(_compiled(_LAZY)[0], {"marks": ("", "")})
     used_bytes = _address_space_bytes()
     out = _isolated()
@@ -144,14 +145,14 @@ def main(parent: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         for reply in _replies(body, reply_bytes):
-            # written at once, not with the next ones: the parent needs to know which rendering ended the process
+            # write each reply at once: the parent needs to know which rendering ended the process
             _write(out, reply)
             signal.setitimer(signal.ITIMER_PROF, cpu_s)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _isolated() -> int:
-    """Take away what a rendering does not need; return the file descriptor for replies."""
+    """Drop the rights that a rendering does not need; return the file descriptor for replies."""
     out, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)  # up to here, errors go to the terminal or log of the parent
@@ -159,7 +160,7 @@ def _isolated() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (out + 1, out + 1))
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
         resource.setrlimit(kind, (0, 0))
-    # a parent may ignore or block it, and its children inherit that
+    # undo an ignored or blocked SIGPROF, which a child inherits from its parent
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPROF])
     return out
@@ -171,7 +172,7 @@ def _address_space_bytes() -> int:
 
 
 def _next_header(parent: int) -> bytes:
-    """Return what precedes a request; empty at the end."""
+    """Wait for the header of the next request and return it; empty at the end of stdin or of the parent."""
     while not select.select([0], [], [], _ORPHAN_CHECK_S)[0]:
         if os.getppid() != parent:
             return b""
@@ -179,7 +180,7 @@ def _next_header(parent: int) -> bytes:
 
 
 def _read(size: int) -> bytes:
-    """Return this many bytes of stdin, or fewer at its end."""
+    """Return ``size`` bytes of stdin, or fewer at its end."""
     data = bytearray()
     while len(data) < size and (part := os.read(0, min(size - len(data), 2**20))):
         data += part
@@ -224,7 +225,7 @@ def _compiled_or_problem(text: str) -> tuple[Template, bool] | dict[str, Any]:
         return {"syntax": error.message or "", "line": error.lineno}
     except RecursionError:
         return {"syntax": "it is nested too deeply", "line": 1}
-    except Exception as error:  # of Python's compiler: for instance too many blocks in each other
+    except Exception as error:  # errors of Python's compiler, for instance too many nested blocks
         return {"syntax": f"{type(error).__name__}: {str(error)[:300]}", "line": 1}
 
 

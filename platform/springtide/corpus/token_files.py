@@ -1,10 +1,10 @@
-"""Files that hold token ids instead of text: recognised by their names and the indexes beside them, and read.
+"""Recognise and read files that hold token ids instead of text, by their names and the indexes in their folder.
 
 X.idx, X.bin                      Megatron-LM's indexed dataset
 *.mds, also compressed            mosaicml-streaming (MDS)
 index.json with "chunks", *.bin   litdata's tokens
-*.npy, any other *.bin            ids end to end
-a list of whole numbers           the field of a JSON or Parquet record: sources.py
+*.npy, any other *.bin            one array of ids, documents end to end
+a list of whole numbers           a field of a JSON or Parquet record: read in sources.py
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _KINDS = {".idx": "megatron", ".mds": "mds", ".npy": "array", ".bin": "array"}
 _PACKED = {".zstd": "zstd", ".zst": "zstd", ".gz": "gzip", ".bz2": "bz2"}
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 _LITDATA = re.compile(r"/?chunk-\d+-\d+(\.[a-z0-9:]+)?\.bin")
-"""Name of a litdata chunk in its folder. Read as an array, its offsets would be token ids."""
+"""Name of a litdata chunk in its folder. Without this check, its offsets would be misread as token ids of an array."""
 _IDS, _TEXT = "input_ids", "text"
 
 
 def is_tokens(name: str) -> bool:
-    """Return whether a file's name says that it holds token ids."""
+    """Return True if the file name is one of a format that holds token ids."""
     return bool(_kind(name))
 
 
@@ -47,12 +47,12 @@ def _kind(name: str) -> str:
 
 
 def field_of(field: str, names: Collection[str]) -> str:
-    """Return the field of a record that holds its document: ``field``, or ``input_ids`` if that is the default and missing."""
+    """Return the field of a record that holds its document: ``field``, or ``input_ids`` if the default ``text`` is missing."""
     return _IDS if field == _TEXT and _TEXT not in names and _IDS in names else field
 
 
 def ids_of(value: Any) -> np.ndarray | None:
-    """Return a list of whole numbers, of JSON, as an array; None for any other value."""
+    """Return a JSON value as an array if it is a list of whole numbers, else None."""
     if not isinstance(value, list) or not all(type(one) is int for one in value):
         return None
     try:
@@ -67,10 +67,10 @@ def is_ids(kind: pa.DataType) -> bool:
 
 
 def with_indexes(folder: Folder, names: tuple[str, ...], has_all: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the files to read of ``names``, and those that are read with them: indexes, and the data of indexed datasets.
+    """Split ``names`` into files to read, and files that are read with them: indexes, and the data files of indexed datasets.
 
     Args:
-        has_all: whether ``names`` are all files of the folder; else indexes beside them are looked for.
+        has_all: whether ``names`` are all files of the folder. If not, indexes are also searched for in the folder.
 
     Raises:
         CorpusError: an index cannot be read, or names a file that is not there.
@@ -105,8 +105,8 @@ def with_indexes(folder: Folder, names: tuple[str, ...], has_all: bool) -> tuple
 
 
 def _is_beside(folder: Folder, name: str, beside: str) -> bool:
-    """Return whether a file that a source does not name lies in its folder, or where the file that it belongs to really is:
-    what others made may link to any file of ours."""
+    """Return True if ``name``, which the source does not list, is really in the folder, or in the real folder of ``beside``. A
+    source that others made may hold links to any private file of ours."""
     if not folder.is_local:
         return True
     path, real = folder.where(name), posixpath.dirname(os.path.realpath(folder.where(beside)))
@@ -114,7 +114,8 @@ def _is_beside(folder: Folder, name: str, beside: str) -> bool:
 
 
 def _apply(folder: Folder, name: str, index: dict[str, Any], found: set[str], listed: set[str]) -> None:
-    """Take away from ``found`` what an index does not list. Of a shard that lies there twice the raw file is read."""
+    """Remove from ``found`` the files of the index's folder that it does not list. If a shard is there both raw and compressed,
+    keep only the raw file."""
     if "shards" in index:
         entries = mds_shards(folder, name, index)
     else:
@@ -143,8 +144,8 @@ def litdata_layouts(folder: Folder, beside: tuple[str, ...]) -> dict[str, str]:
 
 
 def ranges(folder: Folder, name: str, unit_bytes: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of a file of token ids that are read independently, of about ``unit_bytes``: bytes of an array,
-    documents of an indexed dataset, the whole file of all others."""
+    """Cut a file of token ids into ranges of about ``unit_bytes`` that are read independently. A range counts bytes of an array
+    or documents of an indexed dataset; files of other formats are one range."""
     kind = _kind(name)
     if kind == "megatron":
         total = num_megatron_documents(folder, name)
@@ -161,11 +162,11 @@ def ranges(folder: Folder, name: str, unit_bytes: int) -> Iterator[tuple[int, in
 def read(
     folder: Folder, name: str, span: tuple[int, int], layout: str, field: str, vocabulary: Tokenizer | None
 ) -> Iterator[Document | Broken | Tokens]:
-    """Yield the records of a range of a file. Without a tokenizer token ids may be skipped.
+    """Yield the records in the range ``span`` of a file. Without a tokenizer, files of token ids may be skipped.
 
     Args:
-        layout: of a litdata chunk.
-        field: the column of MDS samples, which may be text.
+        layout: layout of a litdata chunk, as ``litdata_chunks`` returns it; empty for other files.
+        field: the column of MDS samples to read, which may hold text.
     """
     where, packed = folder.where(name), _PACKED.get(posixpath.splitext(name)[1].lower(), "")
     if layout:
@@ -190,7 +191,7 @@ def _opened(folder: Folder, name: str, packed: str) -> Iterator[IO[bytes]]:
         yield io.BufferedReader(pa.CompressedInputStream(file, packed)) if packed else file
 
 
-# Read Megatron-LM's indexed datasets: ``X.bin`` holds token ids end to end, ``X.idx`` where each document lies.
+# Read Megatron-LM's indexed datasets: ``X.bin`` holds token ids end to end, ``X.idx`` says where each document is.
 #
 # X.idx   "MMIDIDX" 0 0 | version = 1, u8 | code of the id's type, u1 | sequences, u8 | documents + 1, u8
 # length of each sequence, i4 | its place in X.bin, i8 [bytes] | first sequence of each document, i8
@@ -200,10 +201,10 @@ def _opened(folder: Folder, name: str, packed: str) -> Iterator[IO[bytes]]:
 _MAGIC = b"MMIDIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
 _TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-"""Code -> type; 6 and 7 are floating-point numbers."""
+"""Type code in the header -> type of an id. Codes 6 and 7 are floating-point types."""
 _DOCUMENTS_AT_ONCE = 1024
 _MOST_SEQUENCES = 2**22
-"""Most sequences of the documents that are read together; a document usually has one."""
+"""Most sequences of the ``_DOCUMENTS_AT_ONCE`` documents that are read together. A document usually has one sequence."""
 
 
 class _MegatronIndex(NamedTuple):
@@ -213,14 +214,14 @@ class _MegatronIndex(NamedTuple):
     sequences: int
     documents: int
     has_documents: bool
-    """Whether the file says which sequences belong together; else each is a document."""
+    """Whether the index groups sequences into documents; else each sequence is a document."""
 
     @property
     def where(self) -> str:
         return self.folder.where(self.name)
 
     def column(self, number: int, begin: int, end: int) -> np.ndarray:
-        """Return values [begin, end) of the lengths (0), the places (1), or the documents (2)."""
+        """Return values [begin, end) of column ``number``: lengths (0), places (1), or documents (2)."""
         start = _HEADER.size + (0, 4, 12)[number] * self.sequences
         kind = np.dtype("<i4" if number == 0 else "<i8")
         data = self.folder.read_range(self.name, start + begin * kind.itemsize, start + end * kind.itemsize)
@@ -230,17 +231,17 @@ class _MegatronIndex(NamedTuple):
 
 
 def megatron_data(name: str) -> str:
-    """Return the ``.bin`` of an ``.idx``."""
+    """Return the name of the ``.bin`` file that belongs to an ``.idx`` file."""
     return name[: -len(".idx")] + ".bin"
 
 
 def num_megatron_documents(folder: Folder, name: str) -> int:
-    """Return the number of documents that an ``.idx`` lists; CorpusError if it is none."""
+    """Return the number of documents that an ``.idx`` lists. CorpusError if the file is not such an index."""
     return _megatron_index(folder, name).documents
 
 
 def read_megatron(folder: Folder, name: str, begin: int, end: int) -> Iterator[Tokens | Broken]:
-    """Yield documents [begin, end) of an ``.idx``; -1 is the last. CorpusError if it and the ``.bin`` do not fit together."""
+    """Yield documents [begin, end) of an ``.idx``; -1 is the end. CorpusError if it does not match the ``.bin``."""
     index = _megatron_index(folder, name)
     size = folder.size(megatron_data(name))
     end = index.documents if end < 0 else end
@@ -279,7 +280,7 @@ def read_megatron(folder: Folder, name: str, begin: int, end: int) -> Iterator[T
 
 
 def _megatron_document(index: _MegatronIndex, document: int, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the ids of some sequences, the first of which belongs to ``document``."""
+    """Return the ids of the sequences at ``places``, end to end. ``document``: the first sequence's document, for errors."""
     width, data_file = index.kind.itemsize, megatron_data(index.name)
     data = b"".join(
         index.folder.read_range(data_file, place, place + length * width)
@@ -310,7 +311,7 @@ def _megatron_index(folder: Folder, name: str) -> _MegatronIndex:
 
 # Read samples of files that mosaicml-streaming (MDS) and litdata wrote.
 #
-# number of samples, u4 | number + 1 offsets, u4 [bytes] | of MDS: its columns, JSON | the samples
+# number of samples, u4 | number + 1 offsets, u4 [bytes] | only in MDS: the columns as JSON | the samples
 #
 # Sources: mosaicml/streaming, ``streaming/base/format/mds``; Lightning-AI/litdata, ``litdata/streaming/writer.py``.
 
@@ -321,7 +322,7 @@ _MOST_BYTES = 8 * MOST_TOKENS
 _MOST_COLUMNS_BYTES = 2**20
 _ID_COLUMNS = ("input_ids", "tokens")
 _SCALARS = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
-"""MDS's code of a type -> type."""
+"""MDS's code of a value's type -> type."""
 _NAMES = {
     "uint8": "u1",
     "int8": "i1",
@@ -343,9 +344,9 @@ Sample = Document | Broken | Tokens
 
 
 def read_mds(file: IO[bytes], where: str, name: str, field: str) -> Iterator[Sample]:
-    """Yield the samples of an MDS shard: texts or token ids of the column ``field``; CorpusError if it is none.
+    """Yield the texts or token ids in the column ``field`` of an MDS shard. CorpusError if the file is not an MDS shard.
 
-    If there is no column ``text``, the default, the ids are those of ``input_ids`` or of ``tokens``.
+    If ``field`` is ``text``, the default, and there is no such column, the column ``input_ids`` or ``tokens`` is read.
     """
     offsets = _offsets(file, where)
     columns_bytes = int(offsets[0]) - 4 * (len(offsets) + 1)
@@ -378,8 +379,8 @@ def _value(decode: Callable[[bytes], np.ndarray | str], name: str, data: bytes, 
 
 
 def litdata_chunks(folder: Folder, name: str, index: dict[str, Any]) -> tuple[str, list[str]]:
-    """Return the layout of a litdata folder, and the names of its chunks. Token datasets have one leaf, a one-dimensional
-    tensor or array: CorpusError for any other. ``index``: what ``read_index`` finds in ``name``."""
+    """Return the layout of a litdata folder (``LOADER:TYPE:COMPRESSION``), and the names of its chunks. ``index``: what
+    ``read_index`` returns for ``name``. CorpusError unless a sample is one leaf, a one-dimensional tensor or array."""
     where = folder.where(name)
     config = index["config"] if isinstance(index.get("config"), dict) else {}
     formats, compression = config.get("data_format"), config.get("compression") or ""
@@ -398,7 +399,7 @@ def litdata_chunks(folder: Folder, name: str, index: dict[str, Any]) -> tuple[st
 
 
 def read_litdata(file: IO[bytes], where: str, name: str, layout: str) -> Iterator[Tokens]:
-    """Yield the samples of a litdata chunk; ``layout``: as ``litdata_chunks`` returns. CorpusError if it is none."""
+    """Yield the samples of a litdata chunk. ``layout``: as ``litdata_chunks`` returns. CorpusError if the file is no chunk."""
     loader, kind, _ = layout.split(":")
     offsets = _offsets(file, where)
     if int(offsets[0]) != 4 * (len(offsets) + 1):
@@ -414,8 +415,8 @@ def read_litdata(file: IO[bytes], where: str, name: str, layout: str) -> Iterato
 
 
 def mds_shards(folder: Folder, name: str, index: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return the files that an MDS ``index.json`` lists: for each shard the raw name and the compressed one, if there are.
-    ``index``: what ``read_index`` finds in ``name``."""
+    """Return the file names of each shard that an MDS ``index.json`` lists: the raw and the compressed file, as far as listed.
+    ``index``: what ``read_index`` returns for ``name``."""
 
     def names(shard: dict[str, Any]) -> list[str]:
         if shard["format"] != "mds":
@@ -427,7 +428,7 @@ def mds_shards(folder: Folder, name: str, index: dict[str, Any]) -> list[tuple[s
 
 
 def read_index(folder: Folder, name: str) -> dict[str, Any]:
-    """Return an ``index.json`` of either kind; an empty one if the file is something else."""
+    """Return the content of an MDS or litdata ``index.json``; an empty dict if the file is neither."""
     try:
         value = folder.read_json(name)
     except ValueError as error:
@@ -471,7 +472,7 @@ def _samples(file: IO[bytes], offsets: np.ndarray, where: str) -> Iterator[tuple
 
 
 def _exactly(file: IO[bytes], size: int, where: str) -> bytes:
-    """Read ``size`` bytes, in steps: memory is taken for what is there, not for what a header says."""
+    """Read ``size`` bytes, in steps, so that a wrong header cannot claim more memory than the file has bytes."""
     parts: list[bytes] = []
     left = size
     while left and (part := file.read(min(left, 2**20))):
@@ -504,7 +505,7 @@ def _decoder(encoding: str, where: str, column: str) -> Callable[[bytes], np.nda
     kind, _, shape = given.partition(":")
     if name == "str":
         return lambda data: data.decode("utf-8", "replace")
-    if name == "bytes":  # llm-foundry's first layout: ids of 8 bytes
+    if name == "bytes":  # the first layout of llm-foundry: ids of 8 bytes
         return lambda data: np.frombuffer(data, "<i8")
     if name == "ndarray" and (not kind or kind in _NAMES):
         return lambda data: _array(data, kind, bool(shape))
@@ -513,7 +514,7 @@ def _decoder(encoding: str, where: str, column: str) -> Callable[[bytes], np.nda
 
 
 def _array(data: bytes, kind: str, has_shape: bool) -> np.ndarray:
-    """Return the values of an ``ndarray``; the type and the shape stand before them unless the column says them."""
+    """Return the values of an MDS ``ndarray``. Unless the column's encoding gives them, type and shape precede the values."""
     place, found = (0, _NAMES[kind]) if kind else (1, _SCALARS.get(data[0], ""))
     if not found:
         raise ValueError(f"type {data[0]} of a value is not one of whole numbers")
@@ -538,12 +539,12 @@ class _Array(NamedTuple):
     folder: Folder
     name: str
     begin: int
-    """Where the tokens begin [bytes]."""
+    """Byte of the file at which the tokens begin."""
     kind: np.dtype
     tokens: int
 
     def read(self, begin: int, end: int) -> np.ndarray:
-        """Return tokens [begin, end); fewer at the end of the array."""
+        """Return tokens [begin, end), cut at the end of the array."""
         places = (self.begin + self.kind.itemsize * min(place, self.tokens) for place in (begin, end))
         found = np.frombuffer(self.folder.read_range(self.name, *places), dtype=self.kind)
         if len(found) < min(end, self.tokens) - begin:
@@ -554,8 +555,8 @@ class _Array(NamedTuple):
 
 
 def read_array(folder: Folder, name: str, begin: int, end: int, vocabulary: Tokenizer) -> Iterator[Tokens | Broken]:
-    """Yield the documents whose first token lies in bytes [begin, end) of the file; -1 is its end. CorpusError if its
-    header cannot be read."""
+    """Yield the documents whose first token is in bytes [begin, end) of the file; an ``end`` of -1 is the end of the file.
+    CorpusError if the header cannot be read."""
     array = _open(folder, name, vocabulary)
     first, last = (
         array.tokens if place < 0 else min(max(0, -(-(place - array.begin) // array.kind.itemsize)), array.tokens)
@@ -574,7 +575,7 @@ def read_array(folder: Folder, name: str, begin: int, end: int, vocabulary: Toke
 
 
 def _next(array: _Array, begin: int, end: int, end_of_text: int) -> int:
-    """Return the place after the first end-of-text id in [begin, end), or ``end``."""
+    """Return the index after the first end-of-text id in tokens [begin, end), or ``end`` if there is none."""
     for place in range(begin, end, _READ_TOKENS):
         found = np.flatnonzero(array.read(place, min(place + _READ_TOKENS, end)) == end_of_text)
         if len(found):
@@ -583,8 +584,8 @@ def _next(array: _Array, begin: int, end: int, end_of_text: int) -> int:
 
 
 def _document(array: _Array, begin: int, end_of_text: int) -> tuple[np.ndarray, int]:
-    """Return the ids from ``begin`` to the next end-of-text id, and their number; of a document that is too long, the first
-    ids and a number above the limit."""
+    """Return the ids from ``begin`` to the next end-of-text id, and their number. For a document that is too long, return its
+    first ids and a number above ``MOST_TOKENS``."""
     found: list[np.ndarray] = []
     length, step = 0, 4096
     while length <= MOST_TOKENS and begin + length < array.tokens:
@@ -612,8 +613,8 @@ def _open(folder: Folder, name: str, vocabulary: Tokenizer) -> _Array:
 
 
 def _raw(head: bytes, vocabulary: Tokenizer) -> tuple[int, np.dtype, int]:
-    """Return where the ids begin, their type, and their number, -1 for all that follow. Ids without a header are uint16 if
-    all ids of the tokenizer fit, unless the upper half of each first uint32 is zero."""
+    """Return where the ids of a raw ``.bin`` begin, their type, and their number, where -1 means all that follow. Ids without a
+    header are taken as uint16 if all ids of the tokenizer fit, unless ``head``, read as uint32, has all upper halves zero."""
     if len(head) >= _LLM_C_HEADER:
         magic, version, tokens = np.frombuffer(head, "<i4", 3).tolist()
         if kind := _LLM_C.get((magic, version)):
@@ -630,7 +631,7 @@ def _numpy(where: str, head: bytes) -> tuple[int, np.dtype, int]:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version[0] == 1 else np.lib.format.read_array_header_2_0
         shape, is_fortran, kind = read(file)
-    except Exception as error:  # numpy parses it as Python, and raises what its tokenizer raises
+    except Exception as error:  # numpy parses the header as Python, and raises many kinds of errors
         raise unreadable(where, f"header: {str(error)[:200]}") from None
     if kind.kind not in "iu" or is_fortran or any(not isinstance(length, int) or length < 0 for length in shape):
         raise unreadable(where, f"header: it holds {kind} in shape {str(shape)[:100]}, not whole numbers row by row")

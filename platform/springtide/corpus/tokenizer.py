@@ -20,7 +20,7 @@ from springtide.corpus.tokenizer_probe import check_bounds, checked_text, mark_p
 from springtide.errors import ConfigError, CorpusError, explain
 from springtide.storage import Folder
 
-# Patterns by which a byte-level BPE cuts text into words before it merges; no merge crosses a cut.
+# Patterns by which a byte-level BPE splits text into words before merging. No merge crosses a word boundary.
 
 _SUFFIXES = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORD, _MARKS = r"[^\r\n\p{L}\p{N}]?\p{L}+", r" ?[^\s\p{L}\p{N}]+"
@@ -37,8 +37,8 @@ PATTERNS = {
     "qwen": rf"{_SUFFIXES}|{_WORD}|\p{{N}}|{_MARKS}[\r\n]*|{_SPACES}",
 }
 """Name -> pattern, as published: GPT-2 (Radford et al., 2019, ``encoder.py``); GPT-4 and GPT-4o (tiktoken's ``cl100k_base``
-and ``o200k_base``); Llama 3 (2024, ``tokenizer.py``), as GPT-4's was before the spaces that end a text became one word; Qwen 2
-(2024, each digit a word)."""
+and ``o200k_base``); Llama 3 (2024, ``tokenizer.py``), which is GPT-4's before the spaces that end a text became one word; Qwen
+2 (2024, each digit a word)."""
 
 
 _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
@@ -47,15 +47,15 @@ _BATCH_CHARACTERS = 1_000_000  # an encoding takes about a hundred bytes per tok
 _SPACE = "\u2581"
 """SentencePiece's symbol for a space."""
 _SHOWN = 12
-"""Special tokens that an error names."""
+"""Most special tokens that an error lists."""
 _FALLBACK = re.compile(r"<0x[0-9A-F]{2}>")
 _STEPS = ("normalizer", "pre_tokenizer", "decoder")
 """The parts of a ``tokenizer.json`` that determine how its tokens are spelled."""
 
 UNSPLIT = "the tokenizer cannot split"
-"""Why a text is dropped that the library cannot encode."""
+"""Reason to drop a text that the library cannot encode."""
 _MOST_WORD = 10_000
-"""Characters of a word in a text that a tokenizer is trained on. The time of training grows with their square (0.04 s)."""
+"""Characters at which long words in training texts are cut. Training time grows with their square (0.04 s at this length)."""
 _LONG_WORDS = re.compile(rf"\S{{{_MOST_WORD},}}|\s{{{_MOST_WORD},}}")
 
 _log = logging.getLogger(__name__)
@@ -65,16 +65,16 @@ class Tokenizer:
     """A tokenizer, its end-of-document id, and the number of bytes that each id stands for."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer, end_of_text: str | int = "") -> None:
-        """``end_of_text``: the token that ends a document, or its id; empty looks for the usual names. CorpusError if
-        ``tokenizer`` has none of them, ConfigError if it lacks the one that is given."""
+        """``end_of_text``: the token that ends a document, or its id; empty for the first known name that ``tokenizer`` has.
+        CorpusError if it has no known name, ConfigError if it lacks the given token."""
         self.tokenizer = tokenizer
         check_bounds(tokenizer)
-        tokenizer.encode_special_tokens = True  # text that spells a special token is text
+        tokenizer.encode_special_tokens = True  # text that spells a special token is encoded as text
         _encode_whole_texts(tokenizer)
         self.end_of_text: int = self._end_of_text(end_of_text)
         """The id that ends a document."""
         self.size: int = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
-        """One more than the largest id, special tokens included; some tokenizers do not use every id."""
+        """One more than the largest id, including special tokens. Some tokenizers leave ids unused."""
 
     def _end_of_text(self, given: str | int) -> int:
         if isinstance(given, int):
@@ -90,7 +90,7 @@ class Tokenizer:
         return ends[0]
 
     def id_of(self, token: str, setting: str) -> int:
-        """Return the id of a token that ``setting`` names. ConfigError if there is none."""
+        """Return the id of ``token``, the value of ``setting``. ConfigError if the tokenizer does not have it."""
         index = self.tokenizer.token_to_id(token)
         if index is None:
             special = [one.content for one in self.tokenizer.get_added_tokens_decoder().values() if one.special]
@@ -99,15 +99,15 @@ class Tokenizer:
         return int(index)
 
     def to_json(self) -> str:
-        """Return the contents of a ``tokenizer.json``, which ``from_json`` reads."""
+        """Return the content of a ``tokenizer.json`` for this tokenizer, which ``from_json`` reads."""
         text: str = self.tokenizer.to_str()
         mark_probed(text)
         return text
 
     @classmethod
     def from_json(cls, text: str, name: str = "(file)", end_of_text: str | int = "") -> Tokenizer:
-        """Return the tokenizer of a ``tokenizer.json``. ``name``: of the file, for the error; ``end_of_text``: as above.
-        CorpusError if it is none."""
+        """Return the tokenizer of a ``tokenizer.json``. ``text``: content of the file; ``name``: its name, for errors;
+        ``end_of_text``: as for ``Tokenizer``. CorpusError if the text is not a usable tokenizer."""
         try:
             return cls(tokenizers.Tokenizer.from_str(text), end_of_text)
         except ConfigError as error:
@@ -133,8 +133,8 @@ class Tokenizer:
             yield ids
 
     def try_encode(self, texts: Iterable[str]) -> Iterator[np.ndarray | None]:
-        """Yield as ``encode``, and None for a text that the library cannot encode: its regular expressions give up on some
-        texts of one repeated character, and it panics."""
+        """Yield like ``encode``, but None for a text that the library cannot encode. Its regular expressions fail on some long
+        runs of one character, and it panics."""
         for batch in _batches(texts):
             for ids in self._encoded(batch):
                 yield None if ids is None else np.array([*ids, self.end_of_text], dtype=np.uint32)
@@ -150,13 +150,13 @@ class Tokenizer:
             return [ids for text in batch for ids in self._encoded([text])]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids; special tokens spell nothing. Raises CorpusError if the library cannot decode them."""
+        """Return the text of ids, without special tokens. Raises CorpusError if the library cannot decode the ids."""
         [text] = self.decode_all([np.fromiter(ids, np.int64)])
         return text
 
     def decode_all(self, documents: Sequence[np.ndarray]) -> list[str]:
-        """Return the text of each array of ids, in parallel; special tokens spell nothing. Raises CorpusError if the library
-        cannot decode them."""
+        """Return the text of each array of ids, without special tokens, decoded in parallel. Raises CorpusError if the library
+        cannot decode the ids."""
         try:
             return list(self.tokenizer.decode_batch([ids.tolist() for ids in documents], skip_special_tokens=True))
         except BaseException as error:
@@ -181,25 +181,25 @@ class Tokenizer:
         for index, added in self.tokenizer.get_added_tokens_decoder().items():
             if added.special:
                 lengths[index] = 0
-            elif added.content not in words or byte_level:  # it is matched in the text literally
+            elif added.content not in words or byte_level:  # an added token is matched in the text literally
                 lengths[index] = _text_bytes(added.content, spaced and added.normalized)
         lengths[self.end_of_text] = 0  # not every file marks it as special
         return lengths
 
 
 def is_of_the_library(error: BaseException) -> bool:
-    """Return whether ``error`` comes from tokenizers: plain Exceptions, and panics of Rust, which are only BaseExceptions."""
+    """Return whether ``error`` may come from tokenizers: an Exception, or a panic of Rust, which is only a BaseException."""
     return not isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError))
 
 
 def check_byte_counts(vocabulary: Tokenizer, name: str, texts: Iterable[str]) -> None:
     """Warn if the byte counts of a tokenizer do not add up to the bytes of ``texts``.
 
-    Bits per byte are then wrong, or are those of text that the tokenizer's normalizer changed. One extra byte per text is
-    allowed: SentencePiece puts a space before each.
+    Bits per byte are then wrong, or refer to the text as changed by the tokenizer's normalizer. One extra byte per text is
+    allowed, because SentencePiece puts a space before each text.
 
     Args:
-        name: the tokenizer's origin, as in ``corpus.tokenizer``.
+        name: the value of ``corpus.tokenizer``, for the warning.
     """
     texts, lengths = list(texts), vocabulary.byte_lengths()
     true = [len(text.encode()) for text in texts]
@@ -230,7 +230,7 @@ def _encode_whole_texts(tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def _kinds(step: dict[str, Any] | None) -> list[str]:
-    """Return the types in a part of a ``tokenizer.json``, those inside a sequence included."""
+    """Return the types of the steps in a part of a ``tokenizer.json``, including steps inside a sequence."""
     return [part["type"] for part in parts_of(step)]
 
 
@@ -242,8 +242,8 @@ def _text_bytes(token: str, spaced: bool) -> int:
 def train_bpe(
     texts: Iterable[str], vocab_size: int, pattern: str = "gpt4", special_tokens: Sequence[str] = (END_OF_TEXT,)
 ) -> Tokenizer:
-    """Train a byte-level BPE of at most ``vocab_size`` ids on ``texts``, cut into words by the pattern of that name. The first
-    of ``special_tokens`` ends a document."""
+    """Train a byte-level BPE of at most ``vocab_size`` ids on ``texts``. ``pattern``: name in ``PATTERNS`` of the pattern that
+    splits words. The first of ``special_tokens`` ends a document."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = _byte_level_words(PATTERNS[pattern])
     tokenizer.decoder = decoders.ByteLevel()
@@ -258,8 +258,8 @@ def train_bpe(
 
 
 def _trainable(pattern: str, texts: Iterable[str]) -> Iterator[str]:
-    """Yield the texts without the rest of long words, such as DNA, and without texts that cannot be split."""
-    words = _byte_level_words(pattern)  # its own: training holds a lock on the tokenizer's while it reads these texts
+    """Yield the texts that the pattern can split, with long words, such as DNA, cut to ``_MOST_WORD`` characters."""
+    words = _byte_level_words(pattern)  # a second copy: training locks the tokenizer's copy while it reads these texts
     for text in texts:
         if len(text) <= _MOST_WORD:
             yield text
@@ -275,7 +275,7 @@ def _trainable(pattern: str, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _byte_level_words(pattern: str) -> pre_tokenizers.PreTokenizer:
-    """Return the step that cuts text by a pattern of Oniguruma's syntax, and spells bytes as letters."""
+    """Return the pre-tokenizer that splits text by a pattern in Oniguruma's syntax, and spells each byte as a letter."""
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
@@ -299,7 +299,7 @@ def tiktoken_tokenizer(name: str) -> Tokenizer:
         import tiktoken
 
         encoding = tiktoken.get_encoding(name)
-    except Exception as error:  # an import, a name, a network
+    except Exception as error:  # the package is missing, the name is unknown, or the network failed
         why = str(error).split("\n")[0]
         remedy = "pip install 'springtide[tiktoken]'; without a network, fill TIKTOKEN_CACHE_DIR"
         raise ConfigError(
@@ -325,14 +325,14 @@ def tiktoken_tokenizer(name: str) -> Tokenizer:
 
 
 def _byte_letters() -> list[str]:
-    """Return the letter that a byte-level BPE spells each byte with (Radford et al., GPT-2, 2019)."""
+    """Return the letter with which a byte-level BPE spells each byte (Radford et al., GPT-2, 2019)."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = iter(range(256, 512))
     return [chr(byte) if byte in plain else chr(next(others)) for byte in range(256)]
 
 
 def _last_merge(ranks: dict[bytes, int], token: bytes) -> tuple[bytes, bytes]:
-    """Return the pair that the last merge joins to ``token``, found by merging its bytes in order of rank."""
+    """Return the two tokens that the last merge joins to ``token``, found by merging its bytes in order of rank."""
     parts = [token[place : place + 1] for place in range(len(token))]
     while len(parts) > 2:
         joined = [ranks.get(left + right, len(ranks) * 2) for left, right in itertools.pairwise(parts)]
@@ -352,8 +352,8 @@ def open_tokenizer(
 ) -> Tokenizer:
     """Return the tokenizer that ``corpus.tokenizer`` names: trained on ``texts``, bytes, tiktoken's, or from a file.
 
-    ``pattern``: of one that is trained; ``end_of_text``: the token that ends a document, empty for the usual one;
-    ``special_tokens``: more that one which is made here has.
+    ``pattern``: name of the word pattern, for training; ``end_of_text``: the token that ends a document, empty for the usual
+    one; ``special_tokens``: further special tokens of a tokenizer that is trained or made of bytes.
     """
     made_here = tuple(dict.fromkeys((end_of_text or END_OF_TEXT, *special_tokens)))
     if kind == "bpe":
@@ -371,7 +371,7 @@ def open_tokenizer(
 
 
 def tokenizer_file(kind: str) -> Path | None:
-    """Return the file that ``corpus.tokenizer`` names; None if it names a tokenizer of another kind, or no file that exists.
+    """Return the file that ``corpus.tokenizer`` names, or None if it names a built-in or tiktoken tokenizer, or a missing file.
 
     Examples:
         >>> tokenizer_file("bpe")

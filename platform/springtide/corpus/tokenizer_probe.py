@@ -1,6 +1,6 @@
-"""Check a tokenizer.json of a stranger before it is used: the library ends the process that it runs in where memory runs out.
+"""Check an untrusted tokenizer.json before it is used, because the library aborts its process when memory runs out.
 
-``probe`` runs this file as a process of its own, with limits, which loads the tokenizer and uses it once.
+``probe`` runs this file as a separate process with limits, which loads the tokenizer and uses it once.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ _TEXTS = (
     "\u00e9t\u00e9 \u6f22\u5b57 \u0627\u0644 \U0001f30a",
 )
 MOST_BYTES, MOST_VALUES = 64 * 2**20, 2**22
-"""Bytes and values of the largest tokenizer.json. Those of Gemma 3 have 33 MB and 2 million."""
+"""Most bytes and JSON values of a tokenizer.json. Gemma 3's has 33 MB and 2 million values."""
 _BYTES = 2 * 2**30
 _BYTES_PER_BYTE = 32
-"""Memory for each byte of the file: loading takes about 20."""
+"""Memory limit per byte of the file, in addition to ``_BYTES``. Loading takes about 20 bytes per byte."""
 _SECONDS = 60
-"""CPU time: a file of 33 MB loads in about 3 s."""
+"""Limit of CPU time: a file of 33 MB loads in about 3 s."""
 _MOST_GROWTH = 64
-"""How many times as long the steps before and after the model, or the decoder, may make a text. Known tokenizers reach 36."""
+"""Largest factor by which the steps around the model, or the decoder, may lengthen a text. Known tokenizers reach 36."""
 _UNICODE_GROWTH = 18
-"""NFKC and NFKD make 18 characters of U+FDFA; SentencePiece's maps have the same."""
+"""NFKC and NFKD turn U+FDFA into 18 characters; so do SentencePiece's maps."""
 _MOST_PARTS = 256
-"""Most parts of a step: each reads the whole text."""
+"""Most parts of a step, each of which reads the whole text."""
 _BETWEEN = {"CTC": "word_delimiter_token", "BPEDecoder": "suffix"}
-"""Decoder -> its text for which a space is put."""
+"""Type of decoder -> key of the text that it replaces by a space."""
 _MOST_PREPENDED, _MOST_MAPPED_BYTES, _MOST_TOKEN, _MOST_WORD, _MOST_SIZE = 64, 64, 2**16, 1000, 2**24
 """Most characters that are put before a text or a word, bytes that a map puts in place of a few, characters of a token, of
-a word of WordPiece (whose time grows with its cube) or of a token of Unigram (whose time grows with it), and ids."""
+a word of WordPiece (whose time grows with its cube) or of a token of Unigram (whose time grows with its length), and ids."""
 
 
 _known: set[bytes] = set()
-"""Digests of the texts that were probed by this process, or come from a tokenizer that it has loaded."""
+"""Digests of tokenizer.json texts that this process has probed, or has written from a tokenizer that it has loaded."""
 
 
 def mark_probed(text: str) -> None:
-    """Record that this process has loaded the tokenizer of ``text``, so that ``probe`` starts no process for it."""
+    """Record that this process has loaded the tokenizer of ``text``, so that ``probe`` does not check it again."""
     _known.add(_digest(text))
 
 
@@ -54,18 +54,18 @@ def _digest(text: str) -> bytes:
 
 
 def probe(text: str, name: str) -> None:
-    """Load a tokenizer.json in a process of its own, and encode a few texts with it; once for each text.
+    """Load a tokenizer.json in a separate process and encode a few texts with it. Each ``text`` is probed only once.
 
     Args:
         text: content of the file.
-        name: of the file, for the error.
+        name: name of the file, for the error.
 
     Raises:
-        CorpusError: that process was ended, because memory ran out or it took too long.
+        CorpusError: the process failed, or was ended because memory ran out or it took too long.
     """
     if _digest(text) in _known:
         return
-    # not as the program: its path has no springtide
+    # imported here, because springtide cannot be imported where this file runs as the program
     from springtide.corpus.chat_sandbox import child_environment, folders_of
     from springtide.errors import CorpusError, explain
 
@@ -89,14 +89,14 @@ def probe(text: str, name: str) -> None:
 
 
 def checked_text(data: bytes, name: str) -> str:
-    """Return the text of a tokenizer.json that anybody may have made.
+    """Return the text of an untrusted tokenizer.json, after checking its size and probing it.
 
     Args:
         data: content of the file.
-        name: of the file, for the error.
+        name: name of the file, for the error.
 
     Raises:
-        CorpusError: it is too large, or as ``probe``.
+        CorpusError: the file is too large, or ``probe`` refuses it.
     """
     from springtide.errors import CorpusError, explain
     from springtide.storage import most_values
@@ -114,13 +114,13 @@ def checked_text(data: bytes, name: str) -> str:
 
 
 def check_bounds(found: Any) -> None:
-    """Check that a tokenizer cannot make a text much longer, or take very long for it.
+    """Check that a tokenizer cannot make a text much longer or take very long to process it, and is deterministic.
 
     Args:
         found: a ``tokenizers.Tokenizer``.
 
     Raises:
-        CorpusError: it may.
+        CorpusError: the tokenizer exceeds a limit, or drops merges at random.
     """
     growth = 1.0
     for step in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
@@ -128,7 +128,7 @@ def check_bounds(found: Any) -> None:
         parts = [*parts_of(json.loads(part.__getstate__()) if part is not None else None)]
         if len(parts) > _MOST_PARTS:
             raise _refused(f"its {step} has {len(parts):,} parts, and {_MOST_PARTS} is the limit")
-        # the first three follow each other when a text is encoded
+        # encoding applies the first three steps in turn, so their factors multiply; decoding applies the decoder alone
         growth = _growth(step, parts) * (1.0 if step == "decoder" else growth)
         if growth > _MOST_GROWTH:
             raise _refused(f"its {step} may make a text {growth:,.0f} times as long, and {_MOST_GROWTH} is the limit")
@@ -148,7 +148,7 @@ def check_bounds(found: Any) -> None:
 
 
 def _growth(step: str, parts: Sequence[dict[str, Any]]) -> float:
-    """Return the most that the parts of a step may multiply the length of a text by."""
+    """Return the largest factor by which the parts of a step may multiply the length of a text."""
     growth, unicode, prepended, byte_levels = 1.0, 1.0, 0, 0
     for part in parts:
         kind = part.get("type")
@@ -163,7 +163,7 @@ def _growth(step: str, parts: Sequence[dict[str, Any]]) -> float:
         elif kind == "BertNormalizer" and part["handle_chinese_chars"]:
             growth *= 3  # a space before and after each Chinese character
         elif kind in _BETWEEN and not part[_BETWEEN[kind]]:
-            growth *= 3  # a space in place of the empty text, which is before and after each character
+            growth *= 3  # the empty text, before and after each character, is replaced by a space
         elif kind == "WordPiece" and step == "decoder":
             growth *= 2  # a space before a token
         elif kind == "TemplateProcessing":
@@ -171,16 +171,16 @@ def _growth(step: str, parts: Sequence[dict[str, Any]]) -> float:
         elif kind == "Precompiled" and (longest := _longest_mapped(part["precompiled_charsmap"])) > _MOST_MAPPED_BYTES:
             raise _refused(f"its {step} maps characters to {longest:,} bytes, and {_MOST_MAPPED_BYTES} is the limit")
         if kind in ("NFKC", "NFKD", "Precompiled"):
-            unicode = _UNICODE_GROWTH  # once: the second one finds nothing to do
+            unicode = _UNICODE_GROWTH  # counts once: a second normalisation changes nothing
     if prepended > _MOST_PREPENDED:
         raise _refused(f"its {step} puts {prepended:,} characters before a text, and {_MOST_PREPENDED} is the limit")
-    # the first spells a character as up to four letters, and each further one spells each letter beyond ASCII as two
+    # the first ByteLevel spells a character as up to four letters; each further one spells a letter beyond ASCII as two
     return growth * unicode * (4 * 2.0 ** (byte_levels - 1) if byte_levels > 1 else 1.0)
 
 
 def _longest_mapped(charsmap: str | None) -> int:
-    """Return the length of the longest text in a map of SentencePiece. Layout: four bytes with the size of a trie, the trie,
-    texts that end with a zero byte (Kudo, SentencePiece, ``normalizer.cc``)."""
+    """Return the length of the longest replacement in a SentencePiece map [bytes]. Layout: four bytes with the size of a trie,
+    the trie, texts that end with a zero byte (Kudo, SentencePiece, ``normalizer.cc``)."""
     data = base64.b64decode(charsmap or "")
     texts = data[4 + int.from_bytes(data[:4], "little") :]
     return max(map(len, texts.split(b"\0")), default=0)
@@ -193,7 +193,7 @@ def _refused(limit: str) -> Exception:
 
 
 def parts_of(step: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps in a part of a ``tokenizer.json``, those inside sequences included."""
+    """Yield the steps in a part of a ``tokenizer.json``, including steps inside sequences."""
     if isinstance(step, dict):
         if "type" in step:
             yield step
@@ -203,7 +203,7 @@ def parts_of(step: Any) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Read the file from standard input, encode and decode a few texts."""
+    """Read a tokenizer.json from standard input; encode and decode a few texts with it, under the limits."""
     sys.path += sys.argv[1:]
     import tokenizers
 

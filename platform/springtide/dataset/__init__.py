@@ -1,11 +1,11 @@
-"""Prepare a sealed dataset from a corpus. Layer rule: every stage may be killed at any moment and restarted, by any number of
-processes, and the bytes are the same.
+"""Prepare a sealed dataset from a corpus. Layer rule: every stage may be killed at any moment and restarted with any number of
+processes, and yields the same bytes.
 
     source -> units -> parts       per unit: clean, hash, tokenise                             parts.py
     units  -> repeats              find lines or paragraphs that occurred before               repeats.py
-    parts  -> segments             merge some thirty, sorted: the first pass of the shuffle    segments.py, columns.py
+    parts  -> segments             merge about thirty, sorted: first pass of the shuffle       segments.py, columns.py
     segments -> plan               drop duplicates, shuffle globally, split, cut shards        near.py, plan.py, plan_files.py
-    plan   -> shards -> manifest   pack and write: the second pass; the manifest last          sealing.py
+    plan   -> shards -> manifest   pack and write shards: second pass; the manifest is last    sealing.py
 """
 
 from springtide.dataset.make import (

@@ -1,4 +1,4 @@
-"""What a new dataset stays apart from: other datasets' held-out text and training text, and texts of benchmarks.
+"""Decontamination: keep a new dataset free of other datasets' held-out and training text, and of benchmark texts.
 
 parts   drop documents that are close to text another dataset holds out, or that quote a benchmark   Exclusions
 plan    drop held-out documents that are close to text another dataset trains on                     trained_on
@@ -39,11 +39,11 @@ class ApartFrom:
     texts: tuple[CorpusReader, ...]
 
     def fingerprint(self) -> list[str]:
-        """Return what changes when one of them does."""
+        """Return a hash for each dataset and each text, which changes when it or its files change."""
         return [*(manifest.digest for manifest in self.manifests), *(text.fingerprint() for text in self.texts)]
 
     def check(self, tokenizer_digest: str) -> None:
-        """Raise ConfigError if the documents of a dataset cannot be compared with those of a new one: as token ids."""
+        """Raise ConfigError if a dataset has another tokenizer than the new one: documents are compared as token ids."""
         for url, manifest in zip(self.datasets, self.manifests, strict=True):
             if manifest.tokenizer_digest != tokenizer_digest:
                 limit = "has another tokenizer, and documents are compared as token ids"
@@ -51,7 +51,7 @@ class ApartFrom:
                 raise ConfigError(explain("corpus.apart_from", url, limit, remedy))
 
     def prepare(self, work: Folder) -> None:
-        """Write what the parts need to know of the texts into the folder ``work``."""
+        """Write the hashed word runs of the benchmark texts into ``work``, where ``open_exclusions`` reads them."""
         if not self.texts or work.exists(_QUOTES_FILE):
             return
         found, count, short = quotes_of(document.text for text in self.texts for document in text.documents())
@@ -69,7 +69,8 @@ class ApartFrom:
 
 
 def open_apart(corpus: CorpusConfig) -> ApartFrom:
-    """Open the datasets and texts that ``corpus`` stays apart from; CorpusError if one is missing."""
+    """Open ``corpus.apart_from``: an entry with a manifest as a dataset, any other as benchmark texts. CorpusError if one is
+    missing."""
     datasets, manifests, texts = [], [], []
     for entry in corpus.apart_from:
         source = corpus.path(entry.source)
@@ -84,7 +85,8 @@ def open_apart(corpus: CorpusConfig) -> ApartFrom:
 
 
 class Exclusions:
-    """What is looked for in each document. Holds 16 hashes for each held-out document of the datasets."""
+    """Held-out documents and benchmark texts that each new document is compared with. Memory holds 16 hashes per held-out
+    document."""
 
     def __init__(self, datasets: Sequence[str], looked_for: Quotes) -> None:
         self._looked_for = looked_for
@@ -98,7 +100,7 @@ class Exclusions:
         self._lists = functools.lru_cache(maxsize=_SHARDS_KEPT)(lambda number: read_shingles(*self._shards[number]))
 
     def reason(self, text: str, ids: np.ndarray, bands: np.ndarray) -> str:
-        """Return why a document is dropped, empty if it is not. ``ids``: its tokens; ``bands``: its band hashes."""
+        """Return the reason to drop a document, empty to keep it. ``ids``: its tokens; ``bands``: its band hashes."""
         if quotes(text, self._looked_for):
             return QUOTES
         candidates: set[int] = set()
@@ -118,7 +120,7 @@ class Exclusions:
 
 @functools.lru_cache(maxsize=1)
 def open_exclusions(work: Folder, datasets: tuple[str, ...]) -> Exclusions:
-    """Return what the parts of a prepare look for; cached, because one process makes many parts."""
+    """Return the exclusions of a prepare. Cached, because one process makes many parts."""
     looked_for: Quotes = {}
     if work.exists(_QUOTES_FILE):
         with np.load(io.BytesIO(work.read(_QUOTES_FILE))) as found:
@@ -127,8 +129,8 @@ def open_exclusions(work: Folder, datasets: tuple[str, ...]) -> Exclusions:
 
 
 def trained_on(bands: np.ndarray, apart: ApartFrom) -> np.ndarray:
-    """Return which documents share a band with training text of one of the datasets, bool (n,). ``bands``: uint64 (BANDS, n).
-    They are not compared further: without a few of its documents, a held-out split is as good."""
+    """Return which documents share a band hash with training text of a dataset in ``apart``, bool (n,). ``bands``: uint64
+    (BANDS, n). Shingles are not compared: a held-out split is as good without the few documents that match by chance."""
     met = np.zeros(bands.shape[1], dtype=bool)
     for url, manifest in zip(apart.datasets, apart.manifests, strict=True):
         for shard in manifest.splits[TRAIN].shards if TRAIN in manifest.splits else ():
@@ -138,5 +140,5 @@ def trained_on(bands: np.ndarray, apart: ApartFrom) -> np.ndarray:
 
 
 def names(apart: ApartFrom) -> list[str]:
-    """Return the datasets and texts, for the card."""
+    """Return the URLs of the datasets and texts, without passwords, for the dataset card."""
     return [redacted(one) for one in (*apart.datasets, *(text.folder.url for text in apart.texts))]

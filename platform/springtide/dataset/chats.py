@@ -1,4 +1,4 @@
-"""Chats of a corpus: their templates, their tokens, and how rows must be packed for them."""
+"""Chats of a corpus: read their templates, lay them out as tokens, and check that packing keeps them whole."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from springtide.corpus import BadChat, ChatTemplate, Document, read_template
 from springtide.errors import ConfigError, CorpusError, explain
 
 TOO_LONG = "chat longer than a row"
-"""Why a chat is dropped."""
+"""Reason to drop a chat."""
 THOUGHTS_LEFT = "answers whose thoughts the template leaves out"
-"""What the edits of a unit call them."""
+"""Name of this count in the edits of a unit."""
 
 
 def templates(corpus: CorpusConfig) -> dict[str, str]:
-    """Return the text of each template by its name in ``corpus.chat_template``; empty for that of texts. ConfigError if one
-    cannot be used."""
+    """Return the text of each chat template by its name in ``corpus.chat_template``. A source of plain texts has the empty name
+    and an empty text. ConfigError if a template cannot be used."""
     names = dict.fromkeys(each.chat_template for each in corpus.each().values())
     path, tokenizer = corpus.path, corpus.path(corpus.tokenizer)
     return {name: read_template(path(name), tokenizer) if name else "" for name in names}
 
 
 def only_chats(texts: Mapping[str, str]) -> bool:
-    """Return whether all documents are chats, so that none is cut. ``texts``: as from ``templates``."""
+    """Return True if all documents are chats, so that no document is cut. ``texts``: result of ``templates``."""
     return bool(texts) and all(texts.values())
 
 
 def check_chats(texts: Mapping[str, str], shards: ShardsConfig) -> None:
-    """Raise ConfigError if the rows would cut chats or let one attend to another. ``texts``: as from ``templates``."""
+    """Raise ConfigError if packing would cut chats or let one attend to another. ``texts``: result of ``templates``."""
     used = [name for name, text in texts.items() if text]
     if used and shards.packing != "best_fit":
         problem = f"cuts chats where a row is full, corpus.chat_template = {used[0]!r} needs them whole"
@@ -42,9 +42,9 @@ def check_chats(texts: Mapping[str, str], shards: ShardsConfig) -> None:
 def laid_out(
     documents: Sequence[Document], template: ChatTemplate
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None] | BadChat]:
-    """Yield the ids of each chat, the end-of-document id appended, and which of them are predicted; what is wrong with a chat
-    that the template cannot lay out. A pair is one piece, so that it is whole in one row: the chosen chat, and after a
-    begin-of-text the rejected one.
+    """Yield the ids of each chat, the end-of-document id appended, and which of them are predicted. If the template cannot lay
+    out a chat, yield a BadChat in its place. A preference pair is one document, so that it stays in one row: the chosen chat,
+    a begin-of-text, and the rejected chat.
 
     Raises:
         CorpusError: the tokenizer cannot split a text.
@@ -56,14 +56,14 @@ def laid_out(
             yield found
             at += 1
             is_bad = isinstance(found, BadChat)
-        # chats are laid out together, and those after a bad one again: from there on one, then two, then four at a time
+        # after a bad chat the rest of its batch is laid out again, in batches that double from one chat on
         together = 1 if is_bad else 2 * together
 
 
 def _together(
     documents: Sequence[Document], template: ChatTemplate
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None] | BadChat]:
-    """Yield as ``laid_out``, up to the first bad chat."""
+    """Yield like ``laid_out``, but stop after the first bad chat."""
     chats = [turns for document in documents for turns in (document.turns, document.rejected) if turns]
     laid, done = template.lay_out(chats), 0
     try:
@@ -83,7 +83,7 @@ def _together(
 
 
 def check_pairs(counts: Sequence[Mapping[str, Any]], source: str) -> None:
-    """Raise CorpusError if a dataset of pairs holds other documents, too. ``counts``: of each unit."""
+    """Raise CorpusError if a dataset mixes preference pairs with other documents. ``counts``: one entry per unit."""
     pairs, kept = sum(unit["pairs"] for unit in counts), sum(unit["documents"]["kept"] for unit in counts)
     if 0 < pairs < kept:
         problem = f"holds {pairs} pairs of answers and {kept - pairs} other documents"
@@ -91,5 +91,6 @@ def check_pairs(counts: Sequence[Mapping[str, Any]], source: str) -> None:
 
 
 def too_long(tokens: np.ndarray, shards: ShardsConfig) -> str:
-    """Return why a chat is dropped that does not fit a row after its begin-of-text: cut, it would hold answers to nothing."""
+    """Return the reason to drop a chat that does not fit a row with its begin-of-text, empty for a chat that fits. A cut chat
+    would hold answers without their questions."""
     return TOO_LONG if len(tokens) > shards.sequence_length else ""

@@ -1,16 +1,17 @@
-"""Documents with their keys, signatures, tokens and names as columns of one file, so that each column, and each range of its
-rows, is one ranged read. Parts and segments are such files, their rows sorted by key.
+"""Store documents in a columnar file: keys, signatures, tokens and names. A column, or a range of its rows, is one ranged read.
+Parts and segments are such files, with rows sorted by key.
 
     high, low      uint64   the key: a keyed hash of the text
     share          uint64   the hash that decides what is held out
     length         int32    tokens of the document
     sketch         128 bytes, to compare near-duplicates
-    signature      16 uint64, its band hashes; of a segment also as 16 columns, ``band``
+    signature      16 uint64: band hashes; segments also store them as 16 columns, ``band0`` to ``band15``
     tokens         of the token type, one document after another
     name_ends      int64    where the name of each document ends
     names          UTF-8
 
-How many documents, tokens and bytes of names a file holds is not in the file: whoever wrote it says it (``Sizes``).
+The file has no header. Its numbers of documents, tokens and name bytes (``Sizes``) are stored elsewhere by the stage that
+wrote it.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from springtide.errors import damaged
 from springtide.storage import Folder
 
 KEYS = (("high", "<u8"), ("low", "<u8"), ("share", "<u8"), ("length", "<i4"))
-"""What the plan reads of each document, 28 bytes."""
+"""Columns that the plan reads, 28 bytes per document."""
 Documents = dict[str, np.ndarray]
 """Column -> its values."""
 
 
 class Sizes(NamedTuple):
-    """How much a file of columns holds."""
+    """Numbers of documents, tokens and name bytes in a file of columns."""
 
     documents: int
     tokens: int
@@ -45,10 +46,10 @@ class Layout(NamedTuple):
     sizes: Sizes
     token_type: str
     has_bands: bool
-    """Whether the signatures are there as columns, too."""
+    """Whether the file also stores the band hashes as one column per band."""
 
     def columns(self) -> Iterator[tuple[str, np.dtype, tuple[int, ...], int]]:
-        """Yield name, type, shape and first byte of each column, in the order of the file; of the end, an empty name."""
+        """Yield name, type, shape and first byte of each column in file order, then an unnamed one for the end of the file."""
         rows, place = self.sizes.documents, 0
         shapes: list[tuple[str, str, tuple[int, ...]]] = [
             *((name, kind, (rows,)) for name, kind in KEYS),
@@ -82,7 +83,7 @@ class ColumnFile(NamedTuple):
     layout: Layout
 
     def read_all(self) -> Documents:
-        """Return every column but ``band``, in one request."""
+        """Return every column except the ``band`` columns, in one request."""
         data = self._bytes(0, self.layout.num_bytes)
         return {
             name: _view(data, kind, shape, place)
@@ -97,7 +98,7 @@ class ColumnFile(NamedTuple):
         return {name: _view(data, *self.layout.find(name)) for name, _ in KEYS}
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
-        """Return rows [begin, end) of a column, of ``tokens`` and ``names`` its elements; one request."""
+        """Return rows [begin, end) of a column, in one request. For ``tokens`` and ``names`` the range counts elements."""
         kind, shape, place = self.layout.find(name)
         end = shape[0] if end is None else end
         width = kind.itemsize * int(np.prod(shape[1:]))
@@ -109,7 +110,7 @@ class ColumnFile(NamedTuple):
         return bytes(self.read("names", *ends)).decode()
 
     def write(self, documents: Mapping[str, np.ndarray]) -> None:
-        """Write the file, its columns one after the other: they are not joined in memory."""
+        """Write the columns one after another, without joining them in memory."""
         given = {**documents}
         if self.layout.has_bands:
             given |= {f"band{number}": documents["signature"][:, number] for number in range(BANDS)}
@@ -129,13 +130,13 @@ class ColumnFile(NamedTuple):
 
 
 def sizes(documents: Mapping[str, np.ndarray]) -> Sizes:
-    """Return the sizes of documents."""
+    """Count the documents, tokens and name bytes in ``documents``."""
     return Sizes(len(documents["length"]), len(documents["tokens"]), len(documents["names"]))
 
 
 def in_order(parts: Sequence[Documents], heldout_fraction: float) -> Documents:
-    """Return the documents of several files: first those that may be held out, then the others, each sorted by their keys;
-    equal keys stay in the order of the files."""
+    """Merge the documents of several files: first those that may be held out, then the others, both sorted by key. Documents
+    with equal keys stay in the order of ``parts``."""
     low, high, share = (np.concatenate([part[name] for part in parts]) for name in ("low", "high", "share"))
     order = np.lexsort((low, high, share / 2.0**64 >= heldout_fraction))
     found = {name: np.concatenate([part[name] for part in parts])[order] for name in ("high", "low", "share", "length")}

@@ -1,4 +1,4 @@
-"""Records of a source that cannot be used. One line from 1% on; an error where they are more than half, or nothing is left."""
+"""Report records of a source that cannot be used: a warning above 1%, an error above half or if no document is left."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from springtide.dataset.chats import TOO_LONG
 from springtide.errors import CorpusError, explain, printable, redacted
 
 NOT_UTF_8 = "bytes that are not UTF-8 replaced: documents"
-"""What the edits of a unit call documents with U+FFFD."""
+"""Name in the edits of a unit for the number of documents with U+FFFD."""
 _TOLD_FROM, _REFUSED_FROM = 0.01, 0.5
-"""Shares of the records of a source."""
+"""Shares of a source's records: above the first, unusable records are reported; above the second, the source is refused."""
 _SHOWN = 120
 DROPPED_AS_NOT_UTF_8 = "not UTF-8"
 _MAY_BE_MANY = (EMPTY, UNANSWERED, EQUAL, ONE_SIDED, TOO_LONG, DROPPED_AS_NOT_UTF_8)
-"""Reasons that are no sign of a wrong setting or a damaged file."""
+"""Reasons that do not suggest a wrong setting or a damaged file; they do not count towards ``_REFUSED_FROM``."""
 
 
 class _Count(NamedTuple):
-    """What became of the records of a source."""
+    """Counts of the records of a source: kept, dropped and unusable."""
 
     setting: str
     source: str
@@ -31,11 +31,11 @@ class _Count(NamedTuple):
     total: int
     kept: int
     dropped: collections.Counter[str]
-    """Reason -> records that are not kept."""
+    """Reason -> number of records that are not kept."""
     lost: collections.Counter[str]
-    """Those of them that no filter dropped."""
+    """The part of ``dropped`` that is unusable rather than filtered out."""
     broken: Mapping[str, Any] | None
-    """The first record that is no document: name, reason, beginning and fields."""
+    """The first record that cannot be read as a document: name, reason, beginning and fields."""
     replaced: int
     """Documents with U+FFFD in place of bytes that are not UTF-8."""
     replaced_first: str
@@ -47,11 +47,11 @@ class _Count(NamedTuple):
 def check_lost(
     corpus: CorpusConfig, shards: ShardsConfig, groups: Sequence[str], counts: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Return what to say of records that are lost, and of bytes that are not UTF-8: a line for each.
+    """Return warnings about unusable records, and about bytes that are not UTF-8, one line each.
 
     Args:
-        groups: the source of each unit, empty where there is only one.
-        counts: of each unit, as ``make_part`` writes them.
+        groups: name of each unit's source, empty if there is only one source.
+        counts: counts of each unit, as ``make_part`` writes them.
 
     Raises:
         CorpusError: a source has no document left, or more than half of its records cannot be used.
@@ -95,7 +95,7 @@ def _counted(setting: str, each: CorpusConfig, units: Sequence[Mapping[str, Any]
 
 
 def _refused(count: _Count, shards: ShardsConfig) -> CorpusError:
-    """Return the error for a source with nothing left, or without what most records need."""
+    """Return the error for a source with no document left, or with too many unusable records."""
     if not count.total:
         return CorpusError(
             explain(count.setting, count.source, "holds no text", "point it at files that are not empty")
@@ -119,13 +119,13 @@ def _refused(count: _Count, shards: ShardsConfig) -> CorpusError:
 
 
 def no_text(field: str) -> str:
-    """Return why a record without text is dropped."""
+    """Return the reason under which a record without text is counted."""
     return f"no text in {field!r}"
 
 
 def lost_of(broken: Mapping[str, int], dropped: Mapping[str, int]) -> dict[str, int]:
-    """Return the records of a unit that no filter dropped, by reason. ``broken``: records that are no documents; ``dropped``:
-    documents."""
+    """Count the records of a unit that are unusable rather than filtered out, by reason. ``broken``: records that are not
+    documents, by reason; ``dropped``: documents, by reason."""
     reasons = (TOO_LONG, DROPPED_AS_NOT_UTF_8, REFUSED, f"{UNSPLIT} it")
     return {**broken, **{reason: dropped[reason] for reason in reasons if dropped.get(reason)}}
 

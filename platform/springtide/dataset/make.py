@@ -72,13 +72,13 @@ from springtide.shards import (
 )
 from springtide.storage import Folder, digest
 
-# How the jobs of a stage are run and told.
+# How the jobs of a stage are run and their progress is reported.
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of the stage, the number of jobs done, and the number of jobs in all."""
+"""Called with the name of the stage, the number of finished jobs, and the total number of jobs."""
 
 Map = Callable[[Callable[[Any], Any], Sequence[Any]], Iterator[Any]]
-"""Runs a function on every item, in any process and any order, and yields the results."""
+"""Runs a function on every item, in any processes and in any order, and yields the results."""
 
 
 def in_process(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[Any]:
@@ -91,27 +91,27 @@ def silent(stage: str, done: int, total: int) -> None:
 
 
 _VERSION = 14
-"""Increase it when the same settings produce other bytes."""
+"""Version of the prepared bytes. Increase it when the same settings produce different bytes."""
 
 _WORK = "work"
 _READ_AT_ONCE = 16
-"""Records that are read at a time."""
+"""Bundles whose shard records are read concurrently."""
 _LEFT_OUT_SHOWN = 20
-"""Files that are not read and named."""
+"""Most skipped files that the manifest lists by name."""
 _MADE_HERE = ("bpe", "bytes")
-"""Tokenizers with byte counts that are correct by construction."""
+"""Tokenizers that are built here. Their byte counts are correct by construction."""
 
 _log = logging.getLogger(__name__)
 
 _CHECKED, _CHECKED_A_UNIT, _CHECKED_CHARACTERS = 256, 64, 10_000
-"""Documents in all, documents per unit, and characters per document on which a tokenizer's byte counts are checked."""
+"""Sample on which a tokenizer's byte counts are checked: total documents, documents per unit, characters per document."""
 
 
 def make_dataset(corpus: CorpusConfig, shards: ShardsConfig, progress: Progress = silent, run: Map = in_process) -> str:
-    """Find the dataset of a corpus by its fingerprint, or make it below ``shards.root``; returns its URL.
+    """Return the URL of the dataset of a corpus: the one below ``shards.root`` with its fingerprint, or a new one.
 
-    Resumes a call that was killed. ConfigError or CorpusError if the settings or the corpus cannot be used, or if a file was
-    rewritten or removed meanwhile.
+    Resumes the work of a killed call. Raises ConfigError or CorpusError if the settings or the corpus cannot be used, or if a
+    source file is rewritten or removed during the call.
     """
     sources, apart, texts, dataset = _find(corpus, shards)
     if not dataset.exists(MANIFEST):
@@ -121,8 +121,8 @@ def make_dataset(corpus: CorpusConfig, shards: ShardsConfig, progress: Progress 
         except FileNotFoundError:
             if not dataset.exists(MANIFEST):  # else another process made the same dataset and removed the work folder
                 raise
-    elif dataset.exists(_WORK):  # a call was killed when it had written the manifest
-        with contextlib.suppress(OSError):  # it may be another user's
+    elif dataset.exists(_WORK):  # an earlier call was killed after it wrote the manifest
+        with contextlib.suppress(OSError):  # the folder may belong to another user
             _clear(dataset)
     return dataset.url
 
@@ -139,7 +139,7 @@ def units_to_make(corpus: CorpusConfig, shards: ShardsConfig) -> int:
 
 
 def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader], ApartFrom, dict[str, str], Folder]:
-    """Return the sources, what they stay apart from, their chat templates, and the folder of their dataset."""
+    """Return the sources, the opened ``corpus.apart_from``, the texts of the chat templates, and the dataset's folder."""
     if not corpus.source and not corpus.sources:
         limit = "names no text, and this recipe has none of its own"
         made = f" and its tokenizer with corpus.tokenizer (else a BPE of {corpus.vocab_size:,} ids is trained on it)"
@@ -166,15 +166,15 @@ def fingerprint(
     apart: ApartFrom,
     texts: Mapping[str, str],
 ) -> str:
-    """Hash the settings but passwords in URLs, the sources' files, what they stay apart from, the ``texts`` of their chat
-    templates, the file of the tokenizer and ``_VERSION``: 16 hex digits. The same settings have the hash of commit 0ba2dd87
-    (``config/renames.py``)."""
+    """Return the hash that identifies a dataset, 16 hex digits. It covers the settings without passwords in URLs, the files of
+    the sources, ``apart``, the chat templates ``texts``, the filter's code, the tokenizer file and ``_VERSION``. Settings are
+    hashed under their names of commit 0ba2dd87 (``config/renames.py``), so that renaming a setting changes no hash."""
     sections = {"corpus": corpus.model_dump(mode="json")}
     sections["shards"] = shards.model_dump(mode="json", exclude={"root", "dataset"})
     hashed = as_hashed(sections)
     code = [code_digest({"corpus.filter": corpus.filter})] if corpus.filter else []
     code += [digest.of_bytes(text.encode()) for text in texts.values() if text]
-    code += ["whole documents"] if only_chats(texts) else []  # older datasets of chats are laid out otherwise
+    code += ["whole documents"] if only_chats(texts) else []  # older datasets of chats have another layout
     if file := tokenizer_file(corpus.path(corpus.tokenizer)):
         code.append(f"tokenizer {digest.of_bytes(Folder(file.parent).read(file.name))}")
     text = json.dumps(
@@ -200,7 +200,7 @@ def _part_jobs(
     texts: Mapping[str, str],
     work: Folder,
 ) -> list[PartJob]:
-    """Return one job per unit. They share their sources, without the names of all files."""
+    """Return one job per unit. A job's reader has no list of the source's files, which keeps jobs small."""
     units = [
         (bare, each, unit, name if corpus.sources else "")
         for source, (name, each) in zip(sources, corpus.each().items(), strict=True)
@@ -249,7 +249,7 @@ def _make(
         check_pairs(counts, _named(corpus))
         segments, planned = _planned(corpus, shards, parts, apart, work, progress, run)
     except CorpusError:
-        dataset.remove()  # other settings, or other files, make another dataset
+        dataset.remove()  # the work is of no use: changed settings or files have another fingerprint and folder
         raise
     if cut := planned.plan.cut:
         name = segments[cut.place[0]].file(work, shards.token_type).name_of(cut.place[1])
@@ -289,15 +289,16 @@ def _make(
 
 
 def _clear(dataset: Folder) -> None:
-    """Remove what preparing has left in a sealed dataset; the work folder last, because a call that finds it does the rest."""
+    """Remove temporary files and the work folder from a sealed dataset. The work folder is last: a later call that finds it
+    repeats the cleanup."""
     for folder in (dataset, dataset / SIGNATURES):
         folder.sweep()
     (dataset / _WORK).remove()
 
 
 def _check_unchanged(corpus: CorpusConfig, sources: Sequence[CorpusReader], dataset: Folder) -> None:
-    """Raise CorpusError if files that were read are gone or look otherwise now, and remove what was made of them. Files that
-    were added meanwhile were not read, and make another dataset."""
+    """Remove the unfinished dataset and raise CorpusError if a source file was removed or changed since it was listed. Files
+    added since then are ignored: the corpus with them has another fingerprint."""
     for one, source in zip(corpus.each().values(), sources, strict=True):
         if changed := changed_files(
             corpus.path(one.source), {name: source.seen.get(name) for name in (*source.names, *source.beside)}
@@ -317,7 +318,7 @@ def _planned(
     progress: Progress,
     run: Map,
 ) -> tuple[list[Segment], Planned]:
-    """Merge all parts to segments, and plan the shards, unless that was done."""
+    """Merge all parts into segments and plan the shards, or read the plan that an earlier call wrote."""
     merging = merges(work, parts, shards)
     _run_all(run, merge, merging, "sorting", progress, work)
     segments = [job.segment for job in merging]
@@ -339,7 +340,7 @@ def _run_all(
     progress: Progress,
     work: Folder | None = None,
 ) -> None:
-    """Run the jobs; with ``work`` only those whose output is not there, which one listing tells."""
+    """Run ``function`` on the jobs and report progress. With ``work``, skip jobs whose output a listing of it shows."""
     if work is not None and jobs:
         folder = posixpath.dirname(jobs[0].output)
         made = {posixpath.join(folder, name) for name in (work / folder).names()}
@@ -353,14 +354,14 @@ def _named(corpus: CorpusConfig) -> str:
 
 
 def _left_out(sources: Sequence[CorpusReader]) -> list[str]:
-    """Return the names of files that are no data; of many the first, and how many more there are."""
+    """Return the names of the skipped files: the first ``_LEFT_OUT_SHOWN``, then how many more there are."""
     found = [shown(name) for source in sources for name in source.left_out]
     more = len(found) - _LEFT_OUT_SHOWN
     return [*found[:_LEFT_OUT_SHOWN], f"{more:,} more"] if more > 0 else found
 
 
 def _vocabulary(corpus: CorpusConfig, shards: ShardsConfig, jobs: list[PartJob], work: Folder) -> Tokenizer:
-    """Return the tokenizer, made once."""
+    """Return the tokenizer from ``work``. The first call makes it and writes it there."""
     if not work.exists(TOKENIZER):
         made = open_tokenizer(
             corpus.path(corpus.tokenizer),
@@ -388,7 +389,7 @@ def _check_room_for_ids(made: Tokenizer, corpus: CorpusConfig, shards: ShardsCon
 
 
 def _sources(planned: Planned, work: Folder) -> dict[str, dict[str, Split]]:
-    """Return the splits of each source."""
+    """Return source name -> split name -> its counts and sealed shards, for the manifest."""
     records: dict[tuple[str, str], list[tuple[Shard, int]]] = {}
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
         read = threads.map(lambda number: read_records(work, number), range(len(planned.bundles)))
@@ -423,14 +424,15 @@ def rows_text(rows: np.ndarray, vocabulary: Tokenizer) -> Iterator[str]:
     return (vocabulary.decode(row.tolist()) for row in ids_of(rows))
 
 
-# Room on a local disk: asked for before anything is written, and named when it has run out.
+# Space on a local disk: checked before anything is written, and reported when it has run out.
 
 _TIMES = 2.8
-"""What parts, segments and shards take together, in sizes of the text: all three are there until the manifest is written."""
+"""Size of parts, segments and shards together, relative to the text. All three exist until the manifest is written."""
 
 
 def check_room(sources: Sequence[CorpusReader], dataset: Folder) -> None:
-    """Raise CorpusError if a local disk is too small for the dataset. What a killed prepare has written counts as room."""
+    """Raise CorpusError if a local disk has too little space for the dataset. What a killed prepare wrote there counts as free
+    space, because it is used again."""
     root = dataset.path.rsplit("/", 2)[0]
     if not dataset.is_local or not dataset.fs.exists(root):
         return
@@ -445,12 +447,12 @@ def check_room(sources: Sequence[CorpusReader], dataset: Folder) -> None:
                 f"has {free / 2**30:.1f} GiB free, preparing {size / 2**30:.1f} GiB of text takes about three times that",
                 "free some, or choose another folder",
             )
-        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # it passes when somebody frees some
+        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # an error that may pass: space may be freed
 
 
 @contextlib.contextmanager
 def explain_full(dataset: Folder) -> Iterator[None]:
-    """Raise CorpusError for an error in the block that says that the disk is full."""
+    """Turn a disk-full or quota error in the body of the ``with`` statement into a CorpusError with a remedy."""
     try:
         yield
     except OSError as error:
@@ -469,7 +471,7 @@ def explain_full(dataset: Folder) -> Iterator[None]:
 # A sample of the text of all sources, to train a tokenizer on.
 
 _MOST_UNITS = 1024
-"""Units that are read: one process reads them, and each costs an open file."""
+"""Most units to sample from. One process reads them all, and each means opening a file."""
 
 
 def sample(
@@ -480,11 +482,11 @@ def sample(
     most_units: int = _MOST_UNITS,
     most_a_unit: int | None = None,
 ) -> Iterator[str]:
-    """Yield at most ``characters`` characters of cleaned documents, equal ones once.
+    """Yield at most ``characters`` characters of cleaned documents, each distinct text once.
 
-    Each source and each unit gives a part in proportion to its bytes, from its beginning; where there are more than
-    ``most_units``, units at equal distances are read, one at least of each source. All of the text is read where it is not more
-    than ``characters``. ``most_a_unit``: most documents of a unit.
+    Each source and each unit contributes in proportion to its bytes, from its beginning. Of more than ``most_units`` units,
+    evenly spaced ones are read, at least one per source. With fewer units, a corpus of at most ``characters`` characters is
+    yielded whole. ``most_a_unit``: most documents to read from a unit.
     """
     rng, seen = np.random.default_rng(seed), set[bytes]()
     chosen = _chosen(rng, jobs, most_units)
@@ -504,7 +506,7 @@ def sample(
 
 
 def _chosen(rng: np.random.Generator, jobs: Sequence[PartJob], most_units: int) -> list[tuple[PartJob, float]]:
-    """Return the units to read, and the bytes of text that each stands for."""
+    """Return the units to read, each with the bytes of text that it represents."""
     found: list[tuple[PartJob, float]] = []
     for _, group in itertools.groupby(jobs, key=lambda job: id(job.source)):
         units = list(group)

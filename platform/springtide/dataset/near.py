@@ -1,7 +1,7 @@
-"""Near-duplicates among the documents of all segments: a bucket per band, in parallel, then the pairs of all buckets together.
+"""Find near-duplicates among the documents of all segments: a bucket per band, in parallel, then the pairs of all buckets.
 
-segments  buckets     rows that share a hash in one band, with a number for each hash     16 jobs
-buckets   pairs       the few documents of all buckets are compared                       near_duplicates_among
+segments -> buckets   rows whose hash in one band is shared, and a number for each hash     find_sharing, 16 jobs
+buckets  -> pairs     compare the few documents in the buckets                              near_duplicates_among
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BandJob:
 
     @property
     def output(self) -> str:
-        """Name of its file."""
+        """Name of the file that the job writes into ``work``."""
         return _name(self.band)
 
 
@@ -42,8 +42,8 @@ def bands(work: Folder, segments: Sequence[Segment], token_type: str) -> list[Ba
 
 
 def find_sharing(job: BandJob) -> None:
-    """Write the rows that share a hash in one band, and a number for each hash, unless that was done. Rows count through all
-    segments. Reads one range of each segment; holds about 32 bytes a document."""
+    """Write the rows whose hash in the job's band is shared, and a number for each such hash, unless the output exists. Rows
+    are numbered across all segments. Reads one range per segment; takes about 32 bytes of memory per document."""
     if not job.work.exists(job.output):
         column = read_bands(job.work, job.segments, job.token_type, job.band)
         job.work.write(job.output, np.stack(sharing(column)).astype("<i8").tobytes())
@@ -52,10 +52,13 @@ def find_sharing(job: BandJob) -> None:
 def near_duplicates_among(
     work: Folder, segments: Sequence[Segment], token_type: str, order: np.ndarray
 ) -> NearDuplicates:
-    """Compare the documents ``order``, int64 (n,), which counts the rows of all segments; of similar ones the first is kept.
+    """Find near-duplicates among the documents ``order``, of which the first of each similar group is kept.
 
-    Memory holds one bucket at a time and the pairs. The sketches of documents that share a band go to a temporary file on this
+    Memory holds the pairs and one bucket at a time. The sketches of documents that share a hash go to a temporary file on this
     machine, 128 bytes each.
+
+    Args:
+        order: int64 (n,), rows numbered across all segments. The result refers to documents by their index in ``order``.
     """
     rows = sum(segment.sizes.documents for segment in segments)
     place = np.full(rows, -1, np.int64)
@@ -90,7 +93,7 @@ def near_duplicates_among(
 
 
 def _read(work: Folder, band: int) -> np.ndarray:
-    """Return the rows of a band that share a hash, and a number for each hash, int64 (2, rows)."""
+    """Return the rows and hash numbers that ``find_sharing`` wrote for a band, int64 (2, rows)."""
     size = work.size(_name(band))
     data = work.read_range(_name(band), 0, size) if size else b""
     if size % _ROW_BYTES or len(data) != size:
@@ -100,7 +103,7 @@ def _read(work: Folder, band: int) -> np.ndarray:
 
 
 def read_bands(work: Folder, segments: Sequence[Segment], token_type: str, band: int) -> np.ndarray:
-    """Return one band's hashes of the documents of all segments, uint64 (rows,)."""
+    """Return the hash of one band of every document, uint64 (rows,), in the order of the segments."""
     return np.concatenate([segment.file(work, token_type).read(f"band{band}") for segment in segments])
 
 

@@ -1,7 +1,7 @@
-"""Unit of the source -> parts: its documents cleaned, hashed and tokenised, sorted by their place in the dataset.
+"""Turn a unit of the source into parts: its documents, cleaned, hashed, tokenised and sorted by key.
 
     documents  [text] [text] [text]                      of one unit, in file order; a part takes about 64 MiB of them
-    parts      key, length, signature, name, tokens      columns (columns.py), each sorted by key
+    parts      key, length, signature, name, tokens      one column file each (columns.py), rows sorted by key
     unit       counts                                    JSON, written last: a unit without it is made again
 
 The key is a keyed hash of the text: sorting by it shuffles globally and makes equal texts neighbours.
@@ -50,17 +50,17 @@ from springtide.storage import Folder
 
 _SAMPLES = 5
 _IN_LINES = 2
-"""Broken chats of a unit whose line is looked for."""
+"""Broken chats of a unit that are sampled with their line number, for which the file is read up to there."""
 EXAMPLES, EXAMPLE_CHARACTERS = 3, 200
-"""Dropped documents that are shown for each reason, and how much of each."""
+"""Dropped documents that the dataset card shows for each reason, and characters of each."""
 _BEFORE = 40
-"""Characters that are shown before a replaced byte."""
+"""Characters that an example shows before the first replaced byte."""
 _PART_BYTES = 64 * 2**20
-"""Text of a part: a process that makes one holds it, its ids and their encoding in memory."""
+"""Bytes of text in a part. The process that makes a part holds the text, its ids and their encoding in memory."""
 _DOCUMENT_BYTES = 512
-"""Memory that a document takes besides its text: a unit may hold many short ones."""
+"""Memory of a document besides its text, which counts where a unit holds many short documents."""
 _READ_AT_ONCE = 16
-"""Counts that one process reads at a time; a store answers each after some 10 to 100 ms."""
+"""Files of counts that are read concurrently; an object store takes 10 to 100 ms to answer a request."""
 _FOLDER = "parts"
 
 
@@ -70,7 +70,7 @@ class Part(NamedTuple):
     unit: int
     place: int
     source: str
-    """Name of its source."""
+    """Name of the source."""
     sizes: Sizes
 
 
@@ -84,26 +84,27 @@ class PartJob:
     """Settings for reading and cleaning this source."""
     unit: Unit
     group: str
-    """Name of its source; empty where it is the only one, whose tokens are counted by the first folder of each document."""
+    """Name of the source, by which tokens are counted. Empty if there is only one source: then tokens are counted by the first
+    folder in the name of each document."""
     shards: ShardsConfig
     work: Folder
     """Folder for parts and the tokenizer until the dataset is sealed."""
     apart_from: tuple[str, ...] = ()
-    """Datasets whose held-out text it must not contain."""
+    """URLs of datasets whose held-out text the parts must not contain."""
     template: str = ""
-    """Text of the chat template."""
+    """Text of the chat template; empty for a source of plain texts."""
     whole: bool = False
-    """Whether all documents of the dataset are chats, so that none is cut."""
+    """Whether all documents of the dataset are chats, so that no document is cut between rows."""
     buckets: int = 0
-    """Number of buckets of repeated lines or paragraphs, which are removed."""
+    """Number of buckets of repeated lines or paragraphs to remove; 0 removes none."""
 
     def done(self) -> bool:
-        """Return whether its parts were already made."""
+        """Return whether the parts of the unit were already made."""
         return self.work.exists(_counts(self.number))
 
     @property
     def output(self) -> str:
-        """Name of the file that is written when its parts are made."""
+        """Name of the file of counts, which is written after the unit's parts."""
         return _counts(self.number)
 
 
@@ -175,8 +176,9 @@ def _cleaned(
     dropped: _Examples,
     fields: list[str],
 ) -> Iterator[Document]:
-    """Yield the cleaned documents of the unit; count the others by what becomes of them, and sample the broken. ``fields``
-    takes those of the first record without text."""
+    """Yield the documents of the unit that cleaning keeps. Add broken records to ``counts`` and a few of them to ``samples``,
+    documents that cleaning drops to ``dropped``, changes to ``edits``, and the field names of the first record without text
+    to ``fields``."""
     for found in job.source.read(job.unit, vocabulary):
         if isinstance(found, Broken):
             counts[found.reason] += 1
@@ -196,7 +198,7 @@ def _cleaned(
 
 
 def find_pieces(job: PartJob) -> None:
-    """Find the lines or paragraphs of one unit, unless that was done."""
+    """Write the digests of the lines or paragraphs of one unit, by which ``find_repeats`` compares them."""
     vocabulary = open_work_tokenizer(job.work, job.corpus.end_of_text)
     counts, edits = collections.Counter[str](), collections.Counter[str]()
     documents = _cleaned(job, vocabulary, counts, edits, [], _Examples(), [])
@@ -220,12 +222,12 @@ def _unrepeated(
 
 
 def _excluded(job: PartJob, row: dict[str, Any]) -> str:
-    """Return why ``corpus.apart_from`` excludes a document, empty if it does not."""
+    """Return the reason for which ``corpus.apart_from`` excludes a document, empty if it does not."""
     return open_exclusions(job.work, job.apart_from).reason(row["document"].text, row["tokens"], row["bands"])
 
 
 class _Examples:
-    """Documents that are dropped, counted by reason, and the first few for each reason."""
+    """Counts of dropped documents by reason, with the first few documents of each reason as examples."""
 
     def __init__(self) -> None:
         self.counts: collections.Counter[str] = collections.Counter()
@@ -233,7 +235,7 @@ class _Examples:
         self._shown: collections.Counter[str] = collections.Counter()
 
     def add(self, reason: str, document: Document) -> bool:
-        """Count a document that is dropped for ``reason``; return False if there is none."""
+        """Count a document as dropped and return True; return False if ``reason`` is empty, which keeps it."""
         if not reason:
             return False
         self.counts[reason] += 1
@@ -241,14 +243,14 @@ class _Examples:
         return True
 
     def show(self, reason: str, name: str, text: str) -> None:
-        """Keep the beginning of a text as an example, if there are not enough."""
+        """Keep the beginning of a text as an example, unless ``reason`` already has ``EXAMPLES`` of them."""
         self._shown[reason] += 1
         if self._shown[reason] <= EXAMPLES:
             self.examples.append({"reason": reason, "name": shown(name), "sample": text[:EXAMPLE_CHARACTERS]})
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yield the documents of each part. A unit has one part at least, and a compressed file of any size many."""
+    """Yield the documents of each part. A unit has at least one part; a large compressed file is one unit with many parts."""
     batch: list[Document] = []
     held = 0
     for document in documents:
@@ -267,8 +269,8 @@ def _tokenised(
     dropped: _Examples,
     edits: collections.Counter[str],
 ) -> list[dict[str, Any]]:
-    """Return the rows of a part, in the order of their places in the dataset. Counts the documents that cannot be tokenised,
-    and the thoughts that a template leaves out."""
+    """Return the rows of a part, sorted by key. Add documents that cannot be tokenised to ``dropped``, and the number of
+    answers whose thoughts the chat template leaves out to ``edits``."""
     key = job.shards.seed.to_bytes(8, "little")
     rows: list[dict[str, Any]] = []
     encoded: Iterator[tuple[np.ndarray | None, np.ndarray | None]]
@@ -279,7 +281,7 @@ def _tokenised(
         encoded = _encoded(documents, vocabulary, job)
     for document, (ids, is_predicted) in zip(documents, encoded, strict=True):
         if ids is None:
-            if not job.template:  # why a chat is dropped is counted already
+            if not job.template:  # _laid_out has already counted a chat as dropped
                 dropped.add(f"{UNSPLIT} it", document)
             continue
         place = hashlib.blake2b(document.digest, key=key, digest_size=16).digest()
@@ -297,7 +299,8 @@ def _tokenised(
 def _laid_out(
     documents: list[Document], template: ChatTemplate, dropped: _Examples
 ) -> Iterator[tuple[np.ndarray | None, np.ndarray | None]]:
-    """Yield ids and which are predicted of each chat; None of one that the template cannot lay out, and count it."""
+    """Yield the ids of each chat and which of them are predicted. If the template cannot lay out a chat, yield (None, None) and
+    add the chat to ``dropped``."""
     for document, found in zip(documents, laid_out(documents, template), strict=True):
         if isinstance(found, BadChat):
             dropped.add(found.reason, document._replace(text=f"{found.problem}; {found.remedy}"))
@@ -309,17 +312,17 @@ def _laid_out(
 def chat_template(
     vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConfig, text: str, whole: bool
 ) -> ChatTemplate:
-    """Return the chat template of a source, of this text; ``whole``: as in ``PartJob``. ConfigError if the tokenizer does not
-    fit it."""
+    """Compile the chat template ``text`` of a source. ``whole``: as in ``PartJob``. ConfigError if it does not fit the
+    tokenizer."""
     return ChatTemplate(corpus.chat_template, text, vocabulary, begin_of_text(vocabulary, corpus, shards), whole)
 
 
 def _encoded(
     documents: list[Document], vocabulary: Tokenizer, job: PartJob
 ) -> Iterator[tuple[np.ndarray | None, np.ndarray | None]]:
-    """Yield (ids, None) for each document; the second part says that all ids are predicted. Ids are those of the document if it
-    has some, without its begin-of-text, which the dataset adds. Otherwise its text is encoded, and ids are None if the
-    tokenizer cannot split the text. The end-of-document id is appended."""
+    """Yield (ids, None) for each document, where None means that all ids are predicted. A document that came as ids keeps
+    them, except for its begin-of-text, which the dataset adds. Other documents are encoded, and ids are None if the tokenizer
+    cannot split the text. The end-of-document id is appended."""
     end, tokenizer = np.array([vocabulary.end_of_text], dtype=np.uint32), job.corpus.tokenizer
     bos_id = begin_of_text(vocabulary, job.corpus, job.shards)
     encoded = vocabulary.try_encode(document.text for document in documents if document.ids is None)
@@ -335,8 +338,8 @@ def _encoded(
 
 
 def _infill(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer) -> dict[str, int]:
-    """Reorder documents to fill in the middle, but those that may be held out; return the number of those reordered. What
-    stands between two segments is what stands between two documents."""
+    """Reorder documents for fill-in-the-middle, except documents that may be held out. Return the number of reordered
+    documents, as an edit. The segments of a document are separated by the ids that separate documents."""
     if (infilling := infilling_of(vocabulary, job.corpus, job.shards)) is None:
         return {}
     trained = [row for row in rows if row["share"] / 2.0**64 >= job.shards.heldout_fraction]
@@ -355,7 +358,8 @@ def _infill(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer) -> 
 
 
 def infilling_of(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConfig) -> Infilling | None:
-    """Return how documents are reordered to fill in the middle, None if they are not. ConfigError if the tokenizer cannot."""
+    """Return the fill-in-the-middle parameters of a source, None if it has none. ConfigError if the tokenizer lacks a token of
+    ``corpus.fim_tokens`` or cannot encode a text in pieces."""
     if not corpus.fim or shards.heldout_fraction == 1:
         return None
     check_pieces(vocabulary, "corpus.fim", corpus.fim)
@@ -364,7 +368,7 @@ def infilling_of(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConf
 
 
 def _begin_texts(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer) -> None:
-    """Put the begin-of-text before the ids of each document, if the dataset has one."""
+    """Prepend the begin-of-text to the ids of each document, and mark ids that are not predicted, if the dataset has one."""
     if (bos_id := begin_of_text(vocabulary, job.corpus, job.shards)) is not None:
         first = masked(np.array([bos_id], dtype=job.shards.token_type))
         for row in rows:
@@ -375,12 +379,13 @@ def _begin_texts(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer
 
 
 def _first_folder(name: str) -> str:
-    """Return the first folder of a document's name, or its file."""
+    """Return the first folder in a document's name; for a name without a folder, the file."""
     return shown(name).split("/")[0].split("@")[0]
 
 
 def shown(name: str) -> str:
-    """Return a file's name for the manifest and the card: names are bytes, and that of a URL may end in a signature."""
+    """Return a file's name for the manifest and the card, without control characters and secrets. A file name may hold any
+    bytes, and a URL may end in a signature."""
     return printable(redacted(name))
 
 
@@ -391,7 +396,7 @@ def open_work_tokenizer(work: Folder, end_of_text: str | int) -> Tokenizer:
 
 
 def begin_of_text(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConfig) -> int | None:
-    """Return the id that stands before each document and is not predicted; None if none does."""
+    """Return the id that is put before each document and is not predicted; None if the dataset has no such id."""
     if corpus.begin_of_text:
         return vocabulary.id_of(corpus.begin_of_text, "corpus.begin_of_text")
     return vocabulary.end_of_text if shards.mask_across_documents else None
@@ -405,7 +410,7 @@ def _encode(rows: list[dict[str, Any]], token_type: str) -> Documents:
         "high": places[:, 0],
         "low": places[:, 1],
         "share": np.array([row["share"] for row in rows], dtype=np.uint64),
-        # a document is not longer than sources and documents allow
+        # int32 is enough: sources.py and documents.py limit the length of a document
         "length": np.array([len(row["tokens"]) for row in rows], dtype=np.int32),
         "sketch": np.array([row["sketch"] for row in rows], dtype=np.uint8).reshape(-1, BINS),
         "signature": np.array([row["bands"] for row in rows], dtype=np.uint64).reshape(-1, BANDS),
@@ -423,5 +428,5 @@ def read_counts(work: Folder, units: int) -> list[dict[str, Any]]:
 
 
 def parts_of(unit: int, source: str, counts: dict[str, Any]) -> list[Part]:
-    """Return the parts of a unit with these counts."""
+    """Return the parts of a unit, whose sizes are in its ``counts``."""
     return [Part(unit, place, source, Sizes(*one)) for place, one in enumerate(counts["parts"])]

@@ -1,4 +1,4 @@
-"""All segments -> plan: drop duplicates, order the documents, split them and cut shards.
+"""Plan a dataset from all segments: drop duplicates, order the documents, hold some out, and cut shards.
 
 Memory holds about 75 to 90 bytes per document and no text: keys, lengths, and one band of the signatures at a time.
 """
@@ -23,23 +23,23 @@ from springtide.shards import HELDOUT, TRAIN, best_fit, shuffle_rows
 from springtide.storage import Folder
 
 _EDGES = (0, *(2**power for power in range(4, 21, 2)))
-"""Tokens from which on documents are counted together."""
+"""Lower edges of the histogram of document lengths, in tokens."""
 
 
 class Documents(NamedTuple):
-    """Where the documents of a shard are, in their order."""
+    """Where documents are stored in the segments, in their order in the dataset or a shard."""
 
     segment: np.ndarray
-    """int32 (documents,)."""
+    """int32 (documents,): number of the segment."""
     row: np.ndarray
-    """int32 (documents,): in the segment."""
+    """int32 (documents,): row in the segment."""
     begin: np.ndarray
-    """int64 (documents,): the first of its tokens in the segment."""
+    """int64 (documents,): index of the document's first token in the segment."""
     length: np.ndarray
-    """int32 (documents,): its tokens."""
+    """int32 (documents,): number of tokens."""
 
     def take(self, which: np.ndarray | slice) -> Documents:
-        """Return some of them."""
+        """Return the documents that the index array, mask or slice ``which`` selects."""
         return Documents(*(column[which] for column in self))
 
 
@@ -49,13 +49,13 @@ class ShardPlan:
 
     split: str
     number: int
-    """In the split; the shards of a source follow one another."""
+    """Number of the shard in the split. The shards of a source have consecutive numbers."""
     first_row: int
-    """Its number in the rows that its source has in the split."""
+    """Number of the shard's first row among the rows of its source in the split."""
     rows: int
     documents: Documents
     skip: int = 0
-    """Tokens of the first document that come before this shard; for documents packed end to end."""
+    """Tokens of the first document that are in earlier shards; 0 unless documents are packed end to end."""
     pieces: np.ndarray | None = None
     """int32 (pieces, 4): row, document, begin and end; for documents fitted into rows, else None."""
 
@@ -74,7 +74,7 @@ class Drop(NamedTuple):
     place: tuple[int, int]
     """(segment, row in the segment)."""
     kept: tuple[int, int] | None
-    """The document that is kept for it, if it is a duplicate."""
+    """(segment, row) of the document that is kept instead of a duplicate; None if this is no duplicate."""
     similarity: float
     """Jaccard similarity of the two; 1 for equal texts."""
 
@@ -85,19 +85,19 @@ class Cut(NamedTuple):
     place: tuple[int, int]
     """(segment, row in the segment)."""
     tokens: int
-    """Those held out."""
+    """Number of tokens that are held out."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SplitPlan:
-    """What a source has in a split."""
+    """The documents and shards of one source in one split."""
 
     source: str
     split: str
     documents: int
     tokens: int
     shards: tuple[ShardPlan, ...]
-    """Empty if there is less than a row."""
+    """Empty if the tokens do not fill a row."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,11 +111,11 @@ class Plan:
     examples: tuple[Drop, ...]
     """The first few documents dropped for each reason."""
     documents_by_tokens: tuple[tuple[int, int], ...]
-    """(tokens, kept documents with at least as many, and fewer than the next)."""
+    """Histogram of kept documents: (lower edge in tokens, number of documents)."""
     heldout_fraction: float
-    """Share of the documents that is held out; smaller than the setting if that is more than ``shards.heldout_tokens``."""
+    """Share of the documents that is held out; smaller than the setting if that would exceed ``shards.heldout_tokens``."""
     cut: Cut | None = None
-    """The document whose beginning is held out, because no other is."""
+    """The document whose beginning is held out, because there are too few documents to hold out a whole one."""
 
 
 def make_plan(
@@ -126,11 +126,11 @@ def make_plan(
     apart: ApartFrom,
     may_cut: bool = False,
 ) -> Plan:
-    """Compute the plan from the columns of the segments. It does not depend on how many processes made them.
+    """Compute the plan from the columns of the segments. It does not depend on how many processes made the segments.
 
-    The segments of a source follow one another. A document that several sources have, or close copies of, goes to the first of
-    them. With ``near_duplicates`` the buckets of ``near`` must be there. ``may_cut``: whether the beginning of a document may
-    be held out where no document is, such as of a book that is the whole corpus.
+    The segments of a source are consecutive. A document that occurs in several sources, exactly or nearly, stays in the first
+    source. With ``near_duplicates``, ``near.find_sharing`` must have written its buckets. ``may_cut``: whether the beginning
+    of a document may be held out if no whole document can be, such as when one book is the whole corpus.
     """
     lay = look_up({"concat": _cut, "best_fit": _fit}, "shards.packing", settings.packing)
     where, high, low, share = _index(work, segments, settings.token_type)
@@ -142,6 +142,7 @@ def make_plan(
     def place(index: int) -> tuple[int, int]:
         return int(where.segment[index]), int(where.row[index])
 
+    # sorted by key, equal texts are neighbours; the first of them, in the order of segments and rows, is kept
     order = np.lexsort((where.row, where.segment, low, high))
     again = np.zeros(len(order), dtype=bool)
     again[1:] = (high[order][1:] == high[order][:-1]) & (low[order][1:] == low[order][:-1])
@@ -153,6 +154,7 @@ def make_plan(
     ]
     order = order[~again]
     if near_duplicates:
+        # in the order of sources, because the first of several near-duplicates is kept
         by_source = np.argsort(source[order], kind="stable")
         first = order[by_source]
         found = near_duplicates_among(work, segments, settings.token_type, first)
@@ -200,8 +202,8 @@ def _splits(
     heldout: np.ndarray,
     fraction: float,
 ) -> tuple[SplitPlan, ...]:
-    """Return the splits of each source. ``lay`` lays documents out in rows; ``source``: number of the source of each document;
-    ``train`` and ``heldout``: places of their documents in ``where``, in order."""
+    """Return the splits of each source. ``lay`` lays documents out in rows; ``source``: number of each document's source;
+    ``train`` and ``heldout``: indices into ``where`` of the documents of each split, in order."""
     splits: list[SplitPlan] = []
     for split, mine in {TRAIN: train, HELDOUT: heldout}.items():
         mine = mine[np.argsort(source[mine], kind="stable")]
@@ -222,8 +224,8 @@ def _is_empty(splits: Sequence[SplitPlan], split: str) -> bool:
 
 
 def _part_to_hold_out(settings: ShardsConfig, longest: int, total: int) -> int:
-    """Return how many tokens of a document of ``longest`` tokens to hold out: the share of the ``total`` that the settings hold
-    out, but a row at least, half of the document and ``shards.heldout_tokens`` at most; 0 if that is less than a row."""
+    """Return how many tokens of a document of ``longest`` tokens to hold out. This is the configured share of ``total``, at
+    least a row, at most half of the document and ``shards.heldout_tokens``; 0 if these limits leave less than a row."""
     row = settings.sequence_length + 1
     tokens = min(max(round(settings.heldout_fraction * total), row), longest // 2)
     if settings.heldout_tokens:
@@ -232,7 +234,7 @@ def _part_to_hold_out(settings: ShardsConfig, longest: int, total: int) -> int:
 
 
 def _with_part(where: Documents, document: int, tokens: int) -> Documents:
-    """Return the documents with one more, the first ``tokens`` of ``document``, which loses them."""
+    """Return ``where`` with one more document: the first ``tokens`` of ``document``, which are removed from ``document``."""
     found = Documents(*(np.append(column, column[document]) for column in where))
     found.length[-1] = tokens
     found.begin[document] += tokens
@@ -241,7 +243,7 @@ def _with_part(where: Documents, document: int, tokens: int) -> Documents:
 
 
 def check_plan(plan: Plan, settings: ShardsConfig, corpus: str) -> None:
-    """Raise CorpusError if a source has nothing to train on, or there is nothing to hold out. ``corpus``: its name."""
+    """Raise CorpusError if a source has no row to train on, or there is no row to hold out. ``corpus``: name of the corpus."""
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in plan.dropped.items() if count)
     several = len({one.source for one in plan.splits}) > 1
     for one in plan.splits:
@@ -257,8 +259,8 @@ def check_plan(plan: Plan, settings: ShardsConfig, corpus: str) -> None:
 
 
 def _fraction(settings: ShardsConfig, share: np.ndarray, length: np.ndarray) -> float:
-    """Return the share of the documents to hold out: the largest that keeps to ``shards.heldout_tokens``. ``share``: hash of
-    each document's text, ``length``: its tokens."""
+    """Return the share of the documents to hold out: the configured one, or the largest within ``shards.heldout_tokens``.
+    ``share``: hash of each document's text, ``length``: its tokens."""
     fraction, limit = settings.heldout_fraction, int(settings.heldout_tokens)
     if fraction == 1 or not limit:
         return fraction
@@ -269,8 +271,8 @@ def _fraction(settings: ShardsConfig, share: np.ndarray, length: np.ndarray) -> 
 
 
 def _is_held_out(share: np.ndarray, fraction: float) -> np.ndarray:
-    """Return which documents are held out. It depends on their text alone: copies in other datasets are, too, if they hold
-    out the same fraction."""
+    """Return which documents are held out, bool (n,). The hash of the text decides alone, so a copy of a held-out document is
+    also held out in other datasets that hold out the same fraction."""
     return np.ones(len(share), dtype=bool) if fraction == 1 else share / 2.0**64 < fraction
 
 
@@ -293,7 +295,7 @@ def _cut(settings: ShardsConfig, split: str, first: int, documents: Documents) -
 
 
 def _fit(settings: ShardsConfig, split: str, first: int, documents: Documents) -> Iterator[ShardPlan]:
-    """Fit documents together, from neighbours that fill about one shard at a time. ``first``: number of the first shard."""
+    """Pack documents into rows by best fit, about one shard of neighbours at a time. ``first``: number of the first shard."""
     length, capacity = documents.length, settings.sequence_length + 1
     shard_tokens = capacity * settings.rows_per_group * settings.groups_per_shard
     ends = np.cumsum(length, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""The plan on disk: a prepare that is killed while it seals goes on where it was, and each task reads its own part only.
+"""Store the plan on disk, so that a killed prepare resumes sealing, and each task reads only the shards that it seals.
 
-plan/000000.npz   the shards of one bundle: what one task seals     arrays of plan.ShardPlan, and the sizes of its segments
-plan/plan.json    what the whole plan says, written last            a plan without it is made again
+plan/000000.npz   one bundle: the shards that one task seals     arrays of plan.ShardPlan, and the sizes of its segments
+plan/plan.json    the plan without its shards, written last      if it is missing, the plan is made again
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from springtide.dataset.segments import Segment
 from springtide.storage import Folder, to_json
 
 _BUNDLE_BYTES = 256 * 2**20
-"""Tokens that one task seals, if there are many: each task looks into every segment of its source."""
+"""Largest bundle of several shards, in bytes of tokens. Bundles are large because each task reads from every segment of its
+source."""
 _LEAST_BUNDLES = 64
-"""Tasks to seal a split with, before one of them seals several shards: processes that can help."""
+"""Bundles that a split has before any of them holds several shards, so that as many processes can share the sealing."""
 _FOLDER, _PLAN = "plan", "plan/plan.json"
 
 
@@ -34,16 +35,16 @@ class Bundle(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A plan, its shards in files."""
+    """A plan whose shards are stored in the files of bundles."""
 
     plan: Plan
-    """Its splits without shards."""
+    """The plan; its splits list no shards."""
     bundles: tuple[tuple[tuple[str, str], int], ...]
-    """(source, split) and the number of shards of each bundle, in the order of their numbers."""
+    """((source, split), number of shards) of each bundle, in the order of bundle numbers."""
 
 
 def write_plan(work: Folder, plan: Plan, segments: Sequence[Segment], settings: ShardsConfig) -> Planned:
-    """Write a plan; return it without its shards."""
+    """Write a plan to ``work``; return it without its shards."""
     shard_bytes = settings.rows_per_group * settings.groups_per_shard * (settings.sequence_length + 1)
     shard_bytes *= np.dtype(settings.token_type).itemsize
     bundles: list[tuple[tuple[str, str], int]] = []
@@ -67,7 +68,7 @@ def write_plan(work: Folder, plan: Plan, segments: Sequence[Segment], settings: 
 
 
 def read_plan(work: Folder) -> Planned | None:
-    """Return the plan that is there, without its shards; None if there is none."""
+    """Return the plan stored in ``work``, without its shards; None if no plan is stored there."""
     try:
         return _planned(work.read_json(_PLAN))
     except FileNotFoundError:
@@ -75,7 +76,7 @@ def read_plan(work: Folder) -> Planned | None:
 
 
 def read_bundle(work: Folder, number: int) -> Bundle:
-    """Return the shards of a bundle."""
+    """Read the shards of a bundle, and the segments that hold their documents."""
     name = bundle_name(number)
     with np.load(io.BytesIO(work.read_range(name, 0, work.size(name))), allow_pickle=False) as found:
         facts, columns, pieces = json.loads(found["facts"].tobytes()), found["documents"], found["pieces"]

@@ -1,8 +1,8 @@
-"""Lines or paragraphs that occurred before in the corpus: found before the parts are made, exactly, at any number of processes.
+"""Find exact repetitions of lines or paragraphs in the corpus, with any number of processes, before the parts are made.
 
-    unit     pieces     digest, place in the unit               raw arrays, sorted by digest; and their counts by first byte
-    bucket   repeats    unit, place in the unit                 Parquet, sorted by unit; a bucket has a range of first bytes
-    unit     parts      its documents without those places      parts.py
+    unit   -> pieces     digest, place in the unit              raw arrays, sorted by digest; and their counts by top byte
+    bucket -> repeats    unit, place in the unit                Parquet, sorted by unit; a bucket has a range of top bytes
+    unit   -> parts      documents without the repeats          parts.py
 
 The first occurrence in the order of units stays, so what is removed depends on the sources alone.
 """
@@ -24,12 +24,12 @@ from springtide.storage import Folder
 _BYTES = 256
 _PIECE = np.dtype([("digest", "<u8"), ("place", "<u4")])
 _BUCKET_PIECES = 2**22
-"""Pieces that a process compares at a time, if the corpus has no more than 256 times as many."""
+"""Most pieces of a bucket, which one process compares at once. A corpus of over 256 times as many has larger buckets."""
 _ROWS_A_GROUP = 2**16
 
 
 def write_pieces(work: Folder, unit: int, texts: Iterable[str], kind: str) -> None:
-    """Write the digests of the lines or paragraphs of a unit's documents, unless that was done."""
+    """Write the digests of the lines or paragraphs of a unit's documents, unless they were already written."""
     if work.exists(_counts(unit)):
         return
     digests: list[int] = []
@@ -50,12 +50,12 @@ def write_pieces(work: Folder, unit: int, texts: Iterable[str], kind: str) -> No
 
 @dataclasses.dataclass(frozen=True)
 class BucketJob:
-    """The input to find the repeated pieces whose digests begin with some bytes. Picklable."""
+    """The input to find the repeated pieces of one bucket, a range of digests. Picklable."""
 
     number: int
     first: int
     last: int
-    """Bytes [first, last)."""
+    """The top byte of the bucket's digests is in [first, last)."""
     units: int
     work: Folder
 
@@ -65,7 +65,7 @@ class BucketJob:
 
 
 def buckets(work: Folder, units: int) -> list[BucketJob]:
-    """Return the buckets of the pieces of all units."""
+    """Return one job per bucket. Together the buckets hold the pieces of all units."""
     total = sum(sum(work.read_json(_counts(unit))["pieces"]) for unit in range(units))
     width = _BYTES
     while width > 1 and total * width > _BUCKET_PIECES * _BYTES:
@@ -76,13 +76,13 @@ def buckets(work: Folder, units: int) -> list[BucketJob]:
 
 
 def find_repeats(job: BucketJob) -> None:
-    """Write the places of the pieces of a bucket that occurred before, unless that was done."""
+    """Write the unit and place of every piece in a bucket that occurred before, unless they were already written."""
     if job.done():
         return
     found = list(_pieces_of(job))
     pieces = np.concatenate([one for _, one in found])
     unit = np.repeat([number for number, _ in found], [len(one) for _, one in found])
-    order = np.argsort(pieces["digest"], kind="stable")  # stable: units and places rise
+    order = np.argsort(pieces["digest"], kind="stable")  # stable: equal digests stay in the order of units and places
     digests = pieces["digest"][order]
     again = np.sort(order[1:][digests[1:] == digests[:-1]])
     out = io.BytesIO()
@@ -115,7 +115,8 @@ class Repeats:
         self._places = frozenset(places)
 
     def remove(self, text: str) -> tuple[str, list[str]]:
-        """Return the text of the next document without its repeated pieces, and their texts."""
+        """Return the text of the unit's next document without its repeated pieces, and the removed pieces. Must be called once
+        for each document, because places count through the unit."""
         return without(text, self._kind, self._next)
 
     def _next(self, piece: Piece) -> bool:

@@ -1,4 +1,4 @@
-"""Plan and segments -> shards: the second pass of the shuffle. A task reads its documents from the segments and seals them."""
+"""Pack and write the planned shards, the second pass of the shuffle. A task reads its bundle's documents from the segments."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from springtide.shards import HELDOUT, Shard, ids_of, is_predicted, masked, memo
 from springtide.storage import Folder
 
 _GAP_BYTES = 2**20
-"""Tokens that are not needed are read, too, rather than by another request [bytes]: about what a store sends in the time of
-one."""
+"""Largest gap between two documents that is read in the same request [bytes]. An object store sends about as much in the time
+that another request takes."""
 _FOLDER = "shards"
 
 
@@ -36,16 +36,16 @@ class SealJob:
     work: Folder
     end_of_text: int
     has_begin: bool
-    """Whether each document begins with a begin-of-text, which is not of its text."""
+    """Whether each document begins with a begin-of-text, which is not part of its text."""
 
     @property
     def output(self) -> str:
-        """Name of the records of its shards."""
+        """Name of the file that holds the records of the sealed shards."""
         return _records(self.number)
 
 
 def read_records(work: Folder, number: int) -> list[tuple[Shard, int]]:
-    """Return the shards of a bundle, and how many bytes of text each holds."""
+    """Return the sealed shards of a bundle, each with its number of bytes of text."""
     return [(Shard.model_validate(shard), num_bytes) for shard, num_bytes in work.read_json(_records(number))]
 
 
@@ -68,7 +68,7 @@ def seal_shards(job: SealJob) -> None:
 
 
 def _read(job: SealJob, where: Documents, segments: Mapping[int, Segment]) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return the token ids of documents and their band hashes, uint64 (documents, BANDS)."""
+    """Return the token ids of the documents in ``where``, and their band hashes, uint64 (documents, BANDS)."""
     tokens: list[np.ndarray] = [np.empty(0)] * len(where.segment)
     bands = np.empty((len(where.segment), BANDS), dtype=np.uint64)
     for segment in np.unique(where.segment).tolist():
@@ -87,7 +87,7 @@ def _read(job: SealJob, where: Documents, segments: Mapping[int, Segment]) -> tu
 
 
 def _whole(job: SealJob, where: Documents, segments: Mapping[int, Segment]) -> dict[int, np.ndarray]:
-    """Return all tokens of the documents of which only the beginning is held out, by their places in ``where``."""
+    """Return all tokens of each document of which only the beginning is held out, by the document's index in ``where``."""
     found: dict[int, np.ndarray] = {}
     for segment in np.unique(where.segment).tolist():
         file = segments[segment].file(job.work, job.settings.token_type)
@@ -102,8 +102,8 @@ def _whole(job: SealJob, where: Documents, segments: Mapping[int, Segment]) -> d
 
 
 def _ranges(here: np.ndarray, where: Documents, token_bytes: int) -> Iterator[np.ndarray]:
-    """Yield the documents ``here``, int64 (n,), of one segment, in the order of its rows, cut where a gap between two is not
-    worth reading."""
+    """Yield the documents ``here`` of one segment, int64 (n,), sorted by row and grouped so that each group is read in one
+    request. A gap of more than ``_GAP_BYTES`` separates two groups."""
     here = here[np.argsort(where.row[here], kind="stable")]
     mine = where.take(here)
     gaps = (mine.begin[1:] - mine.begin[:-1] - mine.length[:-1]) * token_bytes
@@ -113,8 +113,8 @@ def _ranges(here: np.ndarray, where: Documents, token_bytes: int) -> Iterator[np
 def _seal(
     job: SealJob, plan: ShardPlan, documents: list[np.ndarray], bands: np.ndarray, compared: list[np.ndarray]
 ) -> tuple[Shard, int]:
-    """Pack and write one shard; return its record, and how many bytes of text it holds. ``compared``: the documents, those of
-    which only the beginning is held out whole."""
+    """Pack and write one shard; return its record, and its number of bytes of text. ``compared``: all tokens of each document,
+    even if only its beginning is held out; shingles are computed from them."""
     length = job.settings.sequence_length
     if plan.pieces is None:
         line = np.concatenate(documents)[plan.skip :]
@@ -127,14 +127,15 @@ def _seal(
     shard = write_shard(job.dataset, plan.name, job.settings, plan.first_row, num_bytes, rows)
     texts = [ids_of(document[1:]) for document in compared] if job.has_begin else compared
     if plan.skip > length * job.settings.rows_per_group * job.settings.groups_per_shard:
-        # the shard before this one has its shingles; in every shard, they would take the square of its length
+        # an earlier shard has the shingles of this document; if every shard had them, their size would grow with the square
+        # of the document's length
         texts = [texts[0][:0], *texts[1:]]
     return write_signatures(job.dataset, shard, plan.split, bands, texts), int(num_bytes.sum())
 
 
 def _fill(documents: Sequence[np.ndarray], pieces: np.ndarray, rows: int, capacity: int, padding: int) -> np.ndarray:
-    """Return the rows of a shard with fitted pieces, (rows, capacity); ``padding`` fills the rest of each row. The first
-    token of a piece is not predicted: it is a begin-of-text, or the last token of the piece before it."""
+    """Return the rows of a shard, (rows, capacity), filled with pieces of documents and then ``padding``. The first token of a
+    piece is not predicted: it is a begin-of-text, or the last token of the document's previous piece."""
     found = masked(np.full((rows, capacity), padding, dtype=documents[0].dtype))
     filled = np.zeros(rows, dtype=np.int64)
     for row, document, begin, end in pieces.tolist():
@@ -154,11 +155,11 @@ def _records(number: int) -> str:
     return f"{_FOLDER}/{number:06d}.json"
 
 
-# What a dataset's card says of its source: counts, and examples of what was dropped.
+# Statistics of the source for the dataset card: counts, and examples of dropped documents.
 
 _GROUPS_NAMED = 12
 _TOKENS_BEFORE, _TOKENS_SHOWN = 16, EXAMPLE_CHARACTERS
-"""Tokens that are decoded before the first difference of two documents, and in all."""
+"""Tokens of an example that are decoded before the first difference of two documents, and in total."""
 
 
 def statistics(
@@ -168,7 +169,7 @@ def statistics(
 
     Args:
         records: the counts of each unit.
-        segments: where the texts of the plan's examples are.
+        segments: the files of all segments, which hold the texts of the plan's examples.
     """
     documents, edits, groups = (_total(records, name) for name in ("documents", "edits", "tokens_by_group"))
     largest = dict(groups.most_common(_GROUPS_NAMED))
@@ -210,8 +211,8 @@ def _first(examples: Iterable[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _example(drop: Drop, segments: Sequence[ColumnFile], vocabulary: Tokenizer) -> dict[str, Any]:
-    """Return the example of a drop: the beginning of its text; of near-duplicates both texts, from a little before the first
-    token that differs."""
+    """Return the card's example of a dropped document: the beginning of its text, and for a duplicate also of the kept text.
+    The texts of near-duplicates begin shortly before the first token that differs."""
     name, ids = _document(segments, drop.place, vocabulary)
     found = {"reason": drop.reason, "name": name}
     if drop.kept is None:

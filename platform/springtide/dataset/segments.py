@@ -1,11 +1,11 @@
-"""Parts -> segments: the first pass of the shuffle. A segment holds the documents of neighbouring parts of one source, sorted.
+"""Merge parts into segments, the first pass of the shuffle. A segment holds the documents of neighbouring parts of one source.
 
     parts      a few MiB each, one per unit       read whole, one request each
     segments   about 128 MiB each                 shards read one range of each segment of their source, or two
 
-A shard would have to look into every part: requests that grow with the square of the text. It looks into every segment, which
-are thirty times fewer. Documents are sorted by key; those that may be held out stand before the others, or shards of held-out
-text would read everything. Segments do not depend on who made the parts, or when.
+Without segments, a shard would read from every part, and requests would grow with the square of the text. There are about
+thirty times fewer segments than parts. Documents are sorted by key. Those that may be held out come first; otherwise shards
+of held-out text would read everything. Segments do not depend on which process made the parts, or when.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from springtide.dataset.parts import Part, part_file
 from springtide.storage import Folder
 
 _SEGMENT_BYTES = 128 * 2**20
-"""Size of the parts of a segment [bytes]; the process that merges them holds them twice."""
+"""Total size of the parts of a segment [bytes]. The process that merges the parts holds them in memory twice."""
 _FOLDER = "segments"
 
 
@@ -32,7 +32,7 @@ class Segment(NamedTuple):
     sizes: Sizes
 
     def file(self, work: Folder, token_type: str) -> ColumnFile:
-        """Return its file."""
+        """Return the segment's file in ``work``."""
         return ColumnFile(work, _name(self.number), Layout(self.sizes, token_type, has_bands=True))
 
 
@@ -48,12 +48,12 @@ class MergeJob:
 
     @property
     def output(self) -> str:
-        """Name of its file."""
+        """Name of the segment's file."""
         return _name(self.segment.number)
 
 
 def merges(work: Folder, parts: Sequence[Part], settings: ShardsConfig) -> list[MergeJob]:
-    """Return the jobs that make the segments of all parts, which are in the order of the source."""
+    """Group ``parts``, which are in the order of the sources, into segments, and return one job per segment."""
     groups: list[list[Part]] = []
     held = 0
     for part in parts:
@@ -72,7 +72,7 @@ def merges(work: Folder, parts: Sequence[Part], settings: ShardsConfig) -> list[
 
 
 def merge(job: MergeJob) -> None:
-    """Merge the parts of a segment, unless that was done."""
+    """Merge the parts of a segment and write its file, unless the file exists."""
     if not job.work.exists(job.output):
         found = [part_file(job.work, part, job.token_type).read_all() for part in job.parts]
         job.segment.file(job.work, job.token_type).write(in_order(found, job.heldout_fraction))

@@ -1,7 +1,7 @@
-"""Signatures of a sealed dataset's documents, one Parquet file per shard: what another dataset needs to stay apart from it.
+"""Signatures of a sealed dataset's documents, one Parquet file per shard, against which other datasets are decontaminated.
 
 signatures/train-00000.parquet      band hashes, uint64: 128 bytes a document
-signatures/heldout-00000.parquet    the same, and the hashes of its shingles, uint32: to compare documents one by one
+signatures/heldout-00000.parquet    band hashes, and the hashes of shingles, uint32: to compare documents one by one
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from springtide.shards import HELDOUT, Shard
 from springtide.storage import Folder, digest
 
 SIGNATURES = "signatures"
-"""Their folder in a dataset's."""
+"""Name of the folder of signatures in a dataset's folder."""
 BAND_COLUMNS = [f"band{number:02d}" for number in range(BANDS)]
 _SHINGLES = "shingles"
 
@@ -27,8 +27,8 @@ _SHINGLES = "shingles"
 def write_signatures(
     dataset: Folder, shard: Shard, split: str, bands: np.ndarray, documents: list[np.ndarray]
 ) -> Shard:
-    """Write the signatures of a shard's documents; return its record with their digest. ``bands``: uint64 (documents, BANDS);
-    ``documents``: their token ids; none for one that begins before the shard before, which has its shingles."""
+    """Write the signatures of a shard's documents; return the shard's record with the digest of the file. ``bands``: uint64
+    (documents, BANDS); ``documents``: token ids, empty for a document whose shingles are in an earlier shard's file."""
     columns: dict[str, Any] = {name: bands[:, number] for number, name in enumerate(BAND_COLUMNS)}
     if split == HELDOUT:
         found = [shingles(ids) if len(ids) else np.empty(0, np.uint32) for ids in documents]
@@ -40,13 +40,13 @@ def write_signatures(
 
 
 def read_bands(dataset: Folder, shard: Shard) -> np.ndarray:
-    """Return the band hashes of a shard's documents, uint64 (BANDS, documents); CorpusError if the file is not as sealed."""
+    """Return the band hashes of a shard's documents, uint64 (BANDS, documents). CorpusError if the file is lost or changed."""
     table = _read(dataset, shard, BAND_COLUMNS)
     return np.stack([table[name].to_numpy() for name in BAND_COLUMNS])
 
 
 def read_shingles(dataset: Folder, shard: Shard) -> pa.ListArray:
-    """Return the shingles of a held-out shard's documents, one list each, sorted; CorpusError as ``read_bands``."""
+    """Return the shingles of a held-out shard's documents, one sorted list each. CorpusError as for ``read_bands``."""
     return _read(dataset, shard, [_SHINGLES])[_SHINGLES].combine_chunks()
 
 
