@@ -1,5 +1,5 @@
-"""The settings of a run. Layer rule: frozen values that validate themselves; files are read on request only, the environment
-never, and no other package is imported."""
+"""The settings of a run. Layer rule: frozen values that validate themselves. Files are read only on request, the environment is
+never read, and no other package is imported."""
 
 from springtide.config import recipes
 from springtide.config.code import check_trusted, code_fingerprint

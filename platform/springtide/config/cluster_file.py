@@ -1,4 +1,4 @@
-"""The cluster file of ``springtide plan``: which nodes one may rent, what they have, and what they cost.
+"""The cluster file of ``springtide plan``: the nodes that can be rented, their devices and their prices.
 
     node_types:
       - name: p5.48xlarge
@@ -10,7 +10,7 @@
         max_nodes: 8
     storage_price: 0.023
 
-It is a schema of its own, and no part of a run's config.
+This schema is separate from a run's config.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _PROBLEMS_SHOWN = 30
 
 
 class Device(Section):
-    """An accelerator of a node; for a node that trains on CPUs, the share of one worker."""
+    """An accelerator of a node. For a node that trains on CPUs: one worker's share of the node."""
 
     name: str = Field(min_length=1, max_length=64)
-    """Name, as its maker calls it [name]."""
+    """Name that the maker gives the device [name]."""
     memory: Bytes = Field(gt=0)
     """Memory that a worker may use [bytes]."""
     flops: Flops = Field(gt=0)
     """Dense FLOP/s in the type of ``parallel.precision``, bf16 for most recipes [FLOP/s]."""
     bandwidth: Bytes = Field(gt=0)
-    """Speed of that memory [bytes/s]."""
+    """Bandwidth of the device memory [bytes/s]."""
 
 
 def _known(value: Any) -> Any:
-    """Return the figures of a device that is only named."""
+    """Return the figures of a device that is given by name only; other values are returned as they are."""
     if not isinstance(value, str):
         return value
     if (found := figures_of(value)) is None:
@@ -77,38 +77,39 @@ class NodePrices(Section):
 
 
 class Links(Section):
-    """Speed of what connects workers, in one direction."""
+    """Bandwidth between workers, in one direction."""
 
     inside: Bytes | None = Field(None, gt=0)
-    """From a device to the next one in its node, as with NVLink; needed where a node has several [bytes/s]."""
+    """From a device to another in its node, as with NVLink; needed if a node has several devices [bytes/s]."""
     between: Bytes | None = Field(None, gt=0)
-    """From a node to the next one, all its network cards together; needed where there may be several nodes [bytes/s]."""
+    """From a node to another, all its network cards together; needed if there may be several nodes [bytes/s]."""
 
 
 class NodeType(Section):
-    """A kind of node that one may rent."""
+    """A kind of node that can be rented."""
 
     name: str = Field(min_length=1, max_length=64)
-    """Name, as the cloud calls it [name]."""
+    """Name that the cloud gives the node type [name]."""
     devices: int = Field(1, ge=1, le=256)
-    """Workers that a node has devices for [workers]."""
+    """Devices of a node, each for one worker [workers]."""
     device: Annotated[Device, BeforeValidator(_known)]
-    """Each of them: a known name such as ``H100``, or a table of name, memory, flops and bandwidth."""
+    """The node's device: a known name such as ``H100``, or a table of name, memory, flops and bandwidth."""
     host_memory: Bytes = Field(gt=0)
-    """Memory of the node's CPUs: saves are staged there, and snapshots kept [bytes]."""
+    """Memory of the node's CPUs, where saves are staged and snapshots are kept [bytes]."""
     prices: NodePrices
     """Price of a node by market."""
     links: Links = Links()
-    """Speed of what connects workers."""
+    """Bandwidth between workers."""
     max_nodes: int = Field(1, ge=1, le=_MOST_NODES)
-    """Most nodes that one gets [nodes]."""
+    """Most nodes of this kind that can be rented at once [nodes]."""
     zones: tuple[str, ...] = ()
-    """Zones in which there are such nodes; each plays the record from another place of it [names]."""
+    """Zones that have such nodes. In a simulation, each zone replays the record of ``trace`` from another point in it
+    [names]."""
     trace: str = ""
-    """Record of spot capacity, as for ``springtide plan --trace``; looked up beside the cluster file and in the current folder;
-    empty if none is known [name]."""
+    """Record of spot capacity, as for ``springtide plan --trace``. The path is looked up next to the cluster file and in the
+    current folder; empty if there is no record [name]."""
     notice: Seconds = Seconds(120.0)
-    """Time between a notice and the loss of a spot node; 0 for no notice [s]."""
+    """Time between a preemption notice and the loss of a spot node; 0 for no notice [s]."""
 
     @model_validator(mode="after")
     def _check(self) -> NodeType:
@@ -122,7 +123,7 @@ class NodeType(Section):
 
 
 class ClusterFile(Section):
-    """What one may rent."""
+    """The nodes that can be rented, and the price of storage."""
 
     node_types: tuple[NodeType, ...] = Field(min_length=1, max_length=_MOST_TYPES)
     """Kinds of nodes; a run uses nodes of one kind."""
@@ -149,7 +150,7 @@ def parse_cluster(text: bytes, name: str) -> ClusterFile:
 
     Args:
         text: YAML.
-        name: of the file, for errors.
+        name: name of the file, for errors.
 
     Raises:
         ConfigError: each problem with file, line, field, value and remedy.
@@ -170,7 +171,7 @@ def parse_cluster(text: bytes, name: str) -> ClusterFile:
     try:
         return ClusterFile.model_validate(data)
     except ValidationError as error:
-        # a list without those that are wrong may be too short; it is not what is wrong
+        # pydantic drops invalid entries and may then call the list too short, which is not the user's mistake
         wrong = [item for item in error.errors() if not (item["type"] == "too_short" and item["input"])]
         found = [_described(item, given, name) for item in wrong]
         more = [f"and {len(found) - _PROBLEMS_SHOWN} more"] if len(found) > _PROBLEMS_SHOWN else []
@@ -178,7 +179,7 @@ def parse_cluster(text: bytes, name: str) -> ClusterFile:
 
 
 def _described(item: Any, given: Parsed, name: str) -> str:
-    """Return one of pydantic's findings as ``file:line: field = value: problem; remedy``."""
+    """Return one finding of pydantic as ``file:line: field = value: problem; remedy``."""
     path = tuple(item["loc"])
     field, where = ".".join(map(str, path)), f"{name}:{given.line(path)}: "
     last, said = str(path[-1]) if path else "", in_words(item)

@@ -1,7 +1,8 @@
-"""The fingerprint of the code that trains a run, and the check that a config may name code to run.
+"""Fingerprint the code that trains a run, and check that a config may name code to run.
 
-A run's claim has the digest of the user's code that it was started with, under a seal that only this user can make: the claim
-lies in the run's folder, which may be somebody else's. With it the run resumes unattended while the code is the same.
+A run's claim holds a digest of the user's code at the start of the run. The digest is under a seal that only this user can
+make, because the claim lies in the run's folder, which may be somebody else's. While the code has this digest, the run resumes
+unattended.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from springtide.errors import ConfigError, explain
 
 LISTENER, PARTS = "track.listener", "train.parts"
 CODE_FIELDS = ("model.source", "optim.source", "objective.source", LISTENER, PARTS)
-"""Fields that name a function of the user's own that a run calls, ``package.module:function``. A lease's seal has them in this
-order: new ones come last."""
+"""Fields that name a user's function that a run calls, ``package.module:function``. The seal of a lease lists the fields in
+this order, so new fields are appended."""
 BESIDE_THE_MODEL = frozenset({LISTENER, PARTS})
-"""Those that do not decide how much memory and time a step takes."""
+"""Fields in ``CODE_FIELDS`` that do not affect how much memory and time a step takes."""
 _RETURNS = {
     "model.source": "an nn.Module",
     "optim.source": "a torch.optim.Optimizer",
@@ -44,9 +45,9 @@ _ARGUMENTS = {
     PARTS: ("loop",),
     "corpus.filter": ("text",),
 }
-"""Field -> what its function is called with. An objective has two forms, and is tried before a run starts."""
+"""Field -> arguments that its function is called with. An objective may have two forms; it is tried before a run starts."""
 _VARIABLE = "elastic.env."
-"""Beginning of the field of an environment variable that needs trust (``Config.needs_trust``)."""
+"""Prefix of the field name of an environment variable that needs trust (``Config.needs_trust``)."""
 _KEY = "~/.springtide/trust.key"
 _KEY_BYTES = 32
 
@@ -67,14 +68,14 @@ def check_trusted(
     """Check that the user trusts the code and the environment variables of a config that somebody else may have written.
 
     Args:
-        sources: what it runs, as ``Config.needs_trust``.
+        sources: code and variables of the config, as ``Config.needs_trust``.
         where: file of the config, for the error.
-        trust_code: the user trusts it.
-        claimed: digest of what the user trusted when the run started; empty if it did not start.
-        named: settings that the user has given himself; they are trusted.
+        trust_code: whether the user trusts all of ``sources``.
+        claimed: digest of the sources that the user trusted when the run started; empty if the run has not started.
+        named: settings that the user gave on the command line or in Python; they are trusted.
 
     Raises:
-        ConfigError: something in ``sources`` is neither trusted, nor given by the user, nor what ``claimed`` is the digest of.
+        ConfigError: some of ``sources`` are neither trusted nor given by the user, and their digest is not ``claimed``.
     """
     others = {field: source for field, source in sources.items() if not {field, _section_field(field)} & {*named}}
     if not others or trust_code or (claimed and claimed == (now := code_digest(sources))):
@@ -100,8 +101,8 @@ def _section_field(field: str) -> str:
 
 
 def find_code(field: str, source: str) -> Callable[..., object]:
-    """Return the function that ``source``, the value of ``field``, names: package.module:function. Modules are searched in the
-    current folder too, after all installed ones. The caller has checked that this code may run (``check_trusted``).
+    """Return the function that ``source``, the value of ``field``, names as package.module:function. Modules are looked up in
+    all installed packages, then in the current folder. The caller has checked that this code may run (``check_trusted``).
 
     Raises:
         ConfigError: there is no such function, or it takes other arguments.
@@ -129,7 +130,8 @@ def find_code(field: str, source: str) -> Callable[..., object]:
 
 
 def _check_arguments(field: str, source: str, function: Callable[..., object]) -> None:
-    """Raise ConfigError if a function cannot be called as that of ``field`` is. One that does not say what it takes passes."""
+    """Raise ConfigError if a function cannot be called with the arguments of ``field``. A function without a signature
+    passes."""
     arguments = _ARGUMENTS.get(field)
     if arguments is None:
         return
@@ -146,13 +148,13 @@ def _check_arguments(field: str, source: str, function: Callable[..., object]) -
 
 
 def code_digest(sources: Mapping[str, str]) -> str:
-    """Hash what a run would run: the code of the functions, and the values of the variables.
+    """Hash what a run would execute: the code of the functions, and the values of the environment variables.
 
     Args:
         sources: as ``Config.needs_trust``.
 
     Returns:
-        32 hex digits; empty if there is nothing, or a function has no code. Imports nothing.
+        32 hex digits; empty if ``sources`` is empty, or a function's file does not exist. Imports nothing.
     """
     digests = [_digest(source) for field, source in sources.items() if not field.startswith(_VARIABLE)]
     variables = {field: value for field, value in sources.items() if field.startswith(_VARIABLE)}
@@ -164,8 +166,8 @@ def code_digest(sources: Mapping[str, str]) -> str:
 
 
 def _digest(source: str) -> str:
-    """Hash all Python files of the outermost package of ``source``, or its one file if it is in none. What it imports from
-    elsewhere does not count."""
+    """Hash all Python files of the outermost package of ``source``, or its file if it is a module without a package. Code that
+    it imports from elsewhere does not count."""
     found, inside = "", False
     for spec in _specs(source.partition(":")[0]):
         if not inside:
@@ -183,8 +185,8 @@ def _digest(source: str) -> str:
 
 
 def seal(text: str) -> str:
-    """Return what only this user can compute of ``text``, 64 hex digits; empty if there is no place for the user's key
-    (``~/.springtide``), or others can read it."""
+    """Return this user's seal of ``text``, 64 hex digits: an HMAC that only this user can compute. Empty if the user's key
+    cannot be stored in ``~/.springtide``, or others can read it."""
     key = _key()
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest() if key else ""
 
@@ -196,8 +198,8 @@ def is_sealed(text: str, found: object) -> bool:
 
 
 def _key() -> bytes:
-    """Return the user's key, made when it is first needed; empty if that fails or others can read it."""
-    with contextlib.suppress(OSError, RuntimeError):  # the second: a user without a home
+    """Return the user's key, which is made at the first call; empty if that fails or others can read the key."""
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home
         path = Path(_KEY).expanduser()
         path.parent.mkdir(mode=0o700, exist_ok=True)
         if not path.exists():
@@ -217,8 +219,8 @@ def _key() -> bytes:
 
 
 def file_of(module: str) -> str:
-    """Return the file that importing ``module`` would run, or a text that says there is none. Looks in the search path, then in
-    the current folder; imports nothing."""
+    """Return the file that importing ``module`` would run, or a text that there is none. Searches Python's path, then the
+    current folder; imports nothing."""
     known = getattr(sys.modules.get(module), "__file__", None)
     if known:
         return str(known)
@@ -229,7 +231,7 @@ def file_of(module: str) -> str:
 
 
 def _specs(module: str) -> Iterator[ModuleSpec]:
-    """Yield what the search path has for each part of a dotted name, the outermost first; ends at one that it lacks."""
+    """Yield the module spec of each part of a dotted name, the outermost first; end at a part that is not found."""
     path = [*sys.path, os.getcwd()]
     for name in module.split("."):
         # one part of the name at a time: for a dotted name, find_spec expects the parents to be imported

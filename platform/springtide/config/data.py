@@ -15,21 +15,21 @@ from springtide.config.steps import StepsDone
 from springtide.errors import explain
 
 END_OF_TEXT = "<|endoftext|>"
-"""The end-of-text token of a tokenizer that is made here, if none is named."""
+"""End-of-text token of a tokenizer that springtide makes, if ``corpus.end_of_text`` is empty."""
 
 _ONE_LINE = r"^[^\r\n]*$"
 
 BLANK_LINE = "blank_line"
-"""Value of ``corpus.separator``: documents are paragraphs."""
+"""Value of ``corpus.separator``: documents are separated by empty lines."""
 
 CHAT_TOKENS = {
     "chatml": ("<|im_start|>", "<|im_end|>"),
     "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
 }
-"""Chat template that is built in -> its special tokens, which a tokenizer that is made here gets."""
+"""Built-in chat template -> its special tokens, which a tokenizer that springtide makes gets."""
 
 MODEL_TEMPLATE = "model"
-"""Value of ``corpus.chat_template``: the template that came with the model."""
+"""Value of ``corpus.chat_template``: the template that came with the imported model."""
 
 LanguageCode = Annotated[str, Field(pattern="^[a-z]{2}$")]
 
@@ -38,11 +38,11 @@ Weight = Annotated[float, Field(ge=0)]
 SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """Pattern of the name of a source in a dataset."""
 WHOLE = "corpus"
-"""Name of the source of ``corpus.source``."""
+"""Name that a dataset gives its only source, ``corpus.source``."""
 
 
 class SourceConfig(Section):
-    """One of several sources; a field that is not None replaces that of ``corpus`` for this source."""
+    """One of several sources. A field that is not None replaces the field of the same name in ``corpus`` for this source."""
 
     source: str
     """As corpus.source [url]."""
@@ -51,7 +51,7 @@ class SourceConfig(Section):
     field: str | None = None
     """Field that holds the text, or token ids, in JSON lines, Parquet records and MDS samples [name]."""
     separator: str | None = Field(None, pattern=_ONE_LINE)
-    """Text between the documents of a text file, ``blank_line`` for empty lines; empty: a file is a document [name]."""
+    """Text between the documents of a text file, ``blank_line`` for empty lines; empty: each file is one document [name]."""
     normalization: Literal["none", "NFC", "NFKC"] | None = None
     """Unicode normal form that texts are converted to [name]."""
     broken_text: Literal["replace", "drop"] | None = None
@@ -73,7 +73,7 @@ class SourceConfig(Section):
     fim: float | None = Field(None, ge=0, le=1)
     """As corpus.fim [ratio]."""
     chat_template: str | None = None
-    """As corpus.chat_template; empty where this source is text [name or path]."""
+    """As corpus.chat_template; empty if this source is text [name or path]."""
 
 
 def _source(value: Any) -> Any:
@@ -88,8 +88,8 @@ class CorpusConfig(Section):
     """Raw text and the tokenizer that turns it into token ids."""
 
     source: str = "stdlib"
-    """``stdlib`` (the running Python's own library), or a file, folder or glob, local or any fsspec URL, also
-    ``hf://datasets/OWNER/NAME``; empty where a recipe needs more text than comes with it: name yours [url]."""
+    """``stdlib`` (the running Python's standard library), or a file, folder or glob, local or any fsspec URL, also
+    ``hf://datasets/OWNER/NAME``. Empty in recipes that need more text than springtide has: name yours [url]."""
     sources: dict[Annotated[str, Field(pattern=SOURCE_NAME)], Source] = Field({})
     """Several sources instead of one, by name: URLs, or tables, each with a ``source`` and the ``max_files``, ``field`` and
     filters that differ for it. A row holds text of one source; ``stream.weights`` can weigh them [table]."""
@@ -98,29 +98,29 @@ class CorpusConfig(Section):
     end_of_text: str = ""
     """Token that ends a document; empty looks for ``<|endoftext|>``, ``<|end_of_text|>``, ``</s>`` and ``<eos>`` [name]."""
     begin_of_text: str = ""
-    """Token that begins each document, and is never predicted; empty is none, or where documents are masked from each other
-    the one that ends them [name]."""
+    """Token that begins each document and is never predicted. Empty: none, or with ``shards.mask_across_documents`` the token
+    that ends documents [name]."""
     vocab_size: int = Field(4096, ge=257)
     """Number of ids of a tokenizer that is trained here, special tokens included [ids]."""
     special_tokens: tuple[str, ...] = ()
-    """More special tokens for a tokenizer that is made here, such as those of chats or of fill-in-the-middle; text that spells
-    one is text [name]."""
+    """Additional special tokens of a tokenizer that is made here, such as those of chats or of fill-in-the-middle. Where a
+    document spells one out, it stays plain text [name]."""
     pretokenizer: Literal["gpt2", "gpt4", "gpt4o", "llama3", "qwen"] = "gpt4"
-    """Published pattern by which a BPE that is trained here cuts text into words; they differ most in digits: any number in one
-    word (gpt2), up to three (gpt4, gpt4o, llama3), or one (qwen) [name]."""
+    """Published pattern by which a BPE that is trained here splits text into words. They differ most in the digits of a word:
+    any number (gpt2), up to three (gpt4, gpt4o, llama3) or one (qwen) [name]."""
     tokenizer_characters: int = Field(100_000_000, ge=1)
-    """Text that a BPE is trained on, a part of every source and of its units [characters]."""
+    """Amount of text that a BPE is trained on, taken from every source [characters]."""
     max_files: int = Field(0, ge=0)
     """Take at most this many files; 0 takes all [files]."""
     field: str = "text"
     """Field that holds the text, or token ids, in JSON lines, Parquet records and MDS samples [name]."""
     separator: str = Field("", pattern=_ONE_LINE)
-    """Text between the documents of a text file, such as ``<|endoftext|>``, or ``blank_line`` for empty lines; empty: a file is
-    a document [name]."""
+    """Text between the documents of a text file, such as ``<|endoftext|>``, or ``blank_line`` for empty lines; empty: each file
+    is one document [name]."""
     chat_template: str = ""
-    """How chats are laid out: ``chatml``, ``llama3``, ``plain``, the path of a Jinja file, or ``model``: the template of an
-    imported model, beside the ``tokenizer.json`` that corpus.tokenizer names; empty: documents are text. A record of JSON
-    lines or Parquet then has ``messages`` (or corpus.field), a list of {role, content}, or ``prompt`` and ``completion``, or
+    """Layout of chats: ``chatml``, ``llama3``, ``plain``, the path of a Jinja file, or ``model``: an imported model's template,
+    in the folder of the ``tokenizer.json`` that corpus.tokenizer names. Empty: documents are text. A record of a chat in JSON
+    lines or Parquet has ``messages`` (or corpus.field), a list of {role, content}, or ``prompt`` and ``completion``, or
     ``instruction``, ``input`` and ``output``. Only the assistant's answers are trained on [name or path]."""
     normalization: Literal["none", "NFC", "NFKC"] = "NFC"
     """Unicode normal form that texts are converted to [name]."""
@@ -141,39 +141,40 @@ class CorpusConfig(Section):
     """ISO 639-1 codes of the languages to keep, such as ``en``; empty keeps all; needs ``pip install 'springtide[language]'``
     [name]."""
     filter: str = Field("", pattern=r"^$|^[^:\s]+:[^:\s]+$")
-    """Your own filter as ``package.module:function``: is given a text, and returns it, changed or not, or None to drop it; from
-    a file it needs --trust-code [name]."""
+    """Your own filter, ``package.module:function``: called with a text, it returns the text, changed or not, or None to drop
+    it. In a file it needs --trust-code [name]."""
     pii: tuple[Literal["emails", "ip_addresses"], ...] = ()
     """Personal data that is masked: email addresses, public IP addresses [name]."""
     fim: float = Field(0.0, ge=0, le=1)
-    """Share of the training text that is reordered to fill in the middle (2207.14255): each document, or each part of a row's
-    length of a longer one, with this probability, in PSM or SPM order [ratio]."""
+    """Fill-in-the-middle rate (2207.14255): the probability that a training document, or each part of a longer one that fills a
+    row, is reordered, in PSM or SPM order [ratio]."""
     fim_tokens: tuple[str, str, str] = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
-    """Special tokens before the prefix, suffix and middle; a tokenizer that is made here gets them if corpus.fim is not 0
+    """Special tokens before the prefix, suffix and middle; if corpus.fim is not 0, a tokenizer that is made here gets them
     [name]."""
     deduplicate: Literal["documents", "paragraphs", "lines"] = "documents"
-    """What is removed if its text occurred before in the corpus: whole documents, and of those that stay also paragraphs or
-    lines of 50 characters and more; reads the corpus twice [name]."""
+    """What is removed if its text occurred before in the corpus: whole documents only, or also paragraphs or lines of at least
+    50 characters from the documents that stay, which reads the corpus twice [name]."""
     near_duplicates: bool = True
     """Whether to keep only one of each cluster of documents that share most of their text [flag]."""
     apart_from: tuple[Source, ...] = ()
-    """Prepared datasets and texts of benchmarks: URLs, or tables like those of ``sources``. Documents close to held-out
-    text of such a dataset, held-out documents that are close to its training text, and documents that share a run of 13 words
-    with a benchmark are dropped [urls]."""
+    """Decontamination: prepared datasets and benchmark texts, as URLs or as tables like those of ``sources``. Drops documents
+    close to held-out text of such a dataset, held-out documents close to its training text, and documents that share 13
+    consecutive words with a benchmark [urls]."""
 
     _beside: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @property
     def paths(self) -> Mapping[str, str]:
-        """Paths of this section, as typed, of files that are beside the config's file only -> their absolute paths."""
+        """Path in this section, as typed -> absolute path, for files that exist only in the folder of the config's file."""
         return self._beside
 
     def path(self, typed: str) -> str:
-        """Return what to open for a path of this section: an absolute path if the file is beside the config's file only."""
+        """Return the path to open for ``typed``, a path in this section: absolute if the file exists only in the folder of the
+        config's file, else as typed."""
         return self._beside.get(typed, typed)
 
     def with_paths(self, beside: Mapping[str, str]) -> None:
-        """Add to ``paths``."""
+        """Add the entries of ``beside`` to ``paths``."""
         self._beside.update(beside)
 
     @model_validator(mode="after")
@@ -196,7 +197,7 @@ class CorpusConfig(Section):
         return self
 
     def _check_chats(self, name: str, each: CorpusConfig) -> None:
-        """Refuse what changes texts as a whole, for chats: their answers would lose their places."""
+        """Refuse settings that rewrite whole texts for a source of chats: the places of the answers would be lost."""
         settings = {
             f"{name}.quality": each.quality,
             f"{name}.fim": each.fim,
@@ -212,7 +213,7 @@ class CorpusConfig(Section):
 
     @property
     def named_tokens(self) -> tuple[str, ...]:
-        """The special tokens of a tokenizer that is made here, but the end-of-text."""
+        """Special tokens of a tokenizer that is made here, except the end-of-text token."""
         each = self.each().values()
         chats = dict.fromkeys(token for one in each for token in CHAT_TOKENS.get(one.chat_template, ()))
         fills = self.fim_tokens if any(one.fim for one in each) else ()
@@ -236,13 +237,13 @@ class ShardsConfig(Section):
     sequence_length: int = Field(256, ge=2)
     """Tokens that a row trains on; a row stores one more, the first input [tokens]."""
     token_type: Literal["uint16", "uint32"] = "uint16"
-    """Type that a token id is stored as. Where some tokens are not predicted, the top bit says which, and uint16 holds
-    32,768 ids, else 65,536 [type]."""
+    """Type in which a token id is stored. uint16 holds 65,536 ids, or 32,768 if some tokens are not predicted: the top bit
+    marks those tokens [type]."""
     packing: Literal["concat", "best_fit"] = "concat"
     """``concat`` puts documents end to end and cuts them where a row is full; ``best_fit`` fits whole documents together and
     cuts only those longer than a row [name]."""
     mask_across_documents: bool = False
-    """Whether attention, positions and loss restart at each document of a row; best_fit needs it [flag]."""
+    """Whether attention, positions and loss restart at each document of a row; needed for packing best_fit [flag]."""
     rows_per_group: int = Field(256, ge=1, le=20_000)
     """Rows in one Parquet row group, the unit of reading: its tokens are one ranged read, ideally of a few MiB [rows]."""
     groups_per_shard: int = Field(16, ge=1)
@@ -251,7 +252,8 @@ class ShardsConfig(Section):
     """Share of the documents, chosen by their hash, that is held out for evaluation: less than 0.5, or 1 for a dataset that is
     evaluated on only [ratio]."""
     heldout_tokens: Tokens = Tokens(10_000_000)
-    """Most tokens to hold out: above it, a smaller share of the documents is; 0 sets no limit [tokens]."""
+    """Most tokens to hold out: if heldout_fraction would hold out more, a smaller share of the documents is held out; 0 sets no
+    limit [tokens]."""
     seed: int = Field(0, ge=0)
     """Seed of the order in which documents are packed [1]."""
 
@@ -276,9 +278,9 @@ class Weights(Section):
     """Shares of a mixture from a step on."""
 
     from_step: int = Field(0, ge=0)
-    """First step of the order they apply to [steps]."""
+    """First step of the order that the shares apply to [steps]."""
     from_tokens: Tokens = Tokens(0)
-    """The same in tokens of full steps; the later of the two applies [tokens]."""
+    """First step that the shares apply to, given in tokens before it; the later of from_step and this one applies [tokens]."""
     shares: dict[str, Weight]
     """Corpus -> weight; weights are divided by their sum, and a corpus that is not listed has weight 0 [1]."""
 
@@ -287,7 +289,7 @@ class SkippedSamples(Section):
     """Rows that are excluded from their batches from a step on."""
 
     from_step: int = Field(0, ge=0)
-    """First step of the order they are excluded from [steps]."""
+    """First step of the order from which the rows are excluded [steps]."""
     samples: tuple[int, ...]
     """Sample ids, as the feed's errors and ``springtide inspect`` show them [ids]."""
 
@@ -298,7 +300,7 @@ class SmallerBatches(Section):
     rows: int = Field(ge=1)
     """Rows in a step over all workers; a multiple of the number of lanes [rows]."""
     until_tokens: Tokens
-    """Tokens trained on when the next size begins; after the last entry it is stream.global_batch [tokens]."""
+    """Tokens trained on when this size ends; after the last entry, steps have stream.global_batch rows [tokens]."""
 
 
 class StreamConfig(Section):
@@ -311,26 +313,28 @@ class StreamConfig(Section):
     ramp: tuple[SmallerBatches, ...] = ahead(default=())
     """Smaller batches at the beginning, in steps of the order; empty uses global_batch from the first step on [table]."""
     lanes: int = Field(0, ge=0)
-    """Parts of each batch; each belongs to one worker at a time; must divide global_batch; 0 means global_batch [lanes]."""
+    """Parts into which each batch is divided; a lane belongs to one worker at a time. Must divide global_batch; 0 means
+    global_batch [lanes]."""
     window: Tokens = Field(Tokens(4_000_000), ge=1)
-    """Tokens of a lane, in whole rows, that are shuffled with each other: spreads the rows of a long document over the steps,
-    and bounds the read-ahead; a corpus of less than two windows is shuffled as a whole [tokens]."""
+    """Tokens of a lane, in whole rows, that are shuffled with each other. A larger window spreads the rows of a long document
+    over more steps, and reads further ahead. A corpus of less than two windows is shuffled as a whole [tokens]."""
     skip: tuple[int, ...] = ahead(default=())
     """Steps of the order to jump over [steps]."""
     skip_samples: tuple[SkippedSamples, ...] = ahead(default=())
-    """Rows to exclude; their batches get smaller [table]."""
+    """Rows to exclude from training; batches that contain them get smaller [table]."""
     mixture: dict[str, str] = free(default={})
-    """Prepared datasets to mix, by name; one whose URL is empty is prepared from the corpus; empty trains on shards.dataset
-    alone [urls]."""
+    """Prepared datasets to mix, name -> URL; a dataset with an empty URL is prepared from ``corpus``. An empty table trains on
+    shards.dataset alone [urls]."""
     eval_datasets: dict[str, str] = free(default={})
-    """Prepared datasets whose held-out text is evaluated on, too, and never trained on, by name [urls]."""
+    """More prepared datasets, name -> URL, whose held-out text is evaluated on; they are never trained on [urls]."""
     weights: tuple[Weights, ...] = ahead(default=())
     """Shares of the mixture as a schedule over steps or tokens; empty weights each corpus by its rows [table]."""
     epoch_caps: dict[str, Annotated[float, Field(gt=0)]] = Field({})
-    """Corpus -> most times that the run reads it; what its weight would add goes to the others by theirs [epochs]."""
+    """Corpus -> most times that the run reads it. What its weight would draw beyond the cap goes to the other corpora, in
+    proportion to their weights [epochs]."""
     max_epochs: float = free(default=4.0, gt=0)
-    """Most times that the run may read any corpus: one that would read one more often is refused before it starts. Until then
-    repeated text is nearly as good as new (Muennighoff et al., 2023) [epochs]."""
+    """Most times that the run may read any corpus: a run that would read one more often is refused before it starts. Up to 4
+    times, repeated text is nearly as good as new text (Muennighoff et al., 2023) [epochs]."""
 
     @property
     def num_lanes(self) -> int:
@@ -369,8 +373,8 @@ class FeedConfig(Section):
     reads_in_flight: int = free(default=2, ge=1)
     """Read tasks that a worker keeps ahead of training [tasks]."""
     cache: str = free(default="")
-    """Folder on each node's own disk that caches row groups of object storage, in ``springtide-cache-UID`` below it; nothing
-    else there is touched; empty is the node's temporary folder [name]."""
+    """Folder on each node's local disk that caches row groups of object storage, in its subfolder ``springtide-cache-UID``;
+    nothing else there is touched. Empty: the node's temporary folder [name]."""
     cache_bytes: Bytes = free(default=Bytes(32 * 2**30), ge=0)
     """Largest size of a node's cache; 0 caches nothing and reads the store each time [bytes]."""
 
@@ -383,9 +387,9 @@ class DataConfig:
     shards: ShardsConfig
     feed: FeedConfig
     total: int = 0
-    """Length of the run, which stream.epoch_caps count in [tokens]."""
+    """Length of the run, from which stream.epoch_caps follow; with 0 they do not apply [tokens]."""
     labels: str = ""
-    """Labels of the rows, as objective.labels [url]."""
+    """URL of the labels of the rows, as objective.labels; empty for none [url]."""
 
     @property
     def ramp(self) -> Ramp:
@@ -415,7 +419,7 @@ class DataConfig:
 class Ramp:
     """A piecewise constant batch size.
 
-    ``pieces``: (from_step, rows) in rising order of steps; the first starts at step 0, the last never ends.
+    ``pieces``: (from_step, rows) in rising order of steps; the first piece starts at step 0, the last one never ends.
     """
 
     pieces: tuple[tuple[int, int], ...]

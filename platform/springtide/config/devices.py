@@ -1,15 +1,16 @@
-"""Accelerators by name: dense FLOP/s, and of some also memory and the speed of that memory, from their makers' data sheets."""
+"""Accelerators by name: dense FLOP/s and, of some, size and speed of the memory. The figures are from the makers' data
+sheets."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-# The makers' data sheets: tensor cores, dense matrices, bf16 with sums in fp32 (fp16 where a device has no bf16);
-# where only sparse figures are given, half of them. nvidia.com/data-center/{h100,h200,a100,l4,l40,l40s,v100,tesla-t4}, the
-# Blackwell data sheet (a GPU's share of an HGX or NVL72), the GA102 and Ada white papers (A10, A40, A6000, RTX),
-# amd.com/instinct; A10G, H20, H800, A800 and GH200 are from their sellers. An entry matches a name that has all its words;
-# special cases come first.
+# From the makers' data sheets: tensor cores, dense matrices, bf16 with sums in fp32 (fp16 if a device has no bf16). If a sheet
+# only has sparse figures, half of them. nvidia.com/data-center/{h100,h200,a100,l4,l40,l40s,v100,tesla-t4}, the Blackwell data
+# sheet (a GPU's share of an HGX or NVL72), the GA102 and Ada white papers (A10, A40, A6000, RTX), amd.com/instinct; A10G, H20,
+# H800, A800 and GH200 are from their sellers. An entry matches a device name that contains all words of the entry; special
+# cases come first.
 _BF16 = "bf16"
 _FP16 = "fp16"
 _DENSE: tuple[tuple[str, float, str], ...] = (
@@ -51,7 +52,7 @@ _DENSE: tuple[tuple[str, float, str], ...] = (
     ("MI250X", 191.5e12, _BF16),  # each of its two dies is a device
 )
 _OTHER_DEVICES = {"MIG", "LAPTOP", "D", "TI", "SUPER"}
-"""A name with one of these words is another device, mostly a smaller one."""
+"""A name with one of these words is a different device from the one in the table, mostly a smaller one."""
 _MEMORY: dict[str, tuple[float, float]] = {
     "B200": (180e9, 8e12),
     "H200 NVL": (141e9, 4.8e12),
@@ -78,22 +79,23 @@ _MEMORY: dict[str, tuple[float, float]] = {
     "MI325X": (256e9, 6e12),
     "MI300X": (192e9, 5.3e12),
 }
-"""The same names, with their size where a device is sold in two -> memory [bytes], and its speed [bytes/s]."""
+"""Name as in ``_DENSE``, with the memory size if a device is sold in two -> size of its memory [bytes] and its speed
+[bytes/s]."""
 
 
 class DeviceFigures(NamedTuple):
-    """What a device's data sheet says."""
+    """Figures from a device's data sheet."""
 
     memory: float
     """Device memory [bytes]."""
     flops: float
     """Dense bf16 FLOP/s [FLOP/s]."""
     bandwidth: float
-    """Speed of that memory [bytes/s]."""
+    """Speed of the device memory [bytes/s]."""
 
 
 def data_sheet(name: str) -> tuple[float, str] | None:
-    """Return the dense FLOP/s of the device called ``name``, and their source; None if it is unknown."""
+    """Return the dense FLOP/s of the device called ``name`` and the source of the figure; None if the device is unknown."""
     words = set(re.split(r"[^A-Z0-9]+", name.upper()))
     if words & _OTHER_DEVICES:
         return None
@@ -104,12 +106,12 @@ def data_sheet(name: str) -> tuple[float, str] | None:
 
 
 def known_devices() -> list[str]:
-    """Return the names whose memory is known too, as a cluster file may give them."""
+    """Return the device names that a cluster file may give: those whose memory is known too."""
     return list(_MEMORY)
 
 
 def figures_of(name: str) -> DeviceFigures | None:
-    """Return the figures of a device by one of ``known_devices``; None for another name.
+    """Return the figures of a device, given one of the names in ``known_devices``; None for another name.
 
     >>> figures_of("h100")
     DeviceFigures(memory=80000000000.0, flops=989000000000000.0, bandwidth=3350000000000.0)

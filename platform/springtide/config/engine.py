@@ -1,5 +1,5 @@
-"""The sections of ``model/``, ``distributed/`` and the optimizer: what is trained, and how. ``schema`` explains how fields are
-marked."""
+"""The config sections of the model, its distribution over workers, and the optimizer: what is trained, and how. ``schema``
+explains how fields are marked."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from springtide.config.section import Section, free
 from springtide.errors import explain, look_up
 
 _BF16_BETA = 0.99
-"""bf16 has 8 bits: half a unit in the last place is up to 1 / 256 of a number."""
+"""Largest beta with moments in bf16, which has 8 significant bits: a change of less than 1 / 256 of a moment may be rounded
+away."""
 
 
 BLOCK_OUTPUTS = ("attention.out.weight", "ffn.down.weight")
-"""Ends of the names of the matrices by which a block adds to the residual stream."""
+"""Name suffixes of the matrices whose output a block adds to the residual stream."""
 
 
 _SCALED: dict[str, Literal["tensorwise", "rowwise"]] = {"fp8": "tensorwise", "fp8_rowwise": "rowwise"}
-"""Precision of 8 bits -> torchao's name of its recipe."""
+"""8-bit value of ``parallel.precision`` -> name of torchao's float8 recipe."""
 _OFFLOADS = {
     "none": (),
     "activations": ("activations",),
     "parameters": ("parameters",),
     "all": ("activations", "parameters"),
 }
-"""Value of ``parallel.offload`` -> what is on the host."""
+"""Value of ``parallel.offload`` -> what it moves to host memory."""
 
 
 class ModelConfig(Section):
-    """A decoder; its options span Llama, Mistral, Qwen, Gemma, OLMo and Phi."""
+    """A decoder. Its options cover Llama, Mistral, Qwen, Gemma, OLMo and Phi."""
 
     source: str = ""
-    """Function that returns your own model, ``package.module:function``, see ``springtide.model.source``; empty is the decoder
-    that the rest of this section describes [name]."""
+    """Function that returns your own model, ``package.module:function`` (see ``springtide.model.source``); empty builds the
+    decoder that the rest of this section describes [name]."""
     vocab_size: int = Field(0, ge=0)
-    """Rows of the embedding and of the head, for weights that come from elsewhere; at least the ids of the dataset; 0 is these,
-    rounded up to a multiple of 64 [ids]."""
+    """Rows of the embedding and of the output head: set it to load weights with a larger vocabulary than the dataset's. 0: the
+    number of ids in the dataset, rounded up to a multiple of 64 [ids]."""
     num_layers: int = Field(6, ge=1)
     """Decoder blocks [blocks]."""
     dim: int = Field(192, ge=2)
@@ -53,36 +54,37 @@ class ModelConfig(Section):
     ffn_dim: int = Field(512, ge=1)
     """Hidden width of the gated feed-forward [features]."""
     base_width: int = Field(0, ge=0)
-    """dim of the model that learning rates and initial weights were tuned on: those of this width follow from it by the maximal
-    update parametrisation, see ``width_multiplier``; 0 is the standard parametrisation [features]."""
+    """``dim`` of the smaller model on which learning rate and initialisation were tuned. muP (maximal update parametrisation)
+    scales both to this model's width, see ``width_multiplier``. 0: standard parametrisation [features]."""
     activation: Literal["silu", "gelu"] = "silu"
     """Activation of the gate: SwiGLU, or Gemma's GeGLU with the tanh approximation [name]."""
     qkv_bias: bool = False
     """Whether queries, keys and values have biases, as in Qwen 2 [flag]."""
     qk_norm: Literal["none", "head", "all_heads"] = "none"
-    """Norm of queries and keys before the rotary embedding: none, of each head, as in Qwen 3, or of all heads together, as in
-    OLMo 2 [name]."""
+    """Norm of queries and keys before the rotary embedding: ``none``; ``head``: of each head, as in Qwen 3; ``all_heads``: of
+    all heads together, as in OLMo 2 [name]."""
     norms: Literal["pre", "post", "both"] = "pre"
-    """What is normalised in a block: the input of attention and of the feed-forward, their output, as in OLMo 2, or both, as in
-    Gemma 2 [name]."""
+    """Where a block has norms: ``pre``: before attention and feed-forward; ``post``: on their outputs, as in OLMo 2; ``both``,
+    as in Gemma 2 [name]."""
     window: int = Field(0, ge=0)
-    """Tokens that a token of a local layer attends to, itself included; 0 makes all layers global [tokens]."""
+    """Sliding window of local layers: the number of tokens that a token attends to, itself included; 0 makes all layers global
+    [tokens]."""
     global_every: int = Field(0, ge=0)
-    """Every layer whose number, from 1, is a multiple of this is global, the others are local: 2 in Gemma 2, 4 in OLMo 3, 6 in
-    Gemma 3; 0 makes all local, as in Mistral; for window [blocks]."""
+    """With ``window``: every n-th layer is global, the others are local. 2 in Gemma 2, 4 in OLMo 3, 6 in Gemma 3; 0 makes all
+    layers local, as in Mistral [blocks]."""
     attention_cap: float = Field(0.0, ge=0)
-    """Soft cap c of attention's scores, c tanh(score / c), as in Gemma 2; no fused kernel serves it: a layer has all scores in
-    memory; 0 is none [1]."""
+    """Soft cap c of attention scores, c tanh(score / c), as in Gemma 2; 0 is none. No fused kernel supports it, so a layer
+    keeps all its scores in memory [1]."""
     logit_cap: float = Field(0.0, ge=0)
-    """The same of the logits [1]."""
+    """Soft cap c of logits, c tanh(logit / c), as in Gemma 2; 0 is none [1]."""
     score_width: int = Field(0, ge=0)
-    """Products of queries and keys are divided by the root of this; 0 is the width of a head [features]."""
+    """Attention scores are divided by the square root of this; 0 uses the width of a head [features]."""
     norm_eps: float = Field(1e-5, gt=0)
     """Added to the mean square inside RMSNorm [1]."""
     norm_unit_offset: bool = False
     """Whether norms scale by one plus their weight, which is initialised to zero, as in Gemma [flag]."""
     scaled_embedding: bool = False
-    """Whether embeddings are multiplied by the root of dim, as in Gemma [flag]."""
+    """Whether embeddings are multiplied by the square root of dim, as in Gemma [flag]."""
     tied_head: bool = True
     """Whether the output head shares the embedding's weight [flag]."""
     max_sequence_length: int = Field(2048, ge=2)
@@ -90,24 +92,24 @@ class ModelConfig(Section):
     rope_theta: float = Field(10_000.0, gt=0)
     """Base of the rotary wavelengths [1]."""
     local_rope_theta: float = Field(0.0, ge=0)
-    """The same in local layers, as in Gemma 3; 0 is rope_theta [1]."""
+    """Base of the rotary wavelengths in local layers, as in Gemma 3; 0 is rope_theta [1]."""
     rotary_fraction: float = Field(1.0, gt=0, le=1)
-    """Fraction of each head that is rotated, its first features, as in Phi 4 mini [ratio]."""
+    """Fraction of each head's features that is rotated, the first ones, as in Phi 4 mini [ratio]."""
     rope_scaling: Literal["none", "linear", "llama3", "yarn", "longrope"] = "none"
-    """How wavelengths are stretched for longer sequences than a model was trained on: all by the same factor (linear); only
-    the long ones, as in Llama 3, or by YaRN, which also sharpens attention; or each by its own factor (longrope); in global
-    layers only, if there are any [name]."""
+    """How rotary wavelengths are stretched for longer sequences than in the original training: all by one factor (linear), only
+    the long ones (llama3; yarn, which also sharpens attention), or each by its own (longrope). In a model with global and local
+    layers, only global layers stretch them [name]."""
     rope_factor: float = Field(8.0, ge=1)
     """Factor that wavelengths are stretched by [ratio]."""
     rope_original_length: int = Field(8192, ge=2)
-    """Length of the sequences the model was trained on before; for llama3, yarn and longrope [tokens]."""
+    """Length of the sequences in the original training; for llama3, yarn and longrope [tokens]."""
     rope_short_factors: tuple[float, ...] = ()
     """Factor of each wavelength in rows of at most rope_original_length tokens; for longrope, as in Phi 3.5 [ratio]."""
     rope_long_factors: tuple[float, ...] = ()
-    """The same in longer rows [ratio]."""
+    """Factor of each wavelength in rows of more than rope_original_length tokens; for longrope [ratio]."""
     rope_attention_factor: float = Field(0.0, ge=0)
-    """Factor of queries and keys; for longrope, whose 0 is 1, and yarn, whose 0 is what its paper gives for rope_factor
-    [ratio]."""
+    """Factor that queries and keys are multiplied by, for longrope and yarn. 0: 1 for longrope; for yarn the value of its paper
+    for rope_factor [ratio]."""
     rope_low_freq_factor: float = Field(1.0, gt=0)
     """Wavelengths above rope_original_length divided by this are stretched fully; for llama3 [ratio]."""
     rope_high_freq_factor: float = Field(4.0, gt=0)
@@ -115,17 +117,18 @@ class ModelConfig(Section):
     init_seed: int = Field(0, ge=0)
     """Seed of the initial weights [1]."""
     adapter: Literal["none", "lora", "dora"] = "none"
-    """Low-rank adapter that is trained in the place of the weights, which keep the values that ``train.start_from`` gives them;
+    """Low-rank adapter that is trained instead of the weights, which stay frozen at their values from ``train.start_from``;
     dora also trains the norm of each row [name]."""
     adapter_rank: int = Field(8, ge=1)
-    """Rank of what an adapter adds to a matrix; at most the smaller side of each [1]."""
+    """Rank of the update that an adapter adds to a matrix; at most the smaller side of each matrix [1]."""
     adapter_alpha: float = Field(16.0, gt=0)
-    """What an adapter adds is multiplied by this over adapter_rank, so that a rate that fits one rank fits others [1]."""
+    """The update of an adapter is multiplied by adapter_alpha / adapter_rank, so that a learning rate that fits one rank fits
+    others [1]."""
     adapter_targets: tuple[str, ...] = Field(("*",), min_length=1)
     """Patterns of the names of the blocks' matrices that get an adapter, such as ``*.attention.*``; ``*`` is all [name]."""
     base_precision: Literal["fp32", "bf16", "nf4"] = "fp32"
-    """Type that the frozen weights under an adapter are held in: bf16; or nf4, 4 bits a weight of the blocks' matrices, as in
-    QLoRA, and bf16 for embedding and head. Products are computed in parallel.precision [type]."""
+    """Type in which the frozen weights under an adapter are stored. nf4, as in QLoRA: 4 bits per weight of the blocks'
+    matrices, bf16 for embedding and head. Matrix products are computed in parallel.precision [type]."""
 
     @property
     def head_width(self) -> int:
@@ -140,31 +143,31 @@ class ModelConfig(Section):
     @property
     def written_length(self) -> int:
         """Longest context while generating [tokens]. LongRoPE switches to other factors beyond ``rope_original_length``, and
-        cached keys would keep the old ones: so generation stays within that length."""
+        cached keys would keep the old factors, so generation stays within that length."""
         most = self.max_sequence_length
         return min(most, self.rope_original_length) if self.rope_scaling == "longrope" else most
 
     def window_of(self, layer: int) -> int:
-        """Return the window of ``layer``, from 0; 0 if it is global [tokens]."""
+        """Return the attention window of block ``layer``, counted from 0; 0 if the block is global [tokens]."""
         return 0 if self.global_every and (layer + 1) % self.global_every == 0 else self.window
 
     @property
     def width_multiplier(self) -> float:
-        """Width of this model over that of its base; 1 in the standard parametrisation [ratio].
+        """``dim`` over ``base_width``; 1 in the standard parametrisation [ratio].
 
-        Yang et al., "Tensor Programs V" (2022), table 8, for Adam: with m times the width, matrices of blocks are initialised
-        1 / sqrt(m) as large and learn at 1 / m of the rate, logits are divided by m, and embeddings, norms and biases do not
-        change. It assumes that ffn_dim grows with dim.
+        Yang et al., "Tensor Programs V" (2022), table 8, for Adam. At m times the width, the blocks' matrices have 1 / sqrt(m)
+        of the initial standard deviation and 1 / m of the learning rate, and logits are divided by m. Embeddings, norms and
+        biases do not change. This assumes that ffn_dim grows with dim.
         """
         return self.dim / self.base_width if self.base_width else 1.0
 
     @property
     def attention_scale(self) -> float | None:
-        """Factor that products of queries and keys are multiplied by; None is 1 / sqrt(width of a head) [1].
+        """Factor that attention scores are multiplied by; None is the usual 1 / sqrt(width of a head) [1].
 
-        With ``base_width`` a wider model has the same number of heads as its base, each wider: the scale is 1 / width of a
-        head, times the constant that makes it the usual scale at the base. With head_dim it has more heads of the same width,
-        and the usual scale stays.
+        With ``base_width``, a wider model has as many heads as its base, each of them wider: the scale is 1 / width of a head,
+        times a constant that makes it the usual scale at the base's width. With ``head_dim`` too, it has more heads of the same
+        width, and the usual scale stays.
         """
         if self.score_width:
             return 1.0 / math.sqrt(self.score_width)
@@ -259,50 +262,53 @@ class ParallelConfig(Section):
     """How the model is distributed over the workers, and the types it computes in."""
 
     strategy: Literal["ddp", "zero1", "zero2", "zero3"] = free(default="zero3")
-    """What a worker holds of the model. Between steps: all of it (ddp), or its shard. In a step: whole weights and gradients
-    (ddp, zero1), gradients sharded after each micro-batch (zero2), whole weights of one block at a time (zero3) [name]."""
+    """What a worker holds of the model. Between steps: all of it (ddp), else its shard. During a step: whole weights and
+    gradients (ddp, zero1), gradients sharded after each micro-batch (zero2), whole weights of one block at a time (zero3)
+    [name]."""
     shard_workers: int = free(default=0, ge=0)
-    """Workers that one copy of the model is sharded over; with more workers there are several copies (HSDP); 0 means all. World
-    sizes are multiples of it [workers]."""
+    """Workers that one copy of the model is sharded over; 0 means all. With more workers there are several copies (HSDP), and
+    every world size is a multiple of this [workers]."""
     precision: Literal["fp32", "bf16", "fp16", "fp8", "fp8_rowwise"] = "fp32"
-    """Type of weights and activations inside a block; master weights stay fp32. fp16 scales the loss, and skips steps that
-    overflow. fp8 is bf16 with the products of the blocks' matrices in 8 bits, scaled by tensor, and weights gathered in
-    8 bits; fp8_rowwise scales each row and column; both need springtide[fp8] and an L4, an H100 or newer [type]."""
+    """Type of weights and activations inside a block; master weights stay fp32. fp16 scales the loss and skips steps that
+    overflow. fp8: bf16, but the blocks' matrix products and the gathering of their weights in 8 bits, scaled per tensor.
+    fp8_rowwise: products in 8 bits, scaled per row and column. Both fp8 need springtide[fp8] and an L4, an H100 or newer
+    [type]."""
     reduction: Literal["fp32", "fp64"] = free(default="fp32")
     """Type that gradients are summed in, over micro-batches and workers. With fp64 the sums are exact except in very rare cases
     and micro-batches never cross lanes, so a CPU run is bit-equal at any world size; gradients are not sharded [type]."""
     recompute: Literal["none", "selective", "full"] = free(default="none")
-    """Which of a block's activations are recomputed in backward: none, all except matrix products and attention, or all except
-    its input [name]."""
+    """Activations of a block that backward recomputes: none; all except matrix products and attention (selective); or all
+    except the block's input (full) [name]."""
     offload: Literal["none", "activations", "parameters", "all"] = free(default="none")
-    """What GPUs leave to the memory of their hosts: inputs of blocks, with ``recompute: full``; shards of weights, gradients
-    and the optimizer's state, which are updated there; or both. Slower, for models that do not fit otherwise [name]."""
+    """What GPUs keep in host memory: block inputs (activations, with ``recompute: full``); shards of weights, gradients and
+    optimizer state, which the CPU then updates (parameters); or both (all). Slower, for models that do not fit otherwise
+    [name]."""
     compile: bool = free(default=False)
     """Whether blocks are compiled (torch.compile) [flag]."""
     threads: int = free(default=0, ge=0)
     """Intra-op CPU threads per worker; 0 leaves the choice to OMP_NUM_THREADS [threads]."""
     deterministic: bool = free(default=False)
-    """Whether GPUs compute with kernels that give the same bits each time, for the same micro-batch on the same kind of GPU;
-    slower. An operation that has no such kernel ends the run and is named. CPUs give the same bits anyway [flag]."""
+    """Whether GPUs use deterministic kernels: the same micro-batch gives the same bits on the same kind of GPU; slower. An
+    operation without such a kernel ends the run with an error that names it. CPUs are deterministic anyway [flag]."""
 
     @property
     def float8(self) -> Literal["", "tensorwise", "rowwise"]:
-        """What has a scale of its own in products of 8 bits; empty where there are none."""
+        """What each scale of 8-bit matrix products covers, as torchao names it; empty if there are no 8-bit products."""
         return _SCALED.get(self.precision, "")
 
     @property
     def computes_in(self) -> Literal["fp32", "bf16", "fp16"]:
-        """Type of activations, and of whole weights but those of 8 bits."""
+        """Type of activations, and of gathered weights unless they are gathered in 8 bits."""
         return "bf16" if self.precision == "fp8" or self.precision == "fp8_rowwise" else self.precision
 
     @property
     def offloads_parameters(self) -> bool:
-        """Whether weights, gradients and moments are on the host."""
+        """Whether weights, gradients and moments are in host memory."""
         return "parameters" in look_up(_OFFLOADS, "parallel.offload", self.offload)
 
     @property
     def offloads_activations(self) -> bool:
-        """Whether inputs of blocks are on the host until backward."""
+        """Whether block inputs stay in host memory until backward."""
         return "activations" in look_up(_OFFLOADS, "parallel.offload", self.offload)
 
     @model_validator(mode="after")
@@ -324,70 +330,72 @@ class ParallelConfig(Section):
 
 
 class ParameterGroup(Section):
-    """What differs for the parameters whose names match a pattern."""
+    """Optimizer settings of the parameters whose names match a pattern."""
 
     match: str = Field(min_length=1)
-    """Pattern of parameters' names: ``*`` stands for any text, ``?`` for one character, ``[0-3]`` for one of these [name]."""
+    """Pattern of parameter names: ``*`` stands for any text, ``?`` for one character, ``[0-3]`` for one of these [name]."""
     lr_scale: float = Field(1.0, gt=0)
-    """Factor of their learning rate, and so of their decay per step [ratio]."""
+    """Factor of the group's learning rate, and so of its decay per step [ratio]."""
     weight_decay: float | None = Field(None, ge=0)
-    """Their decay, of matrices and vectors alike; null leaves it as it would be [1]."""
+    """Weight decay of the group's matrices and vectors alike; null keeps the decay that they have without a group [1]."""
     frozen: bool = False
-    """Whether they keep their values: they have no gradients and no state in the optimizer [flag]."""
+    """Whether the group's parameters are frozen: no gradients, and no state in the optimizer [flag]."""
 
 
 class OptimConfig(Section):
     """The optimizer, its schedule in tokens, and clipping."""
 
     source: str = ""
-    """Function that returns your own optimizer, ``package.module:function``, see ``springtide.optim.build``; empty
-    is the one that ``optimizer`` names [name]."""
+    """Function that returns your own optimizer, ``package.module:function`` (see ``springtide.optim.build``); empty uses
+    ``optimizer`` [name]."""
     optimizer: Literal["adamw", "muon", "lamb", "adafactor"] = "adamw"
-    """AdamW; Muon for the matrices of blocks and AdamW for all else, both at the same learning rates; LAMB, for very large
-    batches; or Adafactor, whose state takes little memory, and whose rates are shares of a tensor's root mean square [name]."""
+    """adamw; muon, for the blocks' matrices, with AdamW for all else at the same learning rates; lamb, for very large batches;
+    or adafactor, whose state is small and whose learning rate is relative to each tensor's root mean square [name]."""
     moments: Literal["fp32", "bf16", "int8"] = "fp32"
-    """Type of AdamW's moments, which take 8, 4 or 2 bytes a parameter; int8 has a scale for each 256 of a row [type]."""
+    """Type of AdamW's two moments, which take 8, 4 or 2 bytes per parameter together; int8 has one scale per 256 values of a
+    row [type]."""
     peak_lr: float = Field(3e-3, gt=0)
     """Learning rate after warm-up [1]."""
     schedule: Literal["cosine", "linear", "wsd", "wsd_sqrt"] = "cosine"
-    """Shape after warm-up: a half cosine; linear; or constant and, at the end, a decay that is linear (wsd) or by one minus the
-    root of its progress (wsd_sqrt) [name]."""
+    """Learning rate after warm-up: half a cosine (cosine), linear decay (linear), or constant with a decay at the end that is
+    linear (wsd) or 1 - sqrt(progress) (wsd_sqrt) [name]."""
     warmup: Tokens = Tokens(50_000)
-    """Linear warm-up from zero [tokens]."""
+    """Length of the linear warm-up from zero [tokens]."""
     decay: Tokens = Tokens(0)
     """Length of the final decay; 0 means all after the warm-up for cosine and linear, a fifth of the run for wsd and wsd_sqrt
     [tokens]."""
     final_lr_ratio: float = Field(0.1, ge=0, le=1)
     """Final learning rate over peak_lr; 0 decays to zero [ratio]."""
     schedule_begin: Tokens = Tokens(0)
-    """Tokens of the schedule that lie before the first step: in a second stage that continues the schedule of the first one,
-    the tokens of that one; 0 begins the schedule anew [tokens]."""
+    """Position of the first step in the schedule. A second stage that continues the first stage's schedule sets it to the
+    tokens of the first stage; 0 starts the schedule anew [tokens]."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Decay rates of the first and second moments [ratio]."""
     eps: float = Field(1e-8, gt=0)
-    """Added to the root of the second moment [1]."""
+    """Added to the square root of the second moment [1]."""
     weight_decay: float = Field(0.1, ge=0)
-    """Decoupled decay of matrices; vectors are not decayed [1]."""
+    """Decoupled weight decay of matrices; vectors are not decayed [1]."""
     groups: tuple[ParameterGroup, ...] = ()
-    """Rate, decay or frozen, by pattern of parameters' names, of which the first that matches decides; such as
-    ``[{match: embedding.*, weight_decay: 0}]``, which decays no embeddings [table]."""
+    """Learning rate, decay or freezing by pattern of parameter names; the first matching group applies. Example: ``[{match:
+    embedding.*, weight_decay: 0}]`` decays no embeddings [table]."""
     ema_half_life: Tokens = Tokens(0)
-    """Half-life of an exponential moving average of the weights, which is part of the state and is evaluated too; 0 keeps none
+    """Half-life of an exponential moving average of the weights, which is part of the state and also evaluated; 0 keeps none
     [tokens]."""
     clip_norm: float = Field(1.0, ge=0)
     """Gradients are clipped to this global norm; 0 turns clipping off [1]."""
     on_spike: Literal["off", "warn", "skip", "rollback"] = "warn"
-    """Reaction to a step whose loss or gradient norm is far above those before it: no detection; report it; report it and skip
-    the update; or roll back to the newest checkpoint before it and jump over it [name]."""
+    """Reaction to a spike, a step whose loss or gradient norm is far above earlier ones: off; warn reports it; skip also skips
+    the update; rollback returns to the newest checkpoint before the spike and jumps over its step [name]."""
     rollback_steps: int = Field(0, ge=0)
     """Steps before a spike that a rollback also jumps over [steps]."""
     spike_deviations: float = Field(12.0, gt=0)
-    """Distance above the median from which a step is a spike, in robust standard deviations [1]."""
+    """Threshold of a spike: robust standard deviations above the median of the preceding steps [1]."""
     max_left_out: int = free(default=20, ge=0)
-    """Steps in a row that may be skipped or jumped over, as spikes or because a gradient is infinite or NaN, before the run
-    stops [steps]."""
+    """Consecutive steps that may be skipped or jumped over, as spikes or for an infinite or NaN gradient, before the run stops
+    [steps]."""
     z_loss: float = Field(0.0, ge=0)
-    """Weight, per token, of the squared logarithm of the softmax's sum: keeps logits from drifting; 1e-4 in PaLM [ratio]."""
+    """Weight, per token, of the z-loss: the squared logarithm of the softmax's denominator, which keeps logits from drifting;
+    1e-4 in PaLM [ratio]."""
 
     @model_validator(mode="after")
     def _check(self) -> OptimConfig:

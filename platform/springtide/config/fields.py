@@ -1,4 +1,4 @@
-"""The config's leaf fields by their dotted names, as the command line and the saved files write them."""
+"""The config's leaf fields by dotted name, as the command line and saved files spell them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any
 
 @functools.cache
 def is_free(name: str) -> bool:
-    """Return whether the field of this dotted name may change when a run is resumed."""
+    """Return whether the field with this dotted name may change when a run is resumed."""
     return bool(mark(fields()[name]))
 
 
 def mark(field: Any) -> str:
-    """Return "free" for a field that may change when a run is resumed, "ahead" if for the steps to come only, else nothing."""
+    """Return "free" if a field may change when a run is resumed, "ahead" if only for steps that are not trained yet, else
+    ""."""
     extra = field.json_schema_extra or {}
     return "ahead" if extra.get("ahead") else "free" if extra.get("free") else ""

@@ -25,24 +25,25 @@ from springtide.config.yaml_text import Parsed, read_given, read_stored
 from springtide.errors import ConfigError, RunExists, explain, redacted
 
 RUN_CONFIG = "config.yaml"
-"""The name of the resolved config in a run's folder."""
+"""Name of the resolved config in a run's folder."""
 _BESIDE = {RUN_CONFIG: ("journal", "checkpoints", "leases"), "best.yaml": ("sweep.json",)}
-"""Name of a config that springtide stores -> names one of which is beside it in the folder of a run or a sweep."""
+"""Name of a config that springtide stores -> files and folders, at least one of which is next to it in the folder of a run or a
+sweep."""
 _MOST_BYTES = 2**20
-"""Most bytes of a config's file; YAML is parsed at about a megabyte in ten seconds."""
+"""Most bytes of a config file; PyYAML parses about a megabyte in ten seconds."""
 _PROBLEMS_SHOWN = 30
 _RECIPE = "recipe"
-"""Key of a config file that names the recipe of what the file leaves out."""
+"""Key in a config file that names a recipe, from which settings that the file leaves out are taken."""
 Base = Callable[[str, str], Config]
 _FIELD = re.compile(r"([\w-]+(?:\.[\w-]+)*)(?= = |: )")
-"""The dotted name that a problem begins with."""
+"""Dotted name at the beginning of a problem."""
 _MENTIONED = re.compile(r"[a-z_]+\.[a-z_]+(?= = )")
-"""The settings whose values a problem shows."""
+"""Settings that a problem shows with their values."""
 
 
 def build(data: Any) -> Config:
-    """Return a config from plain data that is given now. ConfigError lists every problem with its field, value, limit and
-    remedy; retired and renamed settings are some."""
+    """Return a config from plain data that a user gives now. ConfigError lists every problem with field, value, limit and
+    remedy. A renamed setting is a problem, and so is a retired one that is not at its default."""
     if not isinstance(data, dict):
         raise ConfigError(f"a config is a mapping of sections, not {type(data).__name__}")
     data = without_defaults(data)
@@ -57,8 +58,8 @@ def build(data: Any) -> Config:
 
 
 def build_stored(data: Any) -> Config:
-    """Return a config from plain data that a run, a checkpoint or a sweep has stored, read through the table of retired
-    and renamed settings (``config/renames.py``). Raises ConfigError as ``build``."""
+    """Return a config from plain data in a run, a checkpoint or a sweep. Retired and renamed settings are accepted, see
+    ``config/renames.py``. Raises ConfigError like ``build``."""
     return build(current(data))
 
 
@@ -76,19 +77,20 @@ def recipe(name: str) -> Config:
 def load_config(path: str | Path, trust_code: bool = False, base: Base | None = None) -> Config:
     """Load a config from a YAML or JSON file.
 
-    The ``config.yaml`` in a run's folder and the ``best.yaml`` in a sweep's are what springtide stored: retired and renamed
-    settings are read as for ``--resume``. Any other file is given now, also a copy of those, and is refused if it has one. It
-    may name a recipe (``recipe: tiny``): what the file leaves out is then the recipe's.
+    The ``config.yaml`` in a run's folder and the ``best.yaml`` in a sweep's folder are stored by springtide: retired and
+    renamed settings are accepted, as for ``--resume``. In any other file, also in a copy of a stored one, they are refused,
+    except retired settings at their defaults. The file may name a recipe (``recipe: tiny``), from which all settings that it
+    leaves out are taken.
 
     Args:
         path: the file, such as the ``config.yaml`` of a run.
         trust_code: accept a file that names code to run (``Config.needs_trust``, ``Config.prepare_sources``).
-        base: returns the settings of a recipe, from its name and the ``train.start_from`` of the file; by default ``recipe``,
-            which knows only recipes that start from new weights.
+        base: function that returns a recipe's settings, given its name and the file's ``train.start_from``; by default
+            ``recipe``, which knows only recipes that start from new weights.
 
     Raises:
-        ConfigError: the file cannot be read or is not a valid config, or it names code and ``trust_code`` is not set. A stored
-            one: or it has a retired setting without which something else would be trained.
+        ConfigError: the file cannot be read or is not a valid config; it names code and ``trust_code`` is not set; or it is
+            stored and has a retired setting without which something else would be trained.
 
     Examples:
         >>> st.load_config("runs/mine/config.yaml").run.id
@@ -110,7 +112,7 @@ def load_config(path: str | Path, trust_code: bool = False, base: Base | None = 
 
 
 def _bytes(path: Path) -> bytes:
-    """Return the bytes of a file; a few more than the limit of ``parse`` if it has more. Raises OSError."""
+    """Return the bytes of a file, at most one more than the limit that ``parse`` checks. Raises OSError."""
     if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would wait for its writer
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
     with path.open("rb") as file:
@@ -118,7 +120,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def _is_stored(path: Path) -> bool:
-    """Return whether springtide wrote the file into the folder of a run or a sweep."""
+    """Return whether springtide wrote this config into the folder of a run or a sweep."""
     return any((path.parent / name).exists() for name in _BESIDE.get(path.name, ()))
 
 
@@ -128,7 +130,7 @@ def parse(text: bytes, name: str = RUN_CONFIG, is_stored: bool = True) -> Config
     Args:
         text: what a file holds.
         name: name of the file, for the error.
-        is_stored: whether a run or a sweep has stored it, so that renamed and retired settings are read; else they are refused.
+        is_stored: whether a run or a sweep stored the text: renamed and retired settings are then accepted, else refused.
 
     Raises:
         ConfigError: it is not YAML, or not a valid config.
@@ -144,7 +146,7 @@ def parse(text: bytes, name: str = RUN_CONFIG, is_stored: bool = True) -> Config
 
 
 def _parse_given(text: bytes, name: str, base: Base | None = None, folder: str = "") -> Config:
-    """Parse a config that a person wrote. ``base``: as for ``load_config``; ``folder``: of the file."""
+    """Parse a config that a person wrote. ``base``: as for ``load_config``; ``folder``: the folder of the file."""
     _check_size(text, name)
     given = read_given(text, name, "config", Config)
     try:
@@ -163,7 +165,7 @@ def check_nothing_lost(text: bytes, name: str, unless: str = "") -> None:
     Args:
         text: what the file holds.
         name: name of the file, for the error.
-        unless: the option that trains without them, if there is one.
+        unless: option of the command line that trains without the retired settings, for the remedy; empty if there is none.
     """
     remedy = f"; or pass {unless} to train on without it" if unless else ""
     _check_size(text, name)
@@ -172,16 +174,16 @@ def check_nothing_lost(text: bytes, name: str, unless: str = "") -> None:
 
 
 def _check_size(text: bytes, name: str) -> None:
-    """Raise ConfigError, which names the file, if it is too large."""
+    """Raise ConfigError, which names the file, if ``text`` is too large."""
     if len(text) > _MOST_BYTES:
         raise ConfigError(explain("config", name, f"is larger than {_MOST_BYTES:,} bytes", "is it a config?"))
 
 
 def _on_recipe(data: Any, base: Base | None) -> Any:
-    """Return the data of a file with the settings of the recipe that it names for those that it leaves out."""
+    """Return the data of a config file, with settings that it leaves out taken from the recipe that it names."""
     if not isinstance(data, dict):
         return data
-    # a section of which all lines are comments is nothing
+    # YAML reads a section whose lines are all comments as null
     data = {section: {} if values is None else values for section, values in data.items()}
     if _RECIPE not in data:
         return data
@@ -196,8 +198,8 @@ def _on_recipe(data: Any, base: Base | None) -> Any:
 
 
 def _located(problems: str, name: str, given: Parsed) -> str:
-    """Return problems of a config, one a line: with file and line before each field that the file has, and with where the
-    values come from that it has not."""
+    """Return problems of a config, one per line, with more context. A field in the file gets file and line. A value that is not
+    in the file gets its origin: the recipe or the defaults."""
     found = []
     of = f"recipe {given.data[_RECIPE]!r}" if isinstance(given.data, dict) and _RECIPE in given.data else "the defaults"
     for problem in problems.splitlines():
@@ -211,18 +213,18 @@ def _located(problems: str, name: str, given: Parsed) -> str:
 
 
 def dump(config: Config) -> str:
-    """Return the config as YAML; ``parse`` of it returns an equal config."""
+    """Return the config as YAML. ``parse`` of the YAML returns an equal config."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
 def flatten(config: Config) -> dict[str, Any]:
-    """Return dotted name -> plain value, for every field."""
+    """Return dotted name -> plain value, for every field of the config."""
     data = config.model_dump(mode="json")
     return {name: data[name.split(".")[0]][name.split(".")[1]] for name in fields()}
 
 
 def with_changes(config: Config, changes: Mapping[str, Any]) -> Config:
-    """Implement ``Config.override``."""
+    """Implement ``Config.override``: return a copy of ``config`` with ``changes``, dotted name -> new value."""
     data = config.model_dump(mode="json")
     for name, value in changes.items():
         if name not in fields():
@@ -242,13 +244,14 @@ def difference(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def changes_the_run(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
-    """Return those of ``changes`` (from ``difference``) that would change what is learned."""
+    """Return the entries of ``changes`` (from ``difference``) that would change what is learned."""
     return {name: change for name, change in changes.items() if not is_free(name)}
 
 
 def check_same_run(old: Config, new: Config, accept_changes: bool) -> None:
     """Raise RunExists, with every difference, if a run of ``old`` would train something else under ``new``, unless
-    ``accept_changes``. Free fields, an empty ``shards.dataset`` in ``new``, and new passwords in URLs do not count."""
+    ``accept_changes``. Differences in free fields and in passwords in URLs do not count, nor does an empty ``shards.dataset``
+    in ``new``."""
     changed = {
         name: change
         for name, change in changes_the_run(difference(old, new)).items()
@@ -264,9 +267,9 @@ def check_same_run(old: Config, new: Config, accept_changes: bool) -> None:
 
 
 def fingerprint(config: Config) -> str:
-    """Hash every field that decides what is learned, that is, all but the free fields and passwords in URLs: 16 hex digits.
-    Others can read it: with a password in it, they could try what the password is. The same settings have the hash that commit
-    0ba2dd87 gave them, whatever was added, renamed or retired since (``config/renames.py``)."""
+    """Hash every field that decides what is learned, that is, all but the free fields: 16 hex digits. Passwords in URLs are
+    left out, because whoever can read the hash could use it to guess them. The hash of the same settings has not changed since
+    commit 0ba2dd87, whatever settings were added, renamed or retired since (``config/renames.py``)."""
     sections = {
         section: {name: value for name, value in values.items() if not is_free(f"{section}.{name}")}
         for section, values in config.model_dump(mode="json").items()
@@ -277,13 +280,13 @@ def fingerprint(config: Config) -> str:
 
 
 def nearest(name: str, known: Any) -> str:
-    """Return a remedy for an unknown name."""
+    """Return a remedy for an unknown name: the closest of the ``known`` names."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
     return f"did you mean {close[0]!r}?" if close else "see --help for all of them"
 
 
 def describe(error: ValidationError) -> str:
-    """Return pydantic's findings in the form of ``explain``, one line each."""
+    """Return pydantic's findings in the form of ``explain``, one per line."""
     lines, messages = dict[str, None](), collections.defaultdict(list)
     for item in error.errors():
         messages[_field(item["loc"])].append(in_words(item))
@@ -291,7 +294,7 @@ def describe(error: ValidationError) -> str:
         name = _field(item["loc"])
         if item["type"] == "extra_forbidden":
             section = fields() if "." in name else Config.model_fields
-            # each takes milliseconds, and a hostile file has a hundred thousand
+            # ``nearest`` takes milliseconds, and a hostile file may have a hundred thousand unknown names
             remedy = nearest(name, section) if len(lines) < _PROBLEMS_SHOWN else ""
             lines[explain(name, item["input"], "is not a setting", remedy)] = None
         elif item["type"] == "value_error" and name not in fields() and isinstance(item["input"], dict | Config):
@@ -300,14 +303,14 @@ def describe(error: ValidationError) -> str:
             field = fields().get(name)
             remedy = f"it is: {field.description}" if field is not None else "see --help"
             said = ", and ".join(messages[name])
-            is_missing = item["type"] == "missing"  # its input is what lacks it
+            is_missing = item["type"] == "missing"  # pydantic's input is then the whole table
             lines[f"{name}: {said}; {remedy}" if is_missing else explain(name, item["input"], said, remedy)] = None
     more = [f"and {len(lines) - _PROBLEMS_SHOWN} more"] if len(lines) > _PROBLEMS_SHOWN else []
     return "\n".join([*lines][:_PROBLEMS_SHOWN] + more)
 
 
 def _field(loc: tuple[int | str, ...]) -> str:
-    """Return the dotted name, without the type that pydantic appends where a value may be of several types."""
+    """Return the dotted name of a field, without the type that pydantic appends if the field accepts several types."""
     name = ".".join(str(part) for part in loc[:2])
     return (
         name if name in fields() and not isinstance(fields()[name].default, tuple | dict) else ".".join(map(str, loc))
@@ -318,7 +321,8 @@ def _field(loc: tuple[int | str, ...]) -> str:
 
 
 def redact(config: Config) -> Config:
-    """Return a copy without the passwords, tokens and signatures in URLs. It is a valid config, but its URLs may be refused."""
+    """Return a copy without the passwords, tokens and signatures in URLs. The copy is a valid config, but servers may refuse
+    its URLs."""
     return build(_without(config.model_dump(mode="json")))
 
 
@@ -368,11 +372,11 @@ _WORDS = {
     "tuple_type": "is not a list",
     "value_error": "{error}",
 }
-"""Type of an error -> what is said; words in braces are of its context."""
+"""Type of pydantic's error -> our message; words in braces are filled in from the error's context."""
 
 
 def in_words(found: Mapping[str, Any]) -> str:
-    """Return one finding of ``ValidationError.errors()`` as what follows the value in a message.
+    """Return one finding of ``ValidationError.errors()`` as the part of a message that follows the value.
 
     Args:
         found: the finding, with type, message and context.

@@ -1,7 +1,7 @@
-"""What a run takes from the run of the model that it starts from.
+"""Settings that a run takes from the run whose model it starts from.
 
-That run may come from a stranger. So only facts about the model are taken, never a place to write to, a host to call, a kind of
-machine or an environment variable.
+The other run may come from a stranger. So only facts about its model are taken, never a place to write to, a host to call, a
+kind of machine or an environment variable.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ INHERITED = {
 }
 """Setting -> its meaning, for each setting that a recipe takes from the model's run. SECURITY.md has the same table."""
 _USED_TO_BE = ("run.root", "shards.root", "parallel.", "checkpoint.", "elastic.", "track.")
-"""Beginnings of the settings that fine-tuning took from the model's run up to commit 9c427aee."""
+"""Prefixes of the settings that fine-tuning took from the model's run up to commit 9c427aee."""
 _MADE_HERE = ("bpe", "bytes")
-"""Tokenizers that are written into the dataset."""
+"""Tokenizers that springtide makes and writes into the dataset."""
 _TOKENIZER = "tokenizer.json"
 
 
 def inherited(run: Config) -> Config:
-    """Return a config with those settings of ``run`` that every recipe takes. All other settings have their defaults."""
+    """Return a config with the settings of ``run`` that every recipe takes. All other settings have their defaults."""
     tokenizer = run.corpus.tokenizer
     if tokenizer in _MADE_HERE:
         dataset = run.shards.dataset or next(iter(run.stream.mixture.values()), "")
@@ -58,7 +58,7 @@ def inherited(run: Config) -> Config:
     ends = {name: getattr(run.corpus, name) for name in ("end_of_text", "begin_of_text", "chat_template")}
     lanes = min(ElasticConfig().max_workers, run.stream.global_batch)
     return Config(
-        elastic=ElasticConfig(max_workers=lanes),  # a worker needs a row of each step
+        elastic=ElasticConfig(max_workers=lanes),  # each worker needs at least one row per step
         corpus=CorpusConfig(source="", tokenizer=tokenizer, **ends),
         model=run.model,
         shards=ShardsConfig(sequence_length=run.shards.sequence_length, token_type=run.shards.token_type),
@@ -69,8 +69,8 @@ def inherited(run: Config) -> Config:
 
 
 def left_behind(run: Config, config: Config) -> dict[str, str]:
-    """Return the settings of ``run`` that ``config``, which starts from its model, does not take although versions up to commit
-    9c427aee did.
+    """Return the settings of ``run`` that ``config``, which starts from its model, does not take, but that versions up to
+    commit 9c427aee took.
 
     Returns:
         Setting -> a line that names its value and the flag that repeats it. Settings with equal values are skipped.
@@ -104,6 +104,6 @@ def is_named(url: str, by: str) -> bool:
 
 
 def _spelled(value: object) -> str:
-    """Return a value as the command line takes it; lists and tables are YAML's flow style, of which JSON is a part."""
-    is_plain = isinstance(value, str) and value.isprintable()  # a line break would let a stranger write lines of ours
+    """Return a value as the command line accepts it: lists and tables as JSON, which is valid YAML."""
+    is_plain = isinstance(value, str) and value.isprintable()  # a stranger's line break could forge our output
     return str(value) if is_plain else json.dumps(value, allow_nan=False)

@@ -1,12 +1,12 @@
-"""Resolve the paths of a config: look inputs up beside its file and in the current folder, and expand ``$HOME``.
+"""Resolve the paths of a config: look up inputs next to the config file and in the current folder, and expand ``$HOME``.
 
-    an input of a config file    in the current folder, and beside the file; refused if both have it, and they are two files
+    an input of a config file    in the current folder, or next to the config file; refused if two different files match
     an input of an option        in the current folder
     an output, such as run.root  in the current folder
-    $HOME, ${HOME}               as ~; another $NAME is refused, because it would be the name of a folder
+    $HOME, ${HOME}               as ~; another $NAME is refused, because it would be taken as a literal folder name
 
-Inputs of ``corpus`` are recorded as they are typed: they are part of a dataset's identity, which should not depend on where
-the config lies. ``CorpusConfig.path`` tells what to open for them.
+Inputs of ``corpus`` are recorded as they are typed: they are part of a dataset's identity, which should not depend on where the
+config lies. ``CorpusConfig.path`` returns the path to open.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _INPUTS: dict[str, frozenset[str]] = {
     "objective.anchor": frozenset({L2SP}),
     "train.start_from": frozenset(),
 }
-"""Field that names an input -> values of it that are no paths. ``*`` stands for every entry of a table or a list."""
+"""Field that names an input -> values that are not paths. ``*`` stands for every entry of a table or a list."""
 _OUTPUTS = ("run.root", "shards.root", "track.mlflow_uri")
 _CORPUS = "corpus."
 _HOME = re.compile(r"\$(?:HOME\b|\{HOME\})")
@@ -48,7 +48,8 @@ _PATTERN = re.compile(r"[*?\[]")
 
 
 def expand_home(data: Any) -> None:
-    """Replace ``$HOME`` at the beginning of each path of a config by ``~``, in place. Raises ConfigError for another variable.
+    """Replace ``$HOME`` at the beginning of each path in a config by ``~``, in place. Raises ConfigError for any other
+    variable.
 
     Args:
         data: plain data of a config, or a part of it.
@@ -69,17 +70,18 @@ def expand_home(data: Any) -> None:
 
 
 def look_beside(data: Any, folder: str) -> dict[str, str]:
-    """Look up the inputs of a config file beside it: make those absolute, in place, that are only there.
+    """Look for the inputs of a config file in the folder of that file. Inputs that exist only there become absolute paths, in
+    place.
 
     Args:
         data: plain data of the config.
-        folder: the folder of its file.
+        folder: the folder of the config file.
 
     Returns:
-        Inputs of ``corpus`` that are only there, which stay as they are typed -> their absolute paths.
+        Input of ``corpus`` as typed -> its absolute path, for inputs that exist only there. In ``data`` they stay as typed.
 
     Raises:
-        ConfigError: an input is both beside the file and in the current folder.
+        ConfigError: an input exists in both folders, and these are two files.
     """
     of_corpus: dict[str, str] = {}
     for name, others in _INPUTS.items():
@@ -94,15 +96,15 @@ def look_beside(data: Any, folder: str) -> dict[str, str]:
 
 
 def find_input(field: str, typed: str, folder: str) -> str:
-    """Return the path of an input that a file names: as typed, or the absolute path if it is only beside the file.
+    """Return the path of an input that a file names: absolute if the input exists only in the file's folder, else as typed.
 
     Args:
-        field: name of what names it, for the error.
+        field: name of the setting that holds the path, for the error.
         typed: a path, a pattern of paths, or a URL, which is returned as it is.
         folder: the folder of the file.
 
     Raises:
-        ConfigError: it is both beside the file and in the current folder, and these are not one file.
+        ConfigError: the input exists in the file's folder and in the current folder, and these are two files.
     """
     beside = os.path.abspath(os.path.join(folder, typed))
     if not typed or ":" in typed or typed.startswith(("~", "/")) or "\0" in typed or not _exists(beside):
@@ -121,7 +123,7 @@ def _exists(path: str) -> bool:
 
 
 def _texts(data: Any, name: str) -> Iterator[tuple[str, Any, Any, str]]:
-    """Yield (dotted name, table or list, key, text) of each text of ``data`` that ``name`` names."""
+    """Yield (dotted name, table or list, key, text) for each text in ``data`` whose name matches ``name``."""
     found = [("", data)]
     *above, last = name.split(".")
     for part in above:

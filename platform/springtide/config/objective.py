@@ -10,7 +10,7 @@ from springtide.errors import explain
 OBJECTIVES = ("distill", "dpo", "orpo")
 """Values of objective.source that are built in."""
 OF_PAIRS = ("dpo", "orpo")
-"""Those that learn from pairs of answers."""
+"""Built-in objectives that learn from pairs of answers."""
 _WITHOUT_LABELS = "orpo"
 L2SP = "l2sp"
 """Value of ``objective.anchor``."""
@@ -20,27 +20,27 @@ class ObjectiveConfig(Section):
     """What is minimised."""
 
     source: str = ""
-    """``distill``, from a teacher or its labels; ``dpo``, from pairs of answers and labels of a reference; ``orpo``, from pairs
-    alone; or your own function, ``package.module:function``, see ``springtide.model``; empty is the cross-entropy of next
+    """``distill``, from a teacher or its labels; ``dpo``, from pairs of answers and a reference model's labels; ``orpo``, from
+    pairs alone; or your own function, ``package.module:function``, see ``springtide.model``. Empty: cross-entropy of next
     tokens [name]."""
     labels: str = free(default="")
-    """What a model says about each row of shards.dataset, for the objective: ``springtide data prepare --label-by`` writes it
-    [url]."""
+    """Labels that the objective learns from: a model's log-probabilities for each row of shards.dataset, which ``springtide
+    data prepare --label-by`` writes [url]."""
     teacher: str = ""
-    """Checkpoint of a run, or that run's folder for its newest, that computes in each step what labels would hold: for distill,
-    in place of labels; its weights are whole on each worker [url]."""
+    """Teacher for distill that runs in each step, in place of stored labels: a checkpoint, or a run's folder for its newest
+    one. Each worker holds all of its weights [url]."""
     teacher_k: int = Field(64, ge=0)
-    """Ids at each position that the teacher names, its most likely ones; 0 is all [ids]."""
+    """Number of the teacher's most likely ids to learn from at each position; 0 is all ids [ids]."""
     cross_entropy: float = Field(0.0, ge=0, lt=1)
-    """Share of the cross-entropy of next tokens in distill; the rest is the divergence from the teacher [ratio]."""
+    """Share of the next-token cross-entropy in the loss of distill; the rest is the divergence from the teacher [ratio]."""
     beta: float = Field(0.1, gt=0)
-    """DPO's beta; in ORPO the weight of the odds-ratio term beside the cross-entropy of the chosen answer [1]."""
+    """DPO's beta; in ORPO the weight of the odds-ratio term, where the cross-entropy of the chosen answer has weight 1 [1]."""
     anchor: str = ""
-    """What keeps the weights near those that the run starts from, so that it forgets less: ``l2sp`` pulls them all alike; the
-    URL of a Fisher, see ``springtide train --fisher-tokens``, by how much each one matters (EWC); empty nothing [url]."""
+    """Penalty for the distance from the weights that the run starts from, so that it forgets less. ``l2sp``: all weights alike;
+    the URL of a Fisher (``springtide train --fisher-tokens``): each weight by its importance (EWC). Empty: no penalty [url]."""
     anchor_weight: float = Field(1.0, gt=0)
-    """Weight of the squared distance to them in the loss per token; of a Fisher, 1 counts the text that it was computed on as
-    much as the new one [1]."""
+    """Weight of the squared distance from the first weights in the loss per token. With a Fisher, 1 counts the text of the
+    Fisher as much as the new text [1]."""
 
     @property
     def code(self) -> str:

@@ -19,18 +19,19 @@ _REMEDY = "write such as 'hours 22-6, battery 30, temperature 80', each at most 
 
 
 class OnlyWhen(NamedTuple):
-    """Conditions that all have to hold; None for one that is not asked for."""
+    """Conditions that must all hold; None for a condition that is not set."""
 
     hours: tuple[int, int] | None = None
-    """From one full hour of the day to another, by the machine's clock; through midnight if the second is smaller."""
+    """Train from the first to the second full hour of the day, by the machine's clock; through midnight if the second is
+    smaller."""
     battery: int | None = None
-    """Least charge, unless the machine is plugged in [%]."""
+    """Lowest charge at which to train, unless the machine is plugged in [%]."""
     temperature: int | None = None
-    """The hottest sensor is below this [degrees Celsius]."""
+    """Train only while the hottest sensor is below this [degrees Celsius]."""
 
 
 def only_when(text: str) -> OnlyWhen:
-    """Return the conditions that a text names; ValueError if it cannot be read.
+    """Return the conditions in ``text``; ValueError if it cannot be read.
 
     Examples:
         >>> only_when("hours 22-6, battery 30")

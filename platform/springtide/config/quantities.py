@@ -1,4 +1,4 @@
-"""Amounts with units: ``2M`` tokens, ``64MiB``, ``10m``. Once parsed they are plain numbers. And times."""
+"""Amounts with units, such as ``2M`` tokens, ``64MiB`` and ``10m``, which are plain numbers once parsed; and times."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Amount:
             value = float(match[1]) * cls.suffixes[match[2]]
         try:
             is_finite = math.isfinite(value)
-        except OverflowError:  # an integer that no float reaches
+        except OverflowError:  # an integer too large for a float
             is_finite = False
         if not is_finite:
             raise ValueError(f"is not a finite amount of {cls.unit}")
@@ -74,7 +74,7 @@ class Seconds(_Amount, float):
 
     unit = "seconds"
     suffixes = _TIME
-    most = 3650 * 86400.0  # ``elastic.hang`` is waited for twelve-fold at most, and timers overflow at 9e9
+    most = 3650 * 86400.0  # timers overflow at 9e9, and waits are up to 12 x ``elastic.hang``
 
 
 class Flops(_Amount, float):
@@ -85,7 +85,7 @@ class Flops(_Amount, float):
 
 
 class Until(str):
-    """A time until which something must be done: a span of time such as ``8h``, or a time such as ``2026-12-01T08:00Z``.
+    """A deadline: a span of time such as ``8h``, or a point in time such as ``2026-12-01T08:00Z``.
 
     >>> Until.parse("8h").at_s(begun_s=1000.0), Until.parse("1970-01-02T01:00+01:00").at_s(begun_s=1000.0)
     (29800.0, 86400.0)
@@ -97,7 +97,7 @@ class Until(str):
 
     @classmethod
     def parse(cls, value: Any) -> Until:
-        """Parse a span as ``Seconds`` does, or a time as in ISO 8601, with its offset from UTC."""
+        """Parse a span like ``Seconds``, or a time in ISO 8601 with its offset from UTC."""
         if isinstance(value, Until):
             return value
         if isinstance(value, str) and re.match(r"\s*\d{4}-\d", value):
@@ -105,7 +105,7 @@ class Until(str):
                 value = datetime.datetime.fromisoformat(value.strip())
             except ValueError:
                 raise ValueError("is not a time such as 2026-12-01T08:00Z") from None
-        if isinstance(value, datetime.datetime):  # YAML has read it
+        if isinstance(value, datetime.datetime):  # YAML already parsed it
             if value.tzinfo is None:
                 raise ValueError("has no offset from UTC; write 2026-12-01T08:00Z or 2026-12-01T09:00+01:00")
             return cls(value.isoformat())
@@ -115,11 +115,11 @@ class Until(str):
 
     @property
     def is_set(self) -> bool:
-        """Whether there is such a time; a span of 0 sets none."""
+        """Whether there is a deadline; a span of 0 means none."""
         return str(self) != "0s"
 
     def at_s(self, begun_s: float) -> float:
-        """Return the time, in seconds since 1970; a span begins at ``begun_s``."""
+        """Return the deadline in seconds since 1970; a span counts from ``begun_s``."""
         if str(self).endswith("s"):
             return begun_s + Seconds.parse(str(self))
         return datetime.datetime.fromisoformat(self).timestamp()

@@ -1,4 +1,4 @@
-"""Recipes: functions that return a whole config, named by size and by what they run on.
+"""Recipes: functions that return a whole config, named by size, hardware or model.
 
 Examples:
     >>> st.recipes.llama3_8b().model.dim
@@ -47,7 +47,7 @@ def tiny() -> Config:
             "corpus": {"tokenizer": "bytes", "max_files": 40},
             "model": {"num_layers": 2, "dim": 64, "num_heads": 4, "num_kv_heads": 2, "ffn_dim": 160},
             "shards": {"sequence_length": 64, "rows_per_group": 64, "groups_per_shard": 8, "heldout_fraction": 0.1},
-            "stream": {"global_batch": 12, "max_epochs": 100},  # to play with: longer runs repeat its little text
+            "stream": {"global_batch": 12, "max_epochs": 100},  # for experiments: longer runs repeat the small corpus
             "optim": {"warmup": 12 * 64 * 10},
             "train": {"total": 12 * 64 * 60, "eval_tokens": 16 * 64, "sample_tokens": 32},
             "checkpoint": {"every_steps": 20, "when_busy": "queue"},
@@ -95,7 +95,7 @@ def llama3_70b() -> Config:
         total=1_400_000_000_000,
         length=8192,
         most=256,
-        recompute="full",  # the results of matrix products alone are 1.5 GB per block: 121 GB
+        recompute="full",  # selective keeps the results of matrix products, 1.5 GB per block: 121 GB
     )
 
 
@@ -245,7 +245,7 @@ def _llama3(num_layers: int, dim: int, num_heads: int, ffn_dim: int) -> ModelCon
 
 
 def _corpus(vocab_size: int) -> CorpusConfig:
-    """Return a corpus that has to be named, with the vocabulary that the model's shape is known with."""
+    """Return a corpus without a source, which the user must name, and with the vocabulary size of the released model."""
     return CorpusConfig(source="", vocab_size=vocab_size)
 
 
@@ -281,7 +281,7 @@ _ALL = (tiny, demo, gpu_125m, gpu_1b, *_OF_RELEASED_MODELS, llama3_8b, llama3_70
 RECIPES: dict[str, Callable[[], Config]] = {recipe.__name__: recipe for recipe in _ALL}
 
 
-# Recipes for runs that go on from a model: the settings of its run, and what a kind of fine-tuning changes.
+# Recipes for runs that start from a model: they take settings from its run, and change those of the kind of fine-tuning.
 #
 # Examples:
 # >>> run = st.open_run("runs/mine")
@@ -293,7 +293,7 @@ _ROWS = ("packing", "mask_across_documents", "rows_per_group", "groups_per_shard
 
 
 def sft(run: Config, start_from: str) -> Config:
-    """Return settings that train all weights of a model on chats or instructions, answers only.
+    """Return settings that train all weights of a model on chats or instructions, with loss on the answers only.
 
     Args:
         run: settings of the model's run, as ``import_model`` or training wrote them.
@@ -301,8 +301,8 @@ def sft(run: Config, start_from: str) -> Config:
 
     Returns:
         The run's model, tokenizer, length of rows and precision (``inherit.INHERITED``), with a low learning rate (Touvron et
-        al., "Llama 2", 2023, section 3.1: 2e-5). ``corpus.source`` is yours to name, and ``corpus.chat_template`` where the run
-        has none: ``model`` for that of an imported model, which the command line takes by itself.
+        al., "Llama 2", 2023, section 3.1: 2e-5). You must set ``corpus.source``, and ``corpus.chat_template`` if the run has
+        none: ``model`` is an imported model's template, which the command line takes by default.
 
     Examples:
         >>> found = st.recipes.sft(st.open_run("runs/mine").config, "runs/mine")
@@ -313,7 +313,7 @@ def sft(run: Config, start_from: str) -> Config:
 
 
 def lora(run: Config, start_from: str) -> Config:
-    """Return settings that train a LoRA adapter on every matrix of a model's blocks; the model stays as it is.
+    """Return settings that train a LoRA adapter on every matrix of a model's blocks; the model's own weights are frozen.
 
     Args:
         run: settings of the model's run, as ``import_model`` or training wrote them.
@@ -321,7 +321,7 @@ def lora(run: Config, start_from: str) -> Config:
 
     Returns:
         As ``sft``, with rank 16 and ten times the learning rate, which a low rank needs (Schulman et al., "LoRA Without
-        Regret", 2025). A model that has an adapter keeps it, and trains it on.
+        Regret", 2025). If the model already has an adapter, that adapter is trained further.
 
     Examples:
         >>> found = st.recipes.lora(st.open_run("runs/mine").config, "runs/mine")
@@ -335,7 +335,7 @@ def lora(run: Config, start_from: str) -> Config:
 
 
 def grow(run: Config, start_from: str) -> Config:
-    """Return settings that train new blocks between those of a model, which stay as they are (Wu et al., "LLaMA Pro", 2024).
+    """Return settings that train new blocks between a model's blocks, which are frozen (Wu et al., "LLaMA Pro", 2024).
 
     Args:
         run: settings of the model's run, as ``import_model`` or training wrote them.
@@ -343,7 +343,7 @@ def grow(run: Config, start_from: str) -> Config:
 
     Returns:
         As ``sft``, with a new block after every four (``train.new_blocks``), all else frozen (``optim.groups``), and ten times
-        the learning rate. ``new_blocks_of`` gives the numbers of other counts.
+        the learning rate. For another number of blocks, ``new_blocks_of`` returns their places.
 
     Examples:
         >>> found = st.recipes.grow(st.open_run("runs/mine").config, "runs/mine")
@@ -358,7 +358,8 @@ def grow(run: Config, start_from: str) -> Config:
 
 
 def new_blocks_of(layers: int, count: int) -> tuple[int, ...]:
-    """Return the numbers of ``count`` new blocks that stand evenly among the ``layers`` blocks of a model, the last at its end.
+    """Return the places of ``count`` new blocks, spread evenly among the ``layers`` blocks of a model; the last new block is at
+    the end.
 
     Examples:
         >>> new_blocks_of(32, 8)
@@ -368,7 +369,8 @@ def new_blocks_of(layers: int, count: int) -> tuple[int, ...]:
 
 
 def dpo(run: Config, start_from: str) -> Config:
-    """Return settings that train a model to prefer the chosen answers of pairs, with the model itself as the reference.
+    """Return settings that train a model to prefer the chosen answers in pairs of answers, with the model itself as the
+    reference.
 
     Args:
         run: settings of the model's run, as ``import_model`` or training wrote them.
@@ -376,8 +378,7 @@ def dpo(run: Config, start_from: str) -> Config:
 
     Returns:
         As ``sft``, with direct preference optimization at a learning rate of 1e-6 (Rafailov et al., 2023, appendix B).
-        ``objective.labels``, what the reference says of the dataset, are yours to name too; with ``objective.source`` orpo
-        none are needed.
+        You must also set ``objective.labels``, the reference's log-probabilities; ``objective.source: orpo`` needs none.
 
     Examples:
         >>> found = st.recipes.dpo(st.open_run("runs/mine").config, "runs/mine")
@@ -388,15 +389,16 @@ def dpo(run: Config, start_from: str) -> Config:
 
 
 def distill(run: Config, start_from: str) -> Config:
-    """Return settings that train a model, the student, on what a teacher says comes next.
+    """Return settings that train a model, the student, to predict a teacher's probabilities of next tokens.
 
     Args:
         run: settings of the student's run, as ``import_model`` or training wrote them.
         start_from: that run's folder, or one of its checkpoints.
 
     Returns:
-        The run's model, tokenizer, rows and precision, with a third of its learning rate. The text is yours to name
-        (``corpus.source`` or ``shards.dataset``), and the teacher: ``objective.teacher``, or its ``objective.labels``.
+        The run's model, tokenizer, rows and precision, with a third of its learning rate. You must name the text
+        (``corpus.source`` or ``shards.dataset``) and the teacher (``objective.teacher``, or its labels in
+        ``objective.labels``).
 
     Examples:
         >>> found = st.recipes.distill(st.open_run("runs/mine").config, "runs/mine")
@@ -407,19 +409,20 @@ def distill(run: Config, start_from: str) -> Config:
 
 
 def continued(run: Config, start_from: str, named: Sequence[str] = ()) -> Config:
-    """Return settings that train a model on with new text, a quarter of each batch being replay of the text that it knows; on
-    the command line, ``continue``.
+    """Return settings that continue to train a model on new text. A quarter of each batch replays the text that it was trained
+    on. On the command line this recipe is ``continue``.
 
     Args:
         run: settings of the model's run, which names its dataset.
         start_from: that run's folder, or one of its checkpoints.
-        named: more URLs that the user has typed. ``run`` may come from a stranger, so its datasets must be local or on a
-            host of these or of ``start_from``.
+        named: more URLs that the user typed. ``run`` may come from a stranger, so its datasets must be local, or on the host of
+            one of these URLs or of ``start_from``.
 
     Returns:
-        The run's model, tokenizer, rows and precision. A third of its learning rate is reached anew, and falls to a tenth
-        of that (Ibrahim et al., "Simple and scalable strategies to continually pre-train large language models", 2024).
-        ``corpus.source``, the new text, is yours to name; it is prepared as ``new`` beside ``old``.
+        The run's model, tokenizer, rows and precision. The learning rate warms up again, to a third of the run's peak, and
+        falls to a tenth of that (Ibrahim et al., "Simple and scalable strategies to continually pre-train large language
+        models", 2024). You must set ``corpus.source``, the new text: in the mixture it is ``new``, and the run's dataset is
+        ``old``.
 
     Raises:
         ConfigError: ``run`` has no dataset, or one on a host that the user has not named.
@@ -452,11 +455,12 @@ FINE_TUNING: dict[str, Callable[[Config, str], Config]] = {
     "distill": distill,
     "continue": continued,
 }
-"""Name -> recipe that takes the settings of the run that it goes on from."""
+"""Name -> recipe, for the recipes that start from a model and take settings from its run."""
 
 
 def _tuned(run: Config, start_from: str, peak_lr: float) -> Config:
-    """Return the settings that fine-tuning shares: facts about the model of ``run`` (``inherit``), and a schedule."""
+    """Return the settings that all fine-tuning recipes share: facts about the model of ``run`` (``inherit``), and a
+    schedule."""
     optim = {"peak_lr": peak_lr, "warmup": 0, "schedule": "cosine", "weight_decay": 0.0}
     changes = {"train.start_from": start_from, "train.start_with": "weights", "train.sample_tokens": 0}
     changes |= {f"optim.{name}": value for name, value in optim.items()}
@@ -464,7 +468,8 @@ def _tuned(run: Config, start_from: str, peak_lr: float) -> Config:
 
 
 def _trained_on(run: Config, start_from: str) -> Config:
-    """Return the settings that training on with texts shares: rows as those of ``run``, and a rate that rises again."""
+    """Return the settings that ``distill`` and ``continued`` share: rows as in ``run``, and a learning rate that warms up
+    again."""
     tuned = _tuned(run, start_from, peak_lr=run.optim.peak_lr / 3)
     same = {f"shards.{name}": getattr(run.shards, name) for name in _ROWS}
     optim = {

@@ -1,11 +1,10 @@
-"""Names of settings and commands that are retired or renamed, and what answers them: the one table.
+"""Retired and renamed settings and commands, and the answer to a user who gives one: the one table.
 
-A config that a user gives now is refused by name, with what to use instead (``refused``), unless a retired setting has its
-default, at which it is dropped (``without_defaults``). A config in a run's folder, in a
-checkpoint or in a sweep's folder is read through this table (``current``): a renamed setting is read under its new name, and a
-retired one is dropped. Such a run opens everywhere. Only training it again is refused, and only if a retired setting changed
-the training and was not at its default (``lost``). Identities hash the old names (``as_hashed``). docs/decisions/renames.md
-lists the same for people.
+In a config that a user gives now, such a setting is an error that names its replacement (``refused``); only a retired setting
+at its default is dropped (``without_defaults``). In a config that springtide stored in a run's folder, a checkpoint or a
+sweep's folder, a renamed setting is read under its new name, and a retired one is dropped (``current``). So every command opens
+such a run. Only training it again is refused, and only if a retired setting changed the training and was not at its default
+(``lost``). Identities hash the old names (``as_hashed``). docs/decisions/renames.md lists the same for people.
 
 Names are dotted: ``section.field``. In the name of a setting inside a table, ``*`` stands for every entry of the table or list,
 as in ``corpus.sources.*.field``.
@@ -23,17 +22,18 @@ from springtide.errors import explain
 
 @dataclasses.dataclass(frozen=True)
 class Retired:
-    """A setting that is gone."""
+    """A setting that no longer exists."""
 
     default: Any
-    """Its default, at which the training is today's, as a run's config.yaml has it: a list, not a tuple."""
+    """Default of the setting, with which training is the same as today; as in a run's config.yaml, a list and not a tuple."""
     instead: str
     """What to use instead: the remedy of the error, such as ``prepare the new text, then resume with it in stream.mixture``."""
     changes_training: bool = False
-    """Whether another value changed what was learned, so that a run that has it cannot be resumed by this version. Not for
-    settings of ``model``: whoever evaluates or exports the run would build another model, without an error."""
+    """Whether a value other than the default changed what was learned: a run with such a value cannot be resumed by this
+    version. Never set it for ``model``: a command that evaluates or exports the run would build another model, without an
+    error."""
     is_free: bool = True
-    """Whether it was free, and so never part of a run's identity."""
+    """Whether the setting was free, and so never part of a run's identity."""
 
 
 RETIRED_SETTINGS: dict[str, Retired] = {
@@ -46,10 +46,10 @@ RETIRED_SETTINGS: dict[str, Retired] = {
     "track.retry": Retired(5.0, "leave it out: a tracking server that fails is tried again after 5 s"),
     "feed.cpus_per_read": Retired(0.0, "leave it out: a read reserves no CPU, so that it never waits for one"),
 }
-"""Dotted name -> what it was."""
+"""Dotted name -> facts about the retired setting."""
 
 RENAMED_SETTINGS: dict[str, str] = {}
-"""Old dotted name -> new dotted name, oldest first. A run's identity hashes the old one."""
+"""Old dotted name -> new dotted name, oldest first. A run's identity hashes the old name."""
 
 ADDED_SETTINGS: dict[str, Any] = {
     "model.rope_short_factors": [],
@@ -57,8 +57,8 @@ ADDED_SETTINGS: dict[str, Any] = {
     "model.rope_attention_factor": 0.0,
     "train.parts": "",
 }
-"""Dotted name of a setting that is not free and that commit 0ba2dd87 does not have -> the value at which the training is as it
-was without it, as a config.yaml has it. A run's identity leaves it out at that value."""
+"""Settings that are not free and were added after commit 0ba2dd87: dotted name -> the value, as in a config.yaml, with which
+training is the same as before. A run's identity leaves out a setting with this value."""
 
 RETIRED_COMMANDS: dict[str, str] = {
     "model serve": "springtide model export --to hf, then transformers serve or vLLM: docs/how-to/serve.md",
@@ -87,8 +87,8 @@ RETIRED_COMMANDS: dict[str, str] = {
     "report --serve": "reload RUN/report.html, which is written anew while a run trains; or springtide run status RUN --follow",
     "report --port": "reload RUN/report.html, which is written anew while a run trains; or springtide run status RUN --follow",
 }
-"""A command, such as ``model serve``, or one with an option, such as ``run watch --page``, or with an option's value, such as
-``model export --to gguf`` -> what to use instead."""
+"""Retired command -> what to use instead. A key is a command (``model serve``), a command with an option (``run watch
+--page``), or also with the option's value (``model export --to gguf``)."""
 
 
 def current(stored: Any) -> Any:
@@ -107,8 +107,8 @@ def current(stored: Any) -> Any:
 
 
 def without_defaults(given: Any) -> Any:
-    """Return a config given now without the retired settings that have their default: what is trained is the same. A copy of a
-    run's config.yaml, which has every setting, stays a config.
+    """Return a config that a user gives now, without retired settings at their defaults: they do not change training. So a copy
+    of a run's config.yaml, which has every setting, stays valid.
 
     Args:
         given: plain data of a config; anything else is returned as it is.
@@ -123,17 +123,17 @@ def without_defaults(given: Any) -> Any:
 
 
 def _without_retired(data: dict[str, Any], before: dict[str, Any], at_default: bool) -> dict[str, Any]:
-    """Take the retired settings out of ``data``, a copy of ``before``; ``at_default``: only those that have their default."""
+    """Remove the retired settings from ``data``, a changed copy of ``before``. ``at_default``: only those at their defaults."""
     for name, was in RETIRED_SETTINGS.items():
         for _, table, key in list(_places(data, name)):
             if not at_default or table[key] == was.default:
                 del table[key]
-    # a section of which no setting is left may be none of today's
+    # a section that is empty now may not exist any more
     return {section: fields for section, fields in data.items() if fields or not before.get(section)}
 
 
 def refused(given: Any) -> list[str]:
-    """Return an error message for each setting of a config given now that is retired or has another name.
+    """Return an error message for each retired or renamed setting in a config that a user gives now.
 
     Args:
         given: plain data of a config.
@@ -147,8 +147,8 @@ def refused(given: Any) -> list[str]:
 
 
 def lost(stored: Any) -> list[str]:
-    """Return an error message for each setting of a stored config without which this version would train something else: it is
-    retired, changed the training, and is not at its default.
+    """Return an error message for each retired setting in a stored config that changed the training and is not at its default.
+    Without it, this version would train something else.
 
     Args:
         stored: plain data of a config, as an earlier version wrote it.
@@ -164,7 +164,7 @@ def lost(stored: Any) -> list[str]:
 
 
 def limit_and_remedy(name: str) -> tuple[str, str] | None:
-    """Return why a setting of this name is refused, and what to use instead; None for a name that the table does not have.
+    """Return why a setting is refused, and what to use instead; None if the setting is neither retired nor renamed.
 
     Args:
         name: dotted name, with ``*`` in place of the entries of a table.
@@ -176,7 +176,7 @@ def limit_and_remedy(name: str) -> tuple[str, str] | None:
 
 
 def newest_name(name: str) -> str:
-    """Return the name that a setting has now.
+    """Return today's name of a setting.
 
     >>> newest_name("optim.peak_lr")
     'optim.peak_lr'
@@ -187,11 +187,11 @@ def newest_name(name: str) -> str:
 
 
 def as_hashed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings in the form that identities hash, which is that of commit 0ba2dd87: under the oldest names, with retired
-    settings at their defaults, and without added ones that are at the value that changes nothing.
+    """Return settings in the form of commit 0ba2dd87, which identities hash. They have their oldest names, retired settings are
+    at their defaults, and added settings are left out if their value changes nothing.
 
     Args:
-        settings: section -> field -> plain value, of the fields that are not free.
+        settings: section -> field -> plain value, for the fields that are not free.
 
     Examples:
         >>> as_hashed({"optim": {"peak_lr": 0.001}})["optim"]["peak_lr"]
@@ -216,7 +216,7 @@ def as_hashed(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def replaces_command(words: Sequence[str]) -> str:
-    """Return an error message if a retired command, or a retired option of a command, was given; else an empty text.
+    """Return an error message if ``words`` contain a retired command, or a retired option of a command; else an empty text.
 
     Args:
         words: the words of the command line after ``springtide``.
@@ -241,7 +241,7 @@ def _renamed(stored: Any) -> Any:
 
 
 def _tables(data: Any, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (path, table) of each table of ``data`` at ``path``."""
+    """Yield (path, table) for each table in ``data`` at ``path``, in which ``*`` stands for every entry."""
     found = [("", data)]
     for part in path.split("."):
         found = [
@@ -261,14 +261,14 @@ def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _places(data: Any, name: str) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """Yield (dotted name, table, key) of each place where ``data`` has the setting ``name``."""
+    """Yield (dotted name, table, key) for each occurrence of the setting ``name`` in ``data``."""
     section, _, key = name.rpartition(".")
     yield from ((f"{where}{key}", table, key) for where, table in _tables(data, section) if key in table)
 
 
 def _put(data: dict[str, Any], name: str, beside: dict[str, Any], value: Any) -> None:
-    """Give the setting ``name`` a value, unless it has one. It lies in its section, or inside a table in the same entry
-    (``beside``) as the setting that had the value."""
+    """Set the setting ``name`` to ``value``, unless it already has a value. A name with ``*`` is set in the table ``beside``,
+    which held the old setting; any other name in its section of ``data``."""
     section, _, key = name.rpartition(".")
     table = beside if "*" in section else data.setdefault(section, {})
     if isinstance(table, dict):

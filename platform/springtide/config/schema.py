@@ -34,42 +34,45 @@ class TrainConfig(Section):
     total: Tokens = Tokens(1_000_000)
     """Tokens to train on; the last step may go past it [tokens]."""
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = free(default=8)
-    """Rows a worker computes at once; the gradient does not depend on it. ``auto`` takes the largest number that fits the
-    devices of the cluster, with the fewest workers and with the most [rows]."""
+    """Rows that a worker computes at once; does not change the gradient. ``auto`` takes the largest power of two that is
+    predicted to fit the cluster's devices, with ``elastic.min_workers`` and with ``elastic.max_workers`` [rows]."""
     profile: int = free(default=0, ge=0)
-    """Steps that rank 0 profiles, after the first three of a worker group; 0 profiles none [steps]."""
+    """Number of steps that rank 0 profiles, after the first three of a worker group; 0 profiles none [steps]."""
     metrics: tuple[Literal["largest_logit", "noise_scale"], ...] = free(default=())
-    """Figures to tell with each step, which cost a little: the largest logit, which grows before training diverges; and the
+    """Extra metrics to report with each step, at a small cost: the largest logit, which grows before training diverges; and the
     gradient noise scale, the batch size beyond which larger batches save few steps [name]."""
     seed: int = Field(0, ge=0)
     """Seed of random draws in training, such as dropout; each step and worker derives its own [1]."""
     start_from: str = ""
-    """Checkpoint of another run to start from, or that run's folder for its newest; empty starts with new weights [url]."""
+    """Checkpoint of another run to start from, or the folder of a run for its newest checkpoint; empty starts with new weights
+    [url]."""
     start_with: Literal["state", "optimizer", "weights"] = "state"
-    """What to take from it: its whole state, so that this run branches off at its step and trains on the rows that follow; its
-    weights and the state of its optimizer, averaged weights included, at step 0 of other rows of the same vocabulary, as in
-    a second stage with longer ones; or only its weights, at step 0 [name]."""
+    """What to take from ``start_from``. state: all of it, so this run branches off at that step and trains on the rows that
+    follow. optimizer: weights and optimizer state, averaged weights included, at step 0 of other rows with the same vocabulary,
+    as in a second stage with longer rows. weights: only the weights, at step 0 [name]."""
     new_blocks: tuple[int, ...] = ()
-    """Blocks of this model that the other run's has not, from 0: each begins as a copy of the block before it, with outputs of
-    zero, so that nothing changes at step 0; needs weights alone [blocks]."""
+    """Numbers, from 0, of this model's blocks that ``start_from``'s model does not have. Each begins as a copy of the block
+    before it with its output matrices zeroed, so that nothing changes at step 0. Needs ``start_with: weights`` [blocks]."""
     eval_tokens: Tokens = free(default=Tokens(131_072))
-    """Held-out tokens to evaluate on, before and after training, in whole rows, as many from each held-out set; 0 evaluates
+    """Held-out tokens to evaluate on before and after training: whole rows, the same number from each held-out set; 0 evaluates
     nothing [tokens]."""
     eval_every: int = free(default=0, ge=0)
     """Steps between evaluations during training; 0 makes none [steps]."""
     eval_async: bool = free(default=False)
-    """Whether evaluations during training run in the background: a separate process evaluates the first checkpoint
-    committed at or after each such step, and skips checkpoints if it is too slow. Otherwise training waits for them [flag]."""
+    """Whether evaluations during training run in the background: a separate process evaluates the first checkpoint committed at
+    or after each evaluation step, and skips checkpoints if it is too slow. Otherwise training waits for each evaluation
+    [flag]."""
     eval_gpus: float = free(default=0.0, ge=0)
-    """GPUs that this process reserves in Ray; with 0 it computes on the driver's node [gpus]."""
+    """GPUs that the process of ``eval_async`` reserves in Ray; with 0 it computes on the driver's node [gpus]."""
     sample_tokens: int = free(default=96, ge=0)
     """Length of the text generated after training; 0 generates none [tokens]."""
     parts: str = ""
-    """Parts of your own that take part in each step: ``package.module:function``, which is called with the training loop and
-    returns a ``springtide.training.Part``, or several; empty for none [name]."""
+    """Function that adds your own parts to each step, ``package.module:function``: called with the training loop, it returns
+    one ``springtide.training.Part`` or several; empty for none [name]."""
     only_when: OnlyWhenText = free(default="")
-    """When to train, by rank 0's machine: ``hours 22-6, battery 30, temperature 80`` means from 22 to 6 o'clock, at 30 % of
-    charge or plugged in, below 80 degrees Celsius; else the run pauses between steps. Empty never pauses [name]."""
+    """Conditions under which to train, checked on rank 0's machine. ``hours 22-6, battery 30, temperature 80``: from 22 to 6
+    o'clock, at 30 % of charge or plugged in, and below 80 degrees Celsius. Otherwise the run pauses between steps. Empty never
+    pauses [name]."""
 
     @property
     def rows_at_once(self) -> int:
@@ -85,24 +88,24 @@ class CheckpointConfig(Section):
     """When to save, where to stage it, and what to keep."""
 
     every_steps: Annotated[int, Field(ge=0)] | Literal["auto"] = free(default=50)
-    """Steps between checkpoints; 0 saves at the end only, ``auto`` computes the interval from what a save costs and how often
+    """Steps between checkpoints; 0 saves at the end only, ``auto`` computes the interval from the cost of a save and how often
     workers are lost [steps]."""
     when_busy: Literal["skip", "queue"] = free(default="skip")
     """What to do when a save is due while the previous one is being written: skip it, or let training wait [name]."""
     stage: str = free(default="/dev/shm")
-    """Folder of a memory file system that state is copied to, from which it is written in the background; empty copies nothing,
-    and training waits for saves [name]."""
+    """Folder in a memory file system to which the state is copied before it is written in the background; empty copies nothing,
+    and training waits for each save [name]."""
     memory_every: Annotated[int, Field(ge=0)] | Literal["auto"] = free(default="auto")
-    """Steps between snapshots in the memory of the nodes, on Ray; 0 takes none, ``auto`` takes them as often as costs training
-    less than 3% of its time [steps]."""
+    """Steps between snapshots of the state in the nodes' memory, on Ray; 0 takes none, ``auto`` takes them as often as possible
+    at less than 3% of training time [steps]."""
     memory_bytes: Annotated[Bytes, Field(ge=0)] | Literal["auto"] = free(default="auto")
-    """Most memory that snapshots may take on a node, copies for its peers included; ``auto`` is half of the node's free memory
-    when the run's first process starts there [bytes]."""
+    """Most memory that snapshots may take on a node, including copies that it holds for other nodes; ``auto`` is half of the
+    node's free memory when the run's first process starts there [bytes]."""
     memory_copies: int = free(default=1, ge=0)
-    """Copies of each snapshot on other nodes: this many nodes may be lost at once, without notice, and no snapshot is lost
+    """Copies of each snapshot on other nodes: no snapshot is lost if this many nodes are lost at once without notice
     [copies]."""
     tries: int = free(default=5, ge=1)
-    """Tries of a save before it counts as failed [tries]."""
+    """Attempts at a save before it counts as failed [tries]."""
     max_failed: int = free(default=3, ge=0)
     """Saves in a row that may fail before the run stops [checkpoints]."""
     keep_last: int = free(default=3, ge=1)
@@ -110,10 +113,10 @@ class CheckpointConfig(Section):
     keep_every: int = free(default=0, ge=0)
     """Also keep checkpoints whose step is a multiple of this; 0 keeps none for this reason [steps]."""
     keep_best: int = free(default=0, ge=0)
-    """Also keep this many, those with the smallest ``best_by`` [checkpoints]."""
+    """Also keep this many checkpoints with the smallest ``best_by`` [checkpoints]."""
     best_by: Literal["loss", "heldout_loss"] = free(default="loss")
-    """Loss that the best are chosen by: the mean training loss since the previous save, or the held-out loss of those that were
-    evaluated [name]."""
+    """Loss that ``keep_best`` compares: the mean training loss since the previous save (loss), or the held-out loss of
+    checkpoints that were evaluated (heldout_loss) [name]."""
 
 
 class TrackConfig(Section):
@@ -124,20 +127,20 @@ class TrackConfig(Section):
     experiment: str = free(default="springtide")
     """MLflow experiment [name]."""
     parent: str = free(default="")
-    """MLflow run that is the parent of this one, as a sweep is of its trials; empty for none [name]."""
+    """MLflow run that is the parent of this run, as a sweep is of its trials; empty for none [name]."""
     progress: bool = free(default=True)
     """Whether to draw progress on the console [flag]."""
     price: float = free(default=0.0, ge=0)
     """Price of a worker per hour, for the report; 0 counts no costs [dollars/h]."""
     spot_price: float = free(default=0.0, ge=0)
-    """The same on nodes whose label ``ray.io/market-type`` is ``spot`` [dollars/h]."""
+    """Price of a worker per hour on nodes whose label ``ray.io/market-type`` is ``spot``, for the report [dollars/h]."""
     listener: str = free(default="")
-    """Your own function, ``package.module:function``, that the driver on Ray calls with the run's handle: what it returns is
-    called with every event, in a thread; empty for none [name]."""
+    """Function that makes your own listener, ``package.module:function``: the driver on Ray calls it with the run's handle, and
+    calls the listener that it returns with every event, in a thread; empty for none [name]."""
 
 
 NAME = r"^([A-Za-z0-9][A-Za-z0-9._-]{0,127})?$"
-"""Pattern of the name of a run or sweep, which is the name of its folder; empty generates one."""
+"""Pattern of the name of a run or sweep, which is also the name of its folder; an empty name is replaced by a generated one."""
 
 
 class RunConfig(Section):
@@ -148,10 +151,11 @@ class RunConfig(Section):
     root: str = free(default="runs")
     """Folder or fsspec URL that holds runs [url]."""
     queue: str = free(default="", pattern=NAME)
-    """Queue of a cluster that several runs share: those of all queues get workers by ``priority``, those of one queue no more
-    than its quota. Empty takes what no other run has [name]."""
+    """Queue on a cluster that several runs share. Runs of all queues get workers by ``priority``; the runs of one queue get no
+    more than its quota. Empty: the run takes the workers that no other run has [name]."""
     priority: int = free(default=0)
-    """Priority in the queue: a run with a higher one takes workers from those with lower ones after their steps [1]."""
+    """Priority in the queue: a run with a higher priority takes workers from runs with a lower one, after their current step
+    [1]."""
 
 
 class Config(Section):
@@ -206,30 +210,31 @@ class Config(Section):
             Traceback (most recent call last):
             springtide.errors.ConfigError: optim.peek_lr = 0.001: is not a setting; did you mean 'optim.peak_lr'?
         """
-        from springtide.config.files import with_changes  # imported here: it needs this class
+        from springtide.config.files import with_changes  # imported here, because it imports this module
 
         return with_changes(self, changes)
 
     @property
     def data(self) -> DataConfig:
-        """The sections that decide the data."""
+        """The settings that decide which rows the run trains on, and in which order."""
         return DataConfig(self.stream, self.shards, self.feed, int(self.train.total), self.objective.labels)
 
     @property
     def sources(self) -> dict[str, str]:
-        """The functions of the user's own that it names: field -> ``package.module:function``."""
+        """The user's own functions that this config names: field -> ``package.module:function``."""
         values = (self.model.source, self.optim.source, self.objective.code, self.track.listener, self.train.parts)
         return {field: value for field, value in zip(CODE_FIELDS, values, strict=True) if value}
 
     @property
     def needs_trust(self) -> dict[str, str]:
-        """All that can run code in a run: ``sources``, and the environment variables that are not known to be harmless
-        (``elastic.ALLOWED_ENV``): field -> value."""
+        """Everything in this config that can run code: ``sources``, and the environment variables that are not known to be
+        harmless (``elastic.ALLOWED_ENV``): field -> value."""
         return self.sources | self.elastic.unlisted_env
 
     @property
     def prepare_sources(self) -> dict[str, str]:
-        """The same of what prepares a dataset; empty where there is one."""
+        """The user's own functions that run while the dataset is prepared: field -> ``package.module:function``. Empty if
+        ``shards.dataset`` is set: there is nothing to prepare."""
         filters = self.corpus.filter and not self.shards.dataset
         return {"corpus.filter": self.corpus.filter} if filters else {}
 
@@ -327,7 +332,7 @@ class Config(Section):
     def _optimizer_contradictions(self) -> list[str]:
         found = []
         if self.model.base_width and (self.optim.optimizer != "adamw" or self.optim.source):
-            # Muon's updates have AdamW's root mean square at every width, and LAMB's the norm of the weights
+            # Muon scales its updates to AdamW's root mean square at every width, LAMB to the norm of the weights
             other = "source" if self.optim.source else "optimizer"
             problem = (
                 f"scales AdamW's learning rates; optim.{other} = {getattr(self.optim, other)!r} needs its own scaling"

@@ -1,4 +1,4 @@
-"""The base of every section of the config: frozen, strict about names, each field documented."""
+"""Base of every section of the config: frozen, without unknown names, each field documented."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import functools
 from pydantic import BaseModel, ConfigDict, Field
 
 free = functools.partial(Field, json_schema_extra={"free": True})
-"""A field that may change between restarts of one run."""
+"""Marks a field that may change when a run is resumed."""
 
 ahead = functools.partial(Field, json_schema_extra={"free": True, "ahead": True})
-"""A field that may change between restarts of one run, for steps that are not trained yet."""
+"""Marks a field that may change when a run is resumed, for steps that are not trained yet."""
 
 
 class Section(BaseModel):

@@ -1,4 +1,4 @@
-"""The config file that ``springtide init`` writes: the settings that people change, with what each one is."""
+"""The config file that ``springtide init`` writes: the settings that people change most, each with its description."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The two numbers of a step, as types: how many steps are done, and the place of a step in the order of batches.
+"""The two numbers of a step, as types: the count of steps done, and the index of a step in the order of batches.
 
-A count stands between two steps of the order, the one that was trained last and the one that is trained next. Here step 2 is
-skipped, so no count stands after it:
+A count lies between two steps of the order: the last one trained and the next one to train. Here step 2 is skipped, so no count
+lies between step 2 and step 3:
 
     order step        0     1     2     3     4
     steps done     0     1     2           3     4
@@ -12,9 +12,9 @@ skipped, so no count stands after it:
     >>> step_before(StepsDone(3), skipped), step_after(StepsDone(3), skipped)
     (3, 4)
 
-So the step of an event, a checkpoint or the training state, all of them counts, is one more than the step of the order that
-was trained last, less the steps skipped until then. A rollback lowers the count and adds skipped steps: the same counts then
-stand further on in the order. A branch continues the count of its trunk.
+The step of an event, a checkpoint or the training state is a count. It equals the index of the last trained step in the order,
+plus one, minus the number of steps skipped before. A rollback lowers the count and adds skipped steps, so the same count then
+lies further on in the order. A branch continues the count of its trunk.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from collections.abc import Iterable
 from typing import NewType
 
 StepsDone = NewType("StepsDone", int)
-"""A number of steps that are done: the step of an event, a checkpoint, the training state."""
+"""Number of steps done: the step of an event, a checkpoint or the training state."""
 
 OrderStep = NewType("OrderStep", int)
-"""An index into the order of batches, from 0; skipped steps count."""
+"""Index of a step in the order of batches, from 0; skipped steps count."""
 
 
 def step_after(done: StepsDone, skipped: Iterable[OrderStep] = ()) -> OrderStep:
-    """Return the step that is trained next when ``done`` steps are done, in an order without the ``skipped`` steps."""
+    """Return the step of the order that is trained next when ``done`` steps are done and the ``skipped`` steps are left out."""
     step = int(done)
-    if not skipped:  # as a rule, and asked twice a step
+    if not skipped:  # the usual case, and this runs twice per step
         return OrderStep(step)
     for one in sorted(set(skipped)):
         if one > step:
@@ -42,10 +42,11 @@ def step_after(done: StepsDone, skipped: Iterable[OrderStep] = ()) -> OrderStep:
 
 
 def step_before(done: StepsDone, skipped: Iterable[OrderStep] = ()) -> OrderStep:
-    """Return the step that was trained last when ``done`` steps are done, at least one, without the ``skipped`` steps."""
+    """Return the step of the order that was trained last when ``done`` steps (at least one) are done and the ``skipped`` steps
+    are left out."""
     return step_after(StepsDone(done - 1), skipped)
 
 
 def one_more(done: StepsDone) -> StepsDone:
-    """Return the number of steps done after the next one."""
+    """Return ``done`` plus one, as a count of steps."""
     return StepsDone(done + 1)

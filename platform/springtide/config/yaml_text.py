@@ -1,8 +1,8 @@
-"""Read the YAML that people write: configs, cluster files, values of options. JSON is read too, it is a part of YAML.
+"""Read the YAML that people write: configs, cluster files, values of options. JSON is read too, because it is a subset of YAML.
 
-YAML 1.1 reads `010` as 8, `1:30` as 90, `no` as false and a day as a date, and of two equal keys it keeps the last. All of
-these are refused here, with their lines, where a field means something else. Files that springtide wrote itself are read by
-``read_stored``, without these rules: PyYAML quotes what it writes.
+YAML 1.1 reads `010` as 8, `1:30` as 90, `no` as false and `2026-12-01` as a date, and keeps the last of two equal keys. Here
+these are errors, with line numbers, wherever the field expects something else. Files that springtide wrote itself are read by
+``read_stored``, without these rules: PyYAML puts quotes around such values.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Path = tuple[int | str, ...]
 """Keys and indexes from the top of a file to a value."""
 
 _MOST_DEPTH = 200
-"""Brackets inside each other; a config has three."""
+"""Most brackets inside each other; a config has three."""
 _MOST_PAIRS = 10_000
-"""Values in one mapping that ``<<`` was replaced in."""
+"""Most entries of one mapping after ``<<`` is replaced in it."""
 _MOST_PROBLEMS = 30
 _SHOWN = 500
-"""Characters of YAML's errors that are shown."""
+"""Most characters of an error of PyYAML that are shown."""
 _VALUE_SHOWN = 100
 _BRACKETS = re.compile(r"[\[\]{}]")
 _LISTS = re.compile(rf"^[ \t]*(?:-[ \t]+){{{_MOST_DEPTH + 1}}}", re.MULTILINE)
@@ -38,24 +38,24 @@ _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
 _NULL = f"{_TAG}null"
 _WORDS = {f"{_TAG}int": "number", f"{_TAG}float": "number", f"{_TAG}bool": "flag", f"{_TAG}timestamp": "date"}
-"""Tag of a value without quotes that is not text -> what YAML reads it as."""
+"""Tag of an unquoted value that is not text -> the kind of value that YAML reads."""
 _MOST_PARTS = 8
-"""Commas in a number that are looked for, and colons of one in base 60."""
+"""Most commas in a number that are recognised, and most colons of a number in base 60."""
 _PART_OF_NUMBER = re.compile(r"\d[\d_]*\.?\d*(?:e[+-]?\d+)?[A-Za-z]*")
 _THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+[A-Za-z]*")
 
 
 @dataclasses.dataclass(frozen=True)
 class Parsed:
-    """What a file holds."""
+    """Data and line numbers of a file."""
 
     data: Any
     """Plain data."""
     lines: Mapping[Path, int]
-    """Line of each value, from 1; what an alias repeats has the line of the alias."""
+    """Path -> line of its value, from 1; a value that an alias repeats has the line of the alias."""
 
     def line(self, path: Path) -> int:
-        """Return the line of the value at a path; of a missing one, the line of the table that would hold it."""
+        """Return the line of the value at ``path``; if the value is missing, the line of the innermost table that exists."""
         while path not in self.lines and path:
             path = path[:-1]
         return self.lines.get(path, 1)
@@ -68,7 +68,7 @@ def read_given(text: bytes, name: str, what: str, schema: type[BaseModel]) -> Pa
         text: YAML or JSON.
         name: name of the file, for errors.
         what: what the file is, such as ``config``, for errors.
-        schema: model of what it holds; it decides where a number, a flag or a text is meant.
+        schema: pydantic model of the data, whose annotations decide where a number, a flag or a text is expected.
 
     Raises:
         ConfigError: each problem with its file and line.
@@ -80,7 +80,7 @@ def read_given(text: bytes, name: str, what: str, schema: type[BaseModel]) -> Pa
         Traceback (most recent call last):
         springtide.errors.ConfigError: a.yaml:1: stream.seed = 010: was read as the number 8, in base 8; write it in decimal
     """
-    if not text.startswith((b"\xff\xfe", b"\xfe\xff")):  # PyYAML reads UTF-16 with its mark
+    if not text.startswith((b"\xff\xfe", b"\xfe\xff")):  # PyYAML reads UTF-16 that has a byte order mark
         try:
             text.decode()
         except UnicodeDecodeError as error:
@@ -94,22 +94,22 @@ def read_given(text: bytes, name: str, what: str, schema: type[BaseModel]) -> Pa
             line = error.problem_mark.line + 1
             raise ConfigError(f"{name}:{line}: a tab at line {line}; YAML wants spaces") from None
         raise ConfigError(explain(what, name, f"is not YAML ({_short(error)})", "fix the file")) from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that cannot be
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an impossible date
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(explain(what, name, f"is not YAML ({_short(error)})", "fix the file")) from None
 
 
 def read_value(text: str, field: str, kind: Any) -> Any:
-    """Return the list or table that an option gives a field.
+    """Return the list or table that an option of the command line gives to a field.
 
     Args:
-        text: YAML, as the option has it.
+        text: value of the option, in YAML.
         field: dotted name of the field.
         kind: annotation of the field.
 
     Raises:
-        ConfigError: it is not YAML, or YAML 1.1 reads something else than the field means.
+        ConfigError: ``text`` is not YAML, or YAML 1.1 reads a value as another type than the field has.
 
     Examples:
         >>> from springtide.config.yaml_text import read_value
@@ -127,7 +127,8 @@ def read_value(text: str, field: str, kind: Any) -> Any:
 
 
 def read_stored(text: bytes, name: str) -> Any:
-    """Return the plain data of a config that springtide wrote. ConfigError, which names the file, if it is not YAML."""
+    """Return the plain data of a config that springtide wrote. Raises ConfigError, which names the file, if the text is not
+    YAML."""
     try:
         check_depth(text)
         return yaml.load(text, _Loader)
@@ -136,8 +137,9 @@ def read_stored(text: bytes, name: str) -> Any:
 
 
 def check_depth(text: str | bytes) -> None:
-    """Raise RecursionError where brackets of YAML nest so deeply that PyYAML, whose time grows with the square of their depth,
-    would take minutes to say so; or where the lists that begin in one line do, whatever depth this process may call to."""
+    """Raise RecursionError if brackets, or lists that begin in one line, nest too deeply for YAML. PyYAML's time grows with the
+    square of the depth of brackets: it would take minutes to fail. For lists, the limit does not depend on this process's
+    recursion limit."""
     depth, characters = 0, text if isinstance(text, str) else text.decode("latin-1")
     if _LISTS.search(characters):
         raise RecursionError(f"lists nest deeper than {_MOST_DEPTH}")
@@ -148,10 +150,10 @@ def check_depth(text: str | bytes) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's, with a limit of what ``<<`` brings: merges of merges multiply."""
+    """PyYAML's safe loader, with a limit on the entries that ``<<`` adds: merges of merges grow exponentially."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Replace ``<<`` by the pairs of the mappings that it names. Raises ConstructorError if they are too many."""
+        """Replace ``<<`` by the entries of the mappings that it names. Raises ConstructorError if there are too many."""
         before = len(node.value)
         super().flatten_mapping(node)
         if len(node.value) > max(before, _MOST_PAIRS):
@@ -159,7 +161,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
-        """As PyYAML, but for numbers in base 60 that would take hours."""
+        """Parse an integer as PyYAML does, but refuse numbers in base 60 that would take hours."""
         if node.value.count(":") > _MOST_PARTS:
             problem = f"a number in base 60 has more than {_MOST_PARTS} colons"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
@@ -170,26 +172,26 @@ _Loader.add_constructor(f"{_TAG}int", _Loader.construct_yaml_int)
 
 
 def _short(error: Exception) -> str:
-    """Return an error's text, of which YAML's may quote a line that is as long as the file."""
+    """Return an error's text, cut: PyYAML may quote a line that is as long as the file."""
     text = str(error)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} ..."
 
 
 def _without_tabs(text: bytes) -> bytes:
-    """Return JSON with spaces for its tabs: JSON may be indented by them, and YAML may not."""
+    """Return ``text``, with spaces for tabs if it is JSON: JSON may be indented by tabs, and YAML may not."""
     if b"\t" in text and text.lstrip()[:1] == b"{":
         check_depth(text)
         try:
             json.loads(text)
         except (ValueError, RecursionError):
             return text
-        return text.replace(b"\t", b" ")  # inside of a string JSON has no tab
+        return text.replace(b"\t", b" ")  # strings in JSON cannot contain a raw tab
     return text
 
 
 def _parse(text: bytes | str, kind: Any, path: Path, where: Callable[[int], str]) -> Parsed:
-    """Return the data and lines of YAML whose value is of ``kind``. ``where``: line -> what a problem begins with. Raises
-    ConfigError for what ``_Reader`` refuses, else as PyYAML and ``check_depth``."""
+    """Return the data and lines of YAML whose value should be of ``kind``. ``where``: line -> beginning of a problem's text.
+    Raises ConfigError for problems that ``_Reader`` finds, and the errors of PyYAML and ``check_depth``."""
     check_depth(text)
     loader = _Loader(text)
     try:
@@ -206,7 +208,7 @@ def _parse(text: bytes | str, kind: Any, path: Path, where: Callable[[int], str]
 
 
 class _Reader:
-    """Walks through the nodes of a file: notes their lines, and finds what YAML reads as something else than it says."""
+    """Walks the nodes of a file, records their lines, and finds values that YAML reads as another type than the field has."""
 
     def __init__(self, where: Callable[[int], str]) -> None:
         self._where = where
@@ -214,10 +216,10 @@ class _Reader:
         self.lines: dict[Path, int] = {}
         self.problems: list[str] = []
         self.more = 0
-        """Problems beyond those."""
+        """Number of problems that are not in ``problems``."""
 
     def check(self, node: yaml.Node, path: Path, kind: Any) -> None:
-        """Check ``node``, which is at ``path`` and should be of ``kind``: an annotation, None if it is not known."""
+        """Check ``node`` at ``path``, which should be of ``kind``: an annotation, or None if the type is not known."""
         self.lines.setdefault(path, node.start_mark.line + 1)
         if id(node) in self._seen:
             return
@@ -234,10 +236,10 @@ class _Reader:
         first: dict[str, int] = {}
         parts = 0
         for at, (key, value) in enumerate(node.value):
-            if parts:  # of a number that commas cut
+            if parts:  # the rest of a number with commas, already reported
                 parts -= 1
                 continue
-            if not isinstance(key, yaml.ScalarNode):  # PyYAML refuses it
+            if not isinstance(key, yaml.ScalarNode):  # PyYAML refuses such a key later
                 continue
             here, line = (*path, key.value), key.start_mark.line + 1
             if key.value in first:
@@ -270,7 +272,7 @@ class _Reader:
         self._refuse(path, node.start_mark.line + 1, value)
 
     def _refuse(self, path: Path, line: int, what: str) -> None:
-        if len(self.problems) < _MOST_PROBLEMS:  # to redact each of a hostile file takes minutes
+        if len(self.problems) < _MOST_PROBLEMS:  # redacting every problem of a hostile file takes minutes
             field = ".".join(map(str, path))[:_SHOWN]
             self.problems.append(printable(redacted(f"{self._where(line)}{field}{what}")))
         else:
@@ -278,7 +280,7 @@ class _Reader:
 
 
 def _base(text: str) -> int:
-    """Return the base in which YAML 1.1 reads a number, for those that surprise; else 10."""
+    """Return the base in which YAML 1.1 reads a number, 8 or 60 for spellings that surprise; else 10."""
     digits = text.lstrip("+-")
     if ":" in digits:
         return 60
@@ -287,15 +289,15 @@ def _base(text: str) -> int:
 
 
 def _reading(node: yaml.ScalarNode) -> str:
-    """Return in words what YAML reads a value without quotes as."""
+    """Return in words how YAML reads an unquoted value, such as ``the number 8, in base 8``."""
     read = _WORDS[node.tag]
     if read == "date":
         return "a date"
-    if len(node.value) > _VALUE_SHOWN:  # Python does not print it
+    if len(node.value) > _VALUE_SHOWN:  # Python refuses to print very long integers
         return "a number"
     try:
         value: Any = yaml.SafeLoader("").construct_object(node)
-    except ValueError:  # PyYAML takes 0x_ and the like for a number
+    except ValueError:  # PyYAML's pattern for numbers matches 0x_, which is none
         return "a number"
     if read == "flag":
         return "true" if value else "false"
@@ -304,9 +306,10 @@ def _reading(node: yaml.ScalarNode) -> str:
 
 
 def _number_with_commas(pairs: list[tuple[yaml.Node, yaml.Node]], at: int) -> str:
-    """Return the value of pair ``at`` together with the pairs into which commas without a space cut it; they have no value.
+    """Return the number that begins at pair ``at`` and that commas without a space cut into several pairs; the later pairs have
+    no value. Empty if there is no such number.
 
-    ``{peak_lr: 3,5e-4}`` is two entries: peak_lr is 3, and 5e-4 is nothing.
+    ``{peak_lr: 3,5e-4}`` is two entries: peak_lr is 3, and 5e-4 has no value.
     """
     _, last = pairs[at]
     if not isinstance(last, yaml.ScalarNode) or last.style is not None or not re.fullmatch(r"[-+]?\d+", last.value):
@@ -345,7 +348,8 @@ def _below(kind: Any, key: int | str) -> Any:
 
 
 def _accepted(kind: Any) -> set[str]:
-    """Return which of text, number, flag and date an annotation allows; nothing for tables, lists and unknown ones."""
+    """Return the kinds of scalar that an annotation allows: text, number, flag, date. Empty for tables, lists and unknown
+    types."""
     found: set[str] = set()
     for one in _alternatives(kind):
         if typing.get_origin(one) is Literal:

@@ -1,4 +1,4 @@
-"""Events of the controller, which posts them at any time, not only between steps."""
+"""Events of the controller, which posts them at any time and not only between steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from springtide.events.event import Event
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decided(Event):
-    """A decision on the workers of the run: ``start``, ``leave``, ``replace`` or ``stay``."""
+    """The controller's decision on the workers of the run: ``start``, ``leave``, ``replace`` or ``stay``."""
 
     kind: ClassVar[str] = "decided"
     from_controller: ClassVar[bool] = True
@@ -20,7 +20,7 @@ class Decided(Event):
 
     @property
     def is_about_pause(self) -> bool:
-        """Whether somebody's pause is the reason."""
+        """Whether the reason is that a user paused the run."""
         return self.reason.startswith("paused by")
 
     def describe(self) -> str:
@@ -35,11 +35,11 @@ class Failed(Event):
     from_controller: ClassVar[bool] = True
     step: int
     cause: str
-    """``lost nodes``, ``unfit node``, ``store``, ``failed workers``, ``out of memory``, ``start-up``, ``hung`` or
+    """Cause: ``lost nodes``, ``unfit node``, ``store``, ``failed workers``, ``out of memory``, ``start-up``, ``hung`` or
     ``given up``."""
     reason: str
     again: bool
-    """Whether another group is started."""
+    """Whether another worker group is started."""
 
     def describe(self) -> str:
         return f"{self.cause}: {self.reason}" + ("" if self.again else "; not retried")
@@ -47,16 +47,16 @@ class Failed(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Commanded(Event):
-    """Somebody gave the run a command (``run.control``)."""
+    """A user gave the run a command (``run.control``)."""
 
     kind: ClassVar[str] = "commanded"
     from_controller: ClassVar[bool] = True
     step: int
     verb: str
     caller: str
-    """User and host, as the caller says."""
+    """User and host, as the caller reports them."""
     text: str = ""
-    """The number of workers, or why it is refused; in older journals a user's note, too."""
+    """The requested number of workers, or why the command is refused; in older journals also a user's note."""
     refused: bool = False
 
     def describe(self) -> str:
@@ -73,7 +73,7 @@ class Ready(Event):
     step: int
     node: str
     took_s: float
-    """Since the process was requested."""
+    """Time since the process was requested, in seconds."""
 
     def describe(self) -> str:
         return f"a worker on node {self.node[:8]} is ready, {self.took_s:.1f} s after its process was started"
@@ -81,18 +81,18 @@ class Ready(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ordered(Event):
-    """A run with a deadline changed what it orders on demand, or cannot order."""
+    """A run with a deadline changed its order of on-demand workers, or learned that they cannot be provided."""
 
     kind: ClassVar[str] = "ordered"
     from_controller: ClassVar[bool] = True
     step: int
     workers: int
-    """Workers that it has or asks for on demand."""
+    """On-demand workers that the run has or requests."""
     reason: str
     given_back: list[str] = dataclasses.field(default_factory=list)
-    """On-demand nodes that its group leaves."""
+    """On-demand nodes that the worker group leaves."""
     problem: str = ""
-    """Why Ray cannot provide them; empty if it may."""
+    """Why Ray cannot provide the workers; empty if no reason is known."""
 
     def describe(self) -> str:
         given = f", gives back {', '.join(node[:8] for node in self.given_back)}" if self.given_back else ""
@@ -101,14 +101,14 @@ class Ordered(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeadlineChecked(Event):
-    """A run's deadline cannot be met, or can again."""
+    """The forecast changed: the run's deadline cannot be met, or can be met again."""
 
     kind: ClassVar[str] = "deadline"
     from_controller: ClassVar[bool] = True
     step: int
     can_be_met: bool
     finish_s: float
-    """When the run would be done with the whole group from now on, seconds since 1970."""
+    """Earliest time at which the run can be done, with the largest group from now on, in seconds since 1970."""
     reason: str
 
     def describe(self) -> str:

@@ -1,4 +1,4 @@
-"""The base of all events: its time, the lease's term, the account that time is charged to, and a line of text."""
+"""The base class of all events: its time, the term of the lease, the kind of time that is charged, and a line of text."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Event:
     kind: ClassVar[str]
     """The event's name in a journal."""
     charged_to: ClassVar[str] = "other"
-    """The kind of time, one of ``tracking.ledger.KINDS``, that the time since the previous event is charged to."""
+    """Kind of time, one of ``tracking.ledger.KINDS``, to which the time since the previous event is charged."""
     from_controller: ClassVar[bool] = False
-    """Whether the controller posts it: at any time, not in the order of training."""
+    """Whether the controller posts this event, which may be at any time and not in the order of training."""
     time_s: Annotated[float, Field(allow_inf_nan=False, ge=0, le=1e11)] = dataclasses.field(
         default_factory=lambda: time.time()
     )
     """Seconds since 1970."""
     term: int = 0
-    """The term of the driver's lease; the first is 1."""
+    """Term of the driver's lease when the event happened; the first term is 1."""
 
     def describe(self) -> str:
         """Return the event as one line for people."""

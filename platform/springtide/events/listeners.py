@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 class Listeners:
-    """Passes each event to all listeners, in their order.
+    """Passes each event to all listeners, in order.
 
     An OSError of a listener (an unreachable store, a closed console) is logged, once per listener until it works again. Any
     other error is raised after all listeners were called.
@@ -21,9 +21,9 @@ class Listeners:
         self._listeners = listeners
         self._failed: set[int] = set()
         self.last_step = 0
-        """The last trained step, according to the events so far."""
+        """The last trained step in the events so far."""
         self.finished = False
-        """Whether an event said that the run is finished."""
+        """Whether a ``Stopped`` event has reported that the run is finished."""
 
     def __call__(self, event: Event) -> None:
         """Pass one event to all listeners."""

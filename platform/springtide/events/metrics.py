@@ -11,7 +11,7 @@ class Metric(NamedTuple):
     unit: str
     meaning: str
     tracked: str
-    """Name in MLflow, whose pages draw the metrics before a ``/`` together."""
+    """Name in MLflow, whose pages group the metrics by the part of the name before ``/``."""
 
 
 STEP_METRICS: dict[str, Metric] = {
@@ -60,7 +60,7 @@ EXTRA_METRICS: dict[str, Metric] = {
     "step_tokens/NAME": Metric("tokens", "valid tokens of source NAME in the step", "train/step_tokens/NAME"),
     "epochs/NAME": Metric("epochs", "how many times the run has read source NAME", "train/epochs/NAME"),
 }
-"""Figures in ``StepDone.extra``; those of sources in runs on 2 to 32 of them."""
+"""Metrics in ``StepDone.extra``. Metrics of a source (``/NAME``) are reported in runs on 2 to 32 sources."""
 
 EVAL_METRICS: dict[str, Metric] = {
     "heldout_loss": Metric("nats/token", "loss on held-out rows", "heldout/loss"),
@@ -81,13 +81,13 @@ SOURCE_EVAL_METRICS: dict[str, Metric] = {
         "nats/token", "how much worse the loss on source NAME is than before", "heldout/forgetting/NAME"
     ),
 }
-"""Figures of the sources in ``Evaluated``."""
+"""Metrics of each source in ``Evaluated``."""
 _ALL = STEP_METRICS | EXTRA_METRICS | EVAL_METRICS | SOURCE_EVAL_METRICS
 _OF_SOURCES = "/NAME"
 
 
 def tracked_name(name: str) -> str:
-    """Return the name in MLflow of a figure of an event; one that the tables lack, such as a task's score, keeps its own.
+    """Return the name of a metric in MLflow. A metric that is not in the tables, such as a task's score, keeps its name.
 
     >>> tracked_name("heldout_loss"), tracked_name("loss/wiki"), tracked_name("task/f1")
     ('heldout/loss', 'train/loss/wiki', 'task/f1')
@@ -100,7 +100,8 @@ def tracked_name(name: str) -> str:
 
 
 def grouped_name(name: str) -> str:
-    """Return the name in MLflow of a figure for a run that began while figures of sources, and energy, kept their own names.
+    """Return the name of a metric in MLflow for a run that began with an older version, in which metrics of sources and of
+    energy kept their names.
 
     >>> grouped_name("heldout_loss"), grouped_name("loss/wiki"), grouped_name("energy_j")
     ('heldout/loss', 'loss/wiki', 'energy/energy_j')

@@ -1,5 +1,5 @@
-"""Convert events to JSON objects and back. A record of another format, or with a key or value that its event does not have, is
-refused. One of a kind that only a later or an earlier version has is told apart: readers skip it and count it."""
+"""Convert events to JSON objects and back. A record of another format, or with an unknown key or an invalid value, is refused.
+A record of a kind that only another version has raises ``UnknownKind``: readers skip and count such records."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVENTS: dict[str, type[Event]] = {
 }
 """Kind -> class of every event."""
 LARGEST_INT = 2**53
-"""Limit of whole numbers: from here on float64 does not tell them apart."""
+"""Limit of whole numbers in a record: from here on float64 cannot represent all of them."""
 MOST_WORKERS = 1_000_000
 """The largest ``world_size``."""
 _TYPES = {kind: {field.name: str(field.type) for field in dataclasses.fields(one)} for kind, one in EVENTS.items()}
@@ -34,15 +34,15 @@ _TYPES = {kind: {field.name: str(field.type) for field in dataclasses.fields(one
 
 
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,39}")
-"""What the kinds of all versions look like."""
+"""Pattern of the kinds of events of all versions."""
 
 
 class UnknownKind(ValueError):
-    """A record of a kind of event that this version does not have. ``args``: the kind."""
+    """A record's kind of event is not known to this version. ``args``: the kind."""
 
     @property
     def kind(self) -> str:
-        """The kind."""
+        """The unknown kind."""
         return str(self.args[0])
 
     def __str__(self) -> str:
@@ -55,9 +55,9 @@ def record(event: Event) -> dict[str, Any]:
 
 
 def event(record: dict[str, Any]) -> Event:
-    """Return the event of a ``record``. Numbers that were not finite are null in it, and NaN in the event. Raises UnknownKind
-    for a kind that this version does not have, and another ValueError for another format, an unknown key, a value of another
-    type, and a whole number that no run writes."""
+    """Return the event of a ``record``. Numbers that were not finite are null in the record and NaN in the event. Raises
+    UnknownKind for a kind that this version does not have. Raises another ValueError for another format, an unknown key, a
+    value of another type, or a whole number that no run writes."""
     if not isinstance(record, dict):
         raise ValueError(f"not an object: {type(record).__name__}")
     values = dict(record)
@@ -76,7 +76,7 @@ def event(record: dict[str, Any]) -> Event:
 
 @functools.cache
 def _adapter(kind: str) -> TypeAdapter[Event]:
-    """Return what validates an event's values; made when the first event of its kind is read."""
+    """Return the validator for events of this kind; it is built when the first such event is read."""
     return TypeAdapter(EVENTS[kind])
 
 

@@ -20,11 +20,11 @@ class Saved(Event):
     size_bytes: int
     """Size of the state."""
     save_time_s: float
-    """From the start of the save to its commit; training continued meanwhile."""
+    """Time from the start of the save to its commit; training continues meanwhile."""
     written_bytes: int = 0
     """The part of the state that had changed and was written."""
     stall_s: float = 0.0
-    """How long training waited for it."""
+    """How long training waited for the save."""
 
     def describe(self) -> str:
         size = f"{self.size_bytes / 2**20:.1f} MiB"
@@ -50,7 +50,7 @@ class SaveFailed(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SaveSkipped(Event):
-    """A save was due but was skipped."""
+    """A save was due, but it was skipped."""
 
     kind: ClassVar[str] = "save_skipped"
     charged_to: ClassVar[str] = "checkpoint_stall"
@@ -83,7 +83,7 @@ class SnapshotIntervalChanged(Event):
     charged_to: ClassVar[str] = "checkpoint_stall"
     step: StepsDone
     every_steps: int
-    """0: none are taken for now."""
+    """Steps between snapshots; 0: none are taken for now."""
     reason: str
 
     def describe(self) -> str:
@@ -107,13 +107,13 @@ class Rejected(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Left(Event):
-    """A worker group saved its state and ended, so that another can resume."""
+    """A worker group saved its state and ended, so that another group can resume."""
 
     kind: ClassVar[str] = "left"
     charged_to: ClassVar[str] = "resize"
     step: StepsDone
     kept_in: str
-    """``memory`` or ``store``."""
+    """Where the state was saved: ``memory`` or ``store``."""
 
     def describe(self) -> str:
         return (

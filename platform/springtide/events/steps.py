@@ -1,4 +1,4 @@
-"""Events of training itself: worker groups, steps, spikes, evaluations, the end."""
+"""Events of training: worker groups, steps, spikes, evaluations, the end."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ class Started(Event):
     step: StepsDone
     world_size: int
     resumed_from: str = ""
-    """Name of the checkpoint that it loaded; empty at the beginning of the run."""
+    """Name of the checkpoint that the worker group loaded; empty at the beginning of the run."""
     order_identity: str = ""
     chain: str = ""
-    """The chain of the state that it trains on from, 32 hex digits; empty at step 0."""
+    """The chain of the state that training continues from, 32 hex digits; empty at step 0."""
     skipped_updates: list[OrderStep] = dataclasses.field(default_factory=list)
-    """Steps of the order whose update that state lacks, at most the newest 1000."""
+    """Steps of the order whose update was skipped in the history of that state, at most the newest 1000."""
     num_parameters: int = 0
     flops_per_token: float = 0.0
-    """FLOPs of the model, forward and backward."""
+    """FLOPs of the model per token, forward and backward."""
     hardware_flops_per_token: float = 0.0
-    """The same, including recomputation in backward."""
+    """``flops_per_token`` plus recomputation in backward."""
     peak_flops: float = 0.0
     """FLOP/s of one worker's device, the denominator of MFU."""
     peak_source: str = ""
     """Source of ``peak_flops``, as text."""
     remark: str = ""
-    """Remarks on this start for the user."""
+    """Remarks for the user on this start."""
     nodes: list[str] = dataclasses.field(default_factory=list)
     """The node of each rank; empty if unknown."""
     markets: list[str] = dataclasses.field(default_factory=list)
     """Market type of each rank's node according to its labels, such as ``spot``; empty if there is no label."""
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Time of each phase of rank 0's start-up; the first, in a process of an earlier group only, is ``rendezvous``: since it
-    let go of that group [s]."""
+    """Phase of rank 0's start-up -> its time. If rank 0's process belonged to an earlier group, the first phase is
+    ``rendezvous``: the time since it left that group [s]."""
     energy_source: str = ""
-    """How the joules of its steps are counted, as text (``training/energy.py``); empty if they are not."""
+    """How the energy of the group's steps is measured, as text (``training/energy.py``); empty if it is not."""
 
     @property
     def where(self) -> str:
-        """Its workers, nodes and market types, as text."""
+        """The group's number of workers and nodes, and their market types, as text."""
         nodes, markets = len(set(self.nodes)), sorted({one for one in self.markets if one})
         on_nodes = f"{_workers(self.world_size)}" + (f" on {nodes} node{'s' * (nodes != 1)}" if nodes else "")
         return ", ".join((on_nodes, *markets))
@@ -61,7 +61,7 @@ class Started(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepDone(Event):
-    """One optimizer step. ``step`` counts from 1; ``tokens`` is the number the run has trained on after it."""
+    """One optimizer step. ``step`` counts from 1; ``tokens`` is the number of tokens that the run has trained on after it."""
 
     kind: ClassVar[str] = "step"
     step: StepsDone
@@ -79,32 +79,32 @@ class StepDone(Event):
     digest: str
     """16 hex digits over the sample ids that all ranks consumed."""
     updated: bool = True
-    """Whether the weights were updated; not if a gradient was infinite or NaN, or the step was skipped as a spike."""
+    """Whether the weights were updated; False if a gradient was infinite or NaN, or the step was skipped as a spike."""
     loss_scale: float = 1.0
     energy_j: float = 0.0
-    """What all ranks used since the step before, or since their group began; 0 if it is not counted [J]."""
+    """Energy that all ranks used since the previous step, or since their group began; 0 if it is not measured [J]."""
     energy_between_j: float = 0.0
-    """The part of it used between the two steps: evaluations, saves, waits for data [J]."""
+    """The part of ``energy_j`` used between the two steps: evaluations, saves, waits for data [J]."""
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Figures that only some runs tell, see ``events.metrics.EXTRA_METRICS``."""
+    """Metrics that only some runs report, see ``events.metrics.EXTRA_METRICS``."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Monitored(Event):
-    """The state of rank 0's GPU, from time to time; a figure that NVML does not tell is None."""
+    """The state of rank 0's GPU, every 30 s or so. A figure that NVML does not report is None."""
 
     kind: ClassVar[str] = "monitored"
     step: StepsDone
     utilisation: float | None = None
-    """Part of the last second or less in which a kernel ran, 0 to 1."""
+    """Fraction of the time, over the last second or less, in which a kernel ran, 0 to 1."""
     memory_used_bytes: int | None = None
     power_w: float | None = None
     temperature_c: float | None = None
     """Degrees Celsius."""
     clock_mhz: float | None = None
-    """Clock of its multiprocessors [MHz]."""
+    """Clock of the GPU's multiprocessors [MHz]."""
     xids: list[int] = dataclasses.field(default_factory=list)
-    """Numbers of the critical errors (XID) that its driver has told since the last look."""
+    """Numbers of the critical errors (XID) that the GPU's driver reported since the previous ``Monitored`` event."""
 
     def describe(self) -> str:
         figures = (
@@ -140,14 +140,14 @@ class Spiked(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RolledBack(Event):
-    """The run rolls back to a checkpoint before a spike; the next event says which one."""
+    """The run rolls back to a checkpoint before a spike; the next ``Started`` event names the checkpoint."""
 
     kind: ClassVar[str] = "rolled_back"
     charged_to: ClassVar[str] = "resize"
     step: StepsDone
-    """The step of the spike."""
+    """Steps done when the spike was found; the last of them is the spike."""
     skipped: list[OrderStep]
-    """Steps of the order that are jumped over from now on."""
+    """Steps of the order that are newly jumped over."""
     reason: str
 
     def describe(self) -> str:
@@ -157,17 +157,17 @@ class RolledBack(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Miscomputed(Event):
-    """Devices computed different results of the same micro-batch. The states since they last agreed are abandoned, and the
-    worker group ends; the next one goes on from before."""
+    """Devices computed different results for the same micro-batch. States since the devices last agreed are abandoned and the
+    worker group ends; the next group resumes from an earlier state."""
 
     kind: ClassVar[str] = "miscomputed"
     charged_to: ClassVar[str] = "other"
     step: StepsDone
     """The step that was checked."""
     ranks: list[int]
-    """The ranks whose device is wrong; empty if none can be named."""
+    """Ranks whose device computed wrong results; empty if the devices disagree and no rank can be blamed."""
     nodes: list[str]
-    """The node of each of them, or of those that disagree; empty if unknown."""
+    """Node of each rank in ``ranks`` or, if that is empty, of each rank that disagrees; empty if the nodes are unknown."""
     agreed_step: StepsDone
     """Steps done when all devices last agreed."""
     reason: str
@@ -179,7 +179,7 @@ class Miscomputed(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Waited(Event):
-    """The wait for data by rank, reported at every save."""
+    """Each rank's wait for data, reported at every save."""
 
     kind: ClassVar[str] = "waited"
     charged_to: ClassVar[str] = "checkpoint_stall"
@@ -196,7 +196,7 @@ class Paused(Event):
     step: StepsDone
     reason: str
     until: str
-    """What ends the pause."""
+    """Condition that ends the pause, as text."""
 
     def describe(self) -> str:
         return f"step {self.step}: PAUSED, {self.reason}; until {self.until}"
@@ -209,9 +209,9 @@ class Resumed(Event):
     kind: ClassVar[str] = "resumed"
     step: StepsDone
     paused_s: float
-    """How long it lasted [s]."""
+    """Length of the pause [s]."""
     asked: bool = False
-    """Whether it ended because the run was asked to save, stop or leave."""
+    """Whether the pause ended early, because of a request to save, stop or leave."""
 
     def describe(self) -> str:
         why = ", because of a request" if self.asked else ""
@@ -220,14 +220,14 @@ class Resumed(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Straggling(Event):
-    """A rank's device was far slower than the others, twice in a row: all ranks wait for it."""
+    """A rank's device was far slower than the others in two checks in a row: all ranks wait for it."""
 
     kind: ClassVar[str] = "straggling"
     step: StepsDone
     rank: int
     node: str
     share: float
-    """Its speed over the median speed of the others."""
+    """Speed of this rank's device over the median speed of the others."""
 
     def describe(self) -> str:
         where = f" on node {self.node[:8]}" if self.node else ""
@@ -236,31 +236,31 @@ class Straggling(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluated(Event):
-    """Losses on the held-out sets."""
+    """Losses on the held-out sets of a run."""
 
     kind: ClassVar[str] = "evaluated"
     charged_to: ClassVar[str] = "evaluation"
     step: StepsDone
     heldout_loss: float
-    """Nats per token, the corpora weighted as in the mixture."""
+    """Loss in nats per token, with the corpora weighted as in the mixture."""
     heldout_bits_per_byte: float
     rows: int
     ema_heldout_loss: float | None = None
-    """The loss of the averaged weights; None without them."""
+    """``heldout_loss`` of the averaged weights; None if there are none."""
     tokens: int = 0
-    """Tokens that were predicted in these rows."""
+    """Number of tokens that were predicted in these rows."""
     corpora: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Bits per byte of each held-out set."""
+    """Name of a held-out set -> its bits per byte."""
     losses: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Nats per token of each held-out set."""
+    """Name of a held-out set -> its loss in nats per token."""
     forgetting: dict[str, float] = dataclasses.field(default_factory=dict)
     """Held-out set of the run whose weights this one started from -> its loss now minus its loss at step 0 [nats/token]."""
     asynchronous: bool = False
-    """Whether training continued meanwhile."""
+    """Whether training continued during the evaluation."""
 
     @property
     def mean_bits_per_byte(self) -> float:
-        """The mean over the held-out sets; does not depend on the mixture's weights."""
+        """Unweighted mean over the held-out sets, which does not depend on the weights of the mixture."""
         found = list(self.corpora.values()) or [self.heldout_bits_per_byte]
         return math.fsum(found) / len(found)
 
@@ -291,14 +291,14 @@ class Profiled(Event):
     kind: ClassVar[str] = "profiled"
     step: StepsDone
     bound_by: str
-    """The kind that took most time: ``arithmetic``, ``memory``, ``communication``, ``input`` or ``waiting``."""
+    """Kind of work that took most time: ``arithmetic``, ``memory``, ``communication``, ``input`` or ``waiting``."""
     shares: dict[str, float]
-    """Kind -> its share of the time."""
+    """Kind of work -> its share of the time."""
     top: dict[str, float]
-    """Operation -> its share of the time."""
+    """Operation -> its share of the time, for those that took most."""
     advice: str
     trace: str
-    """Location of the trace, for chrome://tracing or Perfetto; it is written while training goes on."""
+    """Location of the trace, for chrome://tracing or Perfetto. It is written while training continues."""
 
     def describe(self) -> str:
         each = ", ".join(f"{kind} {share:.0%}" for kind, share in self.shares.items() if share >= 0.005)

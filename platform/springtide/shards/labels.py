@@ -1,15 +1,17 @@
-"""Labels: what a model says about each row of a dataset, as a sealed sibling of it with the same rows in the same row groups.
+"""Labels: a model's log-probabilities for each row of a dataset. They are sealed in a folder of their own, with the same rows
+in the same row groups as the dataset.
 
     labels.json                     written last: the dataset's digest, the labeller, the digest of each file
     train-00000-g0000.safetensors   the labels of one row group, read in place
 
 With L positions in a row, of which position j predicts token j + 1:
 
-    topk      ids (rows, L, k), the most likely next ones, the likeliest first; logprobs fp16 (rows, L, k)
-    logprob   logprobs fp32 (rows, L), of each token that does come next
+    topk      ids (rows, L, k), the k most likely next tokens, the likeliest first; their logprobs fp16 (rows, L, k)
+    logprob   logprobs fp32 (rows, L) of the actual next tokens
 
-Log-probabilities of ``topk`` are fp16: rounding changes one by at most a part in 2048, so a probability of 1% by 0.2% of
-itself, and the files are a quarter to a third smaller. Those of ``logprob`` are fp32: objectives add up hundreds of them.
+Log-probabilities of ``topk`` are fp16, which makes the files a quarter to a third smaller. Rounding changes a log-probability
+by at most a part in 2048, so a probability of 1% by 0.2% of itself. Log-probabilities of ``logprob`` are fp32, because
+objectives add up hundreds of them.
 """
 
 from __future__ import annotations
@@ -43,17 +45,17 @@ class Labels(Record):
 
     format: int = FORMAT
     dataset: Digest
-    """Digest of the manifest of the dataset that they are of."""
+    """Digest of the manifest of the labelled dataset."""
     what: Literal["topk", "logprob"]
     k: Count
-    """Ids at each position; 0 for logprob."""
+    """Number of ids at each position; 0 for logprob."""
     id_type: Literal["uint8", "uint16", "uint32"]
     """Type of ids, the smallest that fits the vocabulary."""
     sequence_length: Count
     labeller: dict[str, str | int]
-    """The model: its run or folder, checkpoint and step, and the digest of its weights."""
+    """The model that computed the labels: its run or folder, checkpoint and step, and the digest of its weights."""
     groups: dict[str, tuple[Digest, ...]]
-    """Shard of the dataset -> digest of the file of each of its row groups."""
+    """Name of a shard of the dataset -> digests of its label files, one per row group."""
 
     @model_validator(mode="after")
     def _check(self) -> Labels:
@@ -63,7 +65,7 @@ class Labels(Record):
 
     @property
     def digest(self) -> str:
-        """32 hex digits over all fields; part of the identity of a run that learns from them."""
+        """32 hex digits over all fields; part of the identity of a run that learns from these labels."""
         text = to_json(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -74,12 +76,12 @@ class Labels(Record):
 
     @property
     def layout(self) -> LabelLayout:
-        """The columns."""
+        """Names, types and shapes of the columns."""
         return LabelLayout(self.what, self.k, self.id_type, self.sequence_length)
 
 
 class LabelLayout(NamedTuple):
-    """The columns of labels, and their places in a file of safetensors."""
+    """The columns of labels, and their places in a safetensors file."""
 
     what: str
     k: int
@@ -87,7 +89,7 @@ class LabelLayout(NamedTuple):
     sequence_length: int
 
     def columns(self, rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return column -> type and shape, in the order of the file."""
+        """Return name of a column -> its type and shape, in the order of the file."""
         if self.what == "logprob":
             return {"logprobs": ("float32", (rows, self.sequence_length))}
         shape = (rows, self.sequence_length, self.k)
@@ -101,7 +103,7 @@ class LabelLayout(NamedTuple):
         return sum(_size(kind, shape) for kind, shape in self._stored(rows).values())
 
     def header(self, rows: int) -> bytes:
-        """Return the beginning of a file."""
+        """Return the header of a safetensors file with ``rows`` rows, including the length in front of it."""
         found, begin = {}, 0
         for name, (kind, shape) in self._stored(rows).items():
             end = begin + _size(kind, shape)
@@ -112,8 +114,8 @@ class LabelLayout(NamedTuple):
         return len(text).to_bytes(8, "little") + text
 
     def encode(self, sample_ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> list[memoryview]:
-        """Return the file of a row group, in parts: it may be large. ``sample_ids``: as stored with its tokens, int64
-        (rows,)."""
+        """Return the bytes of a row group's file, in parts because the file may be large. ``sample_ids``: int64 (rows,), as
+        stored with the tokens of the row group."""
         parts, given = [memoryview(self.header(len(sample_ids)))], {_SAMPLE_IDS: sample_ids, **columns}
         for name, (kind, shape) in self._stored(len(sample_ids)).items():
             assert (given[name].dtype, given[name].shape) == (np.dtype(kind), shape), name
@@ -122,7 +124,7 @@ class LabelLayout(NamedTuple):
         return parts
 
     def decode(self, data: np.ndarray, rows: int) -> Columns:
-        """Return views of the columns in the bytes of a file, ``sample_ids`` among them."""
+        """Return views of the columns, ``sample_ids`` included, in the bytes of a file."""
         begin, found = len(self.header(rows)), {}
         for name, (kind, shape) in self._stored(rows).items():
             end = begin + _size(kind, shape)
@@ -144,7 +146,7 @@ def id_type(vocab_size: int) -> str:
 
 
 def label_file(shard: str, group: int) -> str:
-    """Return the name of the file of a row group's labels."""
+    """Return the name of the file with the labels of a row group."""
     return f"{shard.removesuffix('.parquet')}-g{group:04d}.safetensors"
 
 
@@ -166,7 +168,7 @@ class LabelReader:
     """Random access to the labels of the rows of a split."""
 
     def __init__(self, folder: Folder, labels: Labels, split: Split, cache: Cache | None = None) -> None:
-        """``split``: of the dataset, or of one of its sources; ``cache``: as for ``SplitReader``."""
+        """``split``: split of the dataset, or of one of its sources; ``cache``: as for ``SplitReader``."""
         self.layout = labels.layout
         rows, ranges = split.group_rows().tolist(), []
         for shard in split.shards:
@@ -192,7 +194,7 @@ class LabelReader:
 
 
 def write_labels(folder: Folder, labels: Labels) -> None:
-    """Write the manifest of labels, and its digest."""
+    """Write the manifest of labels, with its digest."""
     folder.write_json(LABELS, {**labels.model_dump(mode="json"), "digest": labels.digest})
 
 
@@ -220,7 +222,8 @@ def load_labels(folder: Folder) -> Labels:
 
 
 def check_labels(labels: Labels, url: str, manifest: Manifest, dataset: str) -> None:
-    """Raise CorpusError if labels are not of this dataset. ``url``: of the labels; ``dataset``: of the dataset."""
+    """Raise CorpusError if labels do not belong to this dataset. ``url``: URL of the labels; ``dataset``: URL of the
+    dataset."""
     if labels.dataset != manifest.digest:
         problem = f"are labels of another dataset, {labels.dataset}: {dataset} is {manifest.digest}"
         raise CorpusError(explain("labels", url, problem, "label this dataset, or train on that one"))

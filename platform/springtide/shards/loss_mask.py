@@ -1,4 +1,5 @@
-"""The loss mask that rides in the ids: the top bit of a stored token says that it is not predicted, the bits below are its id.
+"""The loss mask, stored in the token ids: the top bit marks a token that is not predicted, the bits below it are the token's
+id.
 
 stored      uint16, uint32   top bit | id               in shards, batches and everything that copies rows
 for a step  int64            id, or ~id (negative)      one tensor holds ids and mask
@@ -9,37 +10,39 @@ from __future__ import annotations
 import numpy as np
 
 IGNORE_INDEX = -100
-"""Target of a token that is not predicted, as torch's cross-entropy ignores it by default."""
+"""Target of a token that is not predicted, which torch's cross-entropy ignores by default."""
 
 
 def most_ids(token_type: str, has_loss_mask: bool) -> int:
-    """Return how many ids a stored token can have; the mask takes half of them. In uint32 the top bit is always the mask's."""
+    """Return how many ids a token type can hold; a loss mask halves the number. In uint32 the top bit is always reserved for
+    the mask."""
     bits = np.iinfo(token_type).bits
     return 2 ** (bits - (has_loss_mask or bits == 32))
 
 
 def memory_type(token_type: str, vocab_size: int) -> str:
-    """Return the type of tokens in memory, in which the top bit is the mask's: ids that need it in the file are widened."""
+    """Return the type of tokens in memory, where the top bit is always the mask's: uint32 if the vocabulary needs that bit for
+    ids."""
     return token_type if vocab_size <= most_ids(token_type, True) else "uint32"
 
 
 def masked(tokens: np.ndarray) -> np.ndarray:
-    """Return tokens with the same ids that are not predicted."""
+    """Return ``tokens`` with every token marked as not predicted; the ids do not change."""
     return tokens | _top_bit(tokens)
 
 
 def ids_of(tokens: np.ndarray) -> np.ndarray:
-    """Return the ids of tokens, in their type."""
+    """Return the ids of ``tokens``, in the same type."""
     return tokens & ~_top_bit(tokens)
 
 
 def is_predicted(tokens: np.ndarray) -> np.ndarray:
-    """Return which tokens count in the loss as targets, bool."""
+    """Return which of ``tokens`` count in the loss as targets, bool."""
     return tokens < _top_bit(tokens)
 
 
 def signed(tokens: np.ndarray) -> np.ndarray:
-    """Return tokens as a step takes them, int64: the id, or ``~id`` if it is not predicted.
+    """Return tokens in the form that a step takes, int64: the id, or ``~id`` if the token is not predicted.
 
     >>> signed(masked(np.array([7], dtype=np.uint16))).tolist()
     [-8]

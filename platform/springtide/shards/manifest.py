@@ -1,4 +1,5 @@
-"""The manifest: the contents of a dataset and the digests of its bytes. Written last: with a manifest it is complete."""
+"""The manifest: the contents of a dataset and the digests of its bytes. It is written last, so a dataset with a manifest is
+complete."""
 
 from __future__ import annotations
 
@@ -21,10 +22,11 @@ TOKENIZER = "tokenizer.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 """The chat template in a dataset's folder, under the name that model repositories give it."""
 FORMAT = 10
-"""Increase it when a reader of the previous format would misread or refuse the new one. What format 9 can say is written so."""
+"""Increase it when a reader of the previous format would misread or refuse the new one. A manifest that format 9 can express is
+still written in format 9."""
 _OF_CUT_DOCUMENTS = 9
 _READ = (8, _OF_CUT_DOCUMENTS, FORMAT)
-"""Formats that are read. In format 8 the manifest itself holds every row group; before 10 documents may be cut."""
+"""Formats that are read. In format 8 the manifest itself lists every row group. Before format 10, documents may be cut."""
 TRAIN, HELDOUT = "train", "heldout"
 
 
@@ -41,11 +43,11 @@ def _counts(table: ShardTable) -> dict[str, int]:
 
 
 Shards = Annotated[ShardTable, PlainValidator(_table), PlainSerializer(_counts)]
-"""Shards in a manifest; as plain data only how many there are."""
+"""Shards in a manifest. As plain data only their counts, because the index has the rest."""
 
 
 class Split(Record):
-    """The rows to train on, or the held-out rows, of a source or of all together."""
+    """The training rows, or the held-out rows, of one source or of all sources together."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -69,32 +71,35 @@ class Manifest(Record):
     vocab_size: Count
     end_of_text: Count
     begin_of_text: Count
-    """The id that predicts the first token of a text; the end-of-document id if documents only have that between them."""
+    """Id from which the first token of a text is predicted; the end-of-document id if nothing else separates documents."""
     mask_across_documents: bool = False
     """Whether attention, positions and loss restart at each document of a row."""
     whole_documents: bool = False
-    """Whether no document is cut, as chats are not. Then one begins at a ``begin_of_text`` at the start of a row or after an
-    ``end_of_text``, and nowhere else. A ``begin_of_text`` that is the ``end_of_text`` separates documents: no token attends to
-    it, and positions begin after it."""
+    """Whether no document is cut, as with chats. Then a document begins only at a ``begin_of_text`` that starts a row or
+    follows an ``end_of_text``. If both are the same id, that id separates documents: no token attends to it, and positions
+    begin after it."""
     has_loss_mask: bool = False
     """Whether some tokens are not predicted; the top bit of a stored id says which (``shards/loss_mask.py``)."""
     tokenizer_digest: Digest
-    """Digest of ``tokenizer.json``; all corpora of a mixture have the same."""
+    """Digest of ``tokenizer.json``, which all datasets of a mixture must share."""
     fingerprint: str
-    """Fingerprint of the settings and the source it was prepared from."""
+    """Fingerprint of the settings and the source text from which the dataset was prepared."""
     heldout_fraction: float = Field(gt=0, le=1, allow_inf_nan=False)
-    """Share of the documents that is held out, those with the smallest hashes of their text; 1 if there is nothing to train
-    on."""
+    """Share of the documents that is held out, those with the smallest hashes of their text; 1 for a dataset without training
+    text."""
     apart_from: tuple[Digest, ...] = ()
-    """Digests of the manifests of datasets that it was prepared apart from: neither trains on what the other holds out."""
+    """Digests of the manifests of other datasets against which this one was decontaminated: neither trains on text that the
+    other holds out."""
     source: dict[str, Any]
-    """What was read and dropped."""
+    """Facts about the source text: what was read, and what was dropped."""
     sources: dict[
         Annotated[str, Field(pattern=SOURCE_NAME)], dict[Annotated[str, Field(pattern="^(train|heldout)$")], Split]
     ]
-    """Source -> split -> its rows, numbered from 0. A row holds documents of one source. A small source may hold out no row."""
+    """Source -> split -> its rows, numbered from 0. A row holds documents of one source. A small source may have no held-out
+    rows."""
     row_groups: IndexRecord | None = None
-    """The index of the row groups; None in format 8, whose manifest holds them, and before it is written."""
+    """Record of the index, the file with the row groups. None in format 8, whose manifest lists them, and until the index is
+    written."""
 
     @model_validator(mode="after")
     def _check(self) -> Manifest:
@@ -122,19 +127,19 @@ class Manifest(Record):
 
     @property
     def splits(self) -> dict[str, Split]:
-        """The rows of all sources, one source after the other."""
+        """Name of a split -> its rows from all sources, one source after the other."""
         by_split = {
             name: [splits[name] for splits in self.sources.values() if name in splits] for name in (TRAIN, HELDOUT)
         }
         return {name: _together(found) for name, found in by_split.items() if found}
 
     def of(self, source: str) -> Manifest:
-        """Return the manifest with the rows of this source alone."""
+        """Return the manifest with the rows of ``source`` alone."""
         return self.model_copy(update={"sources": {source: self.sources[source]}})
 
     @property
     def is_eval_only(self) -> bool:
-        """Whether all its text is held out."""
+        """Whether all text of the dataset is held out."""
         return self.heldout_fraction == 1
 
     @property
@@ -149,17 +154,17 @@ class Manifest(Record):
 
     @property
     def document_ids(self) -> tuple[int | None, int | None, bool]:
-        """What tells the documents of a row apart: ``eos_id``, ``bos_id`` and ``whole_documents``, as models take them."""
+        """``eos_id``, ``bos_id`` and ``whole_documents``, from which models find the documents of a row."""
         return self.eos_id, self.bos_id, self.whole_documents
 
     @property
     def holds_ends_inside(self) -> bool:
-        """Whether documents hold the id that ends them, as multi-turn chats of models whose turns end so."""
+        """Whether documents contain the id that ends them, as in multi-turn chats of a model whose turns end with that id."""
         return bool(self.source.get("ends_inside"))
 
     @property
     def holds_pairs(self) -> bool:
-        """Whether its documents are pairs of answers, a chosen and a rejected one side by side."""
+        """Whether the documents are pairs of answers, with the chosen and the rejected answer side by side."""
         return bool(self.source.get("pairs"))
 
     @property
@@ -169,10 +174,10 @@ class Manifest(Record):
 
     @property
     def digest(self) -> str:
-        """32 hex digits over all fields; identifies the data in the order's identity."""
+        """32 hex digits over all fields; it identifies the dataset in the identity of the order."""
         record = self.model_dump(mode="json") if self.row_groups else self.in_full()
         if self.format != FORMAT:
-            record.pop("whole_documents", None)  # which those formats do not have
+            record.pop("whole_documents", None)  # earlier formats do not have this field
         text = to_json(record, sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -207,8 +212,8 @@ def _together(splits: Sequence[Split]) -> Split:
 
 
 def write_manifest(dataset: Folder, manifest: Manifest) -> None:
-    """Write the index of a dataset's row groups, then its manifest with the digests of both: a number with a flipped bit may
-    still fit, and misplace a column."""
+    """Write the index of a dataset's row groups, then its manifest, each with a digest. Without the digests, a flipped bit in a
+    number could pass all other checks and misplace a column."""
     record = write_index(dataset, {key: split.shards for key, split in _by_key(manifest.sources).items()})
     version = FORMAT if manifest.whole_documents else _OF_CUT_DOCUMENTS
     sealed = manifest.model_copy(update={"format": version, "row_groups": record})
@@ -219,7 +224,7 @@ def write_manifest(dataset: Folder, manifest: Manifest) -> None:
 def load_manifest(dataset: Folder, cache: Cache | None = None) -> Manifest:
     """Load the manifest of a sealed dataset; CorpusError if it is missing, damaged or of another format.
 
-    ``cache``: this node's, which then holds the index of the row groups once for all processes, if that is in object storage.
+    ``cache``: this node's cache, which holds the index of a dataset in object storage once for all processes of the node.
     """
     try:
         record = dataset.read_json(MANIFEST)
@@ -249,7 +254,8 @@ def load_manifest(dataset: Folder, cache: Cache | None = None) -> Manifest:
 
 
 def _open_index(dataset: Folder, record: dict[str, Any], cache: Cache | None) -> None:
-    """Put the shards of the index in place of their counts; ValueError if the manifest does not say what it must of both."""
+    """Replace the counts of shards in ``record`` by the shards from the index. ValueError if the manifest's fields for the
+    counts or the index are not valid."""
     counts = _COUNTS.validate_python(
         {key: split.get("shards") for key, split in _by_key(record.get("sources")).items()}
     )
@@ -259,7 +265,7 @@ def _open_index(dataset: Folder, record: dict[str, Any], cache: Cache | None) ->
 
 
 def _by_key(sources: Any) -> dict[tuple[str, str], Any]:
-    """Return what belongs to each source and split."""
+    """Return (source, split) -> its entry in ``sources``. ValueError if ``sources`` is not a table of tables."""
     if not isinstance(sources, dict) or not all(isinstance(splits, dict) for splits in sources.values()):
         raise ValueError("sources is not a table of tables")
     found = {(source, split): one for source, splits in sources.items() for split, one in splits.items()}

@@ -43,8 +43,8 @@ def best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
 def shuffle_rows(pieces: np.ndarray, seed: int, shard: int) -> np.ndarray:
     """Return the pieces of ``best_fit`` with the rows in another order, decided by ``seed`` and ``shard`` alone.
 
-    Rows are opened longest document first: in that order a row group would hold documents of one length, and the steps that
-    read it would have losses and tokens of their own.
+    ``best_fit`` opens rows longest document first. In that order a row group would hold documents of similar lengths, and
+    losses and token counts would differ between steps that read different row groups.
     """
     rows = int(pieces[-1, 0]) + 1
     key = mix(mix(np.array([seed], dtype=np.uint64)) ^ np.uint64(shard))

@@ -20,16 +20,17 @@ from springtide.storage import Cache, Folder, digest
 
 _AT_ONCE = 8
 _KEPT_BYTES = 256 * 2**20
-"""Total size of the row groups that one reader holds open; mapping one again costs microseconds."""
+"""Most bytes of row groups that one reader keeps open; mapping a row group again costs microseconds."""
 _MOST_OPEN = 2**14
-"""Row groups that the readers of a process hold open: Linux gives a process 65,530 maps."""
+"""Most row groups that the readers of a process keep open: Linux gives a process 65,530 maps."""
 _SHARE_OF_FILES = 4
-"""They hold open at most one in this number of the files that the process may open: each map keeps its file open."""
+"""The readers keep open at most one file in this number of the files that the process may open: each map keeps its file
+open."""
 REMEDY = "remove the dataset's folder and run `springtide data prepare` again, or restore the file"
 
 
 class SealedFile(Protocol):
-    """A file, as it was sealed."""
+    """A file, with its size and digest when it was sealed."""
 
     @property
     def name(self) -> str:
@@ -52,22 +53,22 @@ class ByteRange(NamedTuple):
     end: int
     digest: str
     what: str
-    """What they are, for errors."""
+    """Name of the bytes in errors, such as ``row group 3``."""
 
 
 class CheckedRanges:
-    """Random access to byte ranges."""
+    """Random access to byte ranges, each checked against its digest when it is first read."""
 
     def __init__(
         self, folder: Folder, range_of: Callable[[int], ByteRange], cache: Cache | None = None, remedy: str = REMEDY
     ) -> None:
-        """``range_of``: returns the range with a number; ``cache``: this node's cache for ranges of object storage; without one
-        they are read again each time; ``remedy``: what to do about a bad file."""
+        """``range_of``: number -> byte range; ``cache``: this node's cache for ranges of object storage, without which they are
+        fetched each time; ``remedy``: remedy in errors about a bad file."""
         self._folder, self._range, self._cache, self._remedy = folder, range_of, cache, remedy
         self._checked: set[int] = set()
 
     def read(self, numbers: list[int]) -> list[np.ndarray]:
-        """Return the bytes of each range, uint8; CorruptShard names a file with changed bytes."""
+        """Return the bytes of the ranges with these numbers, uint8; CorruptShard names a file with changed bytes."""
         if self._folder.is_local:
             found: list[np.ndarray] = [self._map(number) for number in numbers]
         elif self._cache is None:
@@ -92,14 +93,14 @@ class CheckedRanges:
         assert self._cache is not None
         names = {
             self._range(number).digest: number for number in numbers
-        }  # by digest: datasets share a cache and cannot mix up their row groups
+        }  # named by digest, so that datasets that share a cache cannot mix up their row groups
 
         def fetch(name: str) -> bytes | memoryview:
             return self._download(names[name])
 
         found = dict(zip(names, self._cache.get(list(names), fetch), strict=True))
         bad = [name for name, number in names.items() if not self._is_good(number, found[name])]
-        for name in bad:  # after a power failure or on a bad disk: fetch it from the store again
+        for name in bad:  # damaged in the cache by a power failure or a bad disk: fetch it again
             self._cache.drop(name)
         found |= dict(zip(bad, self._cache.get(bad, fetch), strict=True))
         return [found[self._range(number).digest] for number in numbers]
@@ -127,11 +128,11 @@ class CheckedRanges:
 
 
 class View(Protocol):
-    """A view of a row group's rows in its bytes."""
+    """A view of a row group's rows in the group's bytes."""
 
     @property
     def num_data_bytes(self) -> int:
-        """Size of the bytes [bytes]."""
+        """Size of the group's bytes [bytes]."""
 
 
 _View = TypeVar("_View", bound=View)
@@ -139,29 +140,29 @@ _View = TypeVar("_View", bound=View)
 
 _readers: weakref.WeakSet[OpenGroups[Any]] = weakref.WeakSet()
 _lock = threading.Lock()
-"""Held while groups are marked and closed: readers of other threads may close them, too."""
+"""Held while the open row groups are reordered and closed, because readers in other threads may close them too."""
 
 
 class OpenGroups(Generic[_View]):
-    """The row groups of a reader, of which those used last stay open."""
+    """The row groups of a reader. The most recently used ones stay open."""
 
     def __init__(self, ranges: CheckedRanges, row_ends: np.ndarray, view: Callable[[int, np.ndarray], _View]) -> None:
-        """``row_ends``: rows up to the end of each group, int64 (groups,); ``view`` returns the view of a group, given its
-        number and its bytes."""
+        """``row_ends``: number of rows up to the end of each group, int64 (groups,); ``view``: (number of a group, its bytes)
+        -> its view."""
         self._ranges, self._ends, self._view = ranges, row_ends, view
         self._open: dict[int, _View] = {}
         with _lock:
             _readers.add(self)
 
     def of(self, rows: np.ndarray) -> Iterator[tuple[_View, np.ndarray, np.ndarray]]:
-        """Yield each group that holds some of ``rows``, int64 (n,), the places of these in ``rows``, and their places in the
-        group. CorruptShard names a file with changed bytes."""
+        """For each row group that holds some of ``rows``, int64 (n,), yield its view, the positions of its rows in ``rows``,
+        and their positions in the group. CorruptShard names a file with changed bytes."""
         groups = np.searchsorted(self._ends, rows, side="right")
         order = np.argsort(groups, kind="stable")
         wanted, begins = np.unique(groups[order], return_index=True)
         places = np.split(order, begins[1:])
         most = _most_open()
-        at_once = -(-most // 2)  # each is a file of its own while it is put into the cache
+        at_once = -(-most // 2)  # half: each has another open file while it is put into the cache
         for first in range(0, len(wanted), at_once):
             some = wanted[first : first + at_once].tolist()
             for group, view, here in zip(some, self._fetch(some, most), places[first : first + at_once], strict=True):
@@ -195,7 +196,8 @@ def _most_open() -> int:
 
 
 def _close_all_but(most: int) -> None:
-    """Close row groups until all readers together hold ``most`` open: the oldest of those that hold the most."""
+    """Close row groups until all readers together keep at most ``most`` open: the oldest groups of the readers that keep the
+    most."""
     over = sum(len(reader._open) for reader in _readers) - most
     while over > 0:
         reader = max(_readers, key=lambda one: len(one._open))
@@ -205,7 +207,7 @@ def _close_all_but(most: int) -> None:
 
 
 def corruption(folder: Folder, file: SealedFile, what: str, found: str = "", remedy: str = REMEDY) -> CorruptShard:
-    """Return the error for a bad file, with the digest expected and what is found."""
+    """Return the error for a bad file, with the digest that was expected and the digest that was found."""
     try:
         found = found or digest_of(folder, file)
     except OSError as error:
@@ -214,7 +216,8 @@ def corruption(folder: Folder, file: SealedFile, what: str, found: str = "", rem
 
 
 def digest_of(folder: Folder, file: SealedFile) -> str:
-    """Return the digest of a file as it is now; of one that is too long, which may be by any amount, its size."""
+    """Return the digest that a file has now. If the file is longer than when it was sealed, by any amount, return its size as
+    text instead of reading it."""
     size = folder.size(file.name)
     if size > file.size_bytes:
         return f"{size} bytes instead of {file.size_bytes}"

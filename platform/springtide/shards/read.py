@@ -1,5 +1,5 @@
-"""Read rows from sealed shards. Each row group is checked against the manifest before its first row is used: its digest, and
-that its largest id is one of the vocabulary.
+"""Read rows from sealed shards. Before its first row is used, a row group is checked: its digest must be the manifest's, and
+its largest id must be in the vocabulary.
 
 local dataset     the shard is mapped                 only the requested rows are copied
 object storage    one ranged read per row group, several in parallel -> the node's cache -> mapped
@@ -23,10 +23,10 @@ class SplitReader:
     """Random access to the rows of one split."""
 
     def __init__(self, dataset: Folder, manifest: Manifest, split: str, cache: Cache | None = None) -> None:
-        """``cache``: this node's cache for row groups of object storage; without one they are read again each time."""
+        """``cache``: this node's cache for row groups of object storage, without which they are fetched each time."""
         self._manifest = manifest
         table = manifest.splits[split].shards
-        has_known_ids = np.zeros(len(table.columns.row_ends), dtype=bool)  # a page is taken when it is written to
+        has_known_ids = np.zeros(len(table.columns.row_ends), dtype=bool)  # zeros take memory only when written to
 
         def view(number: int, data: np.ndarray) -> RowGroupView:
             found = RowGroupView(data, table.group(number), manifest.token_type, manifest.memory_type)
@@ -69,7 +69,7 @@ def check_shard(dataset: Folder, shard: Shard) -> None:
     """Raise CorruptShard if the file's bytes differ from those that were sealed."""
     try:
         found = digest_of(dataset, shard)
-    except (FileNotFoundError, IsADirectoryError) as error:  # others may pass
+    except (FileNotFoundError, IsADirectoryError) as error:  # other errors may be temporary
         raise CorruptShard(f"{dataset.where(shard.name)}: cannot be read ({error}); {REMEDY}") from error
     if found != shard.digest:
         raise corruption(dataset, shard, "its bytes changed after sealing", found)

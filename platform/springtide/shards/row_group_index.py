@@ -1,12 +1,13 @@
-"""The row groups of a dataset in one binary file beside its manifest. It is mapped, not parsed: processes of a node share it.
+"""The row groups of a dataset in one binary file next to its manifest. It is mapped, not parsed: the processes of a node share
+it.
 
     bytes 0-31    "springtide row groups 1\\n", zeros to the end          columns follow, little-endian, shards then row groups
     shards        number, size_bytes, group_ends       int64 each        digests, signatures     16 bytes each
     row groups    row_ends, sample_ids, num_bytes, tokens, end   int64   digests                 16 bytes each
 
-The splits lie one after the other, by the names of their sources and then by their own; ``row_ends`` begin anew in each. A
-shard's name is that of its split and its number. The manifest says how many shards and row groups each split has, and the size
-and the digest of the file.
+The splits lie one after the other, sorted by source name, then split name; ``row_ends`` restart in each split. A shard's name
+consists of its split and its number. The manifest has the numbers of shards and row groups of each split, and the size and
+digest of the file.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ _REMEDY = "restore the file, or prepare the dataset again"
 
 
 class IndexRecord(Record):
-    """What the manifest says of the index."""
+    """Size and digest of the index, as the manifest records them."""
 
     size_bytes: Count
     digest: Digest
 
 
 class SplitCounts(Record):
-    """What the manifest says of the shards of a split."""
+    """Numbers of shards and row groups of a split, as the manifest records them."""
 
     files: int = Field(ge=1, lt=2**40)
     row_groups: int = Field(ge=1, lt=2**40)
@@ -62,7 +63,7 @@ class _Names(Sequence[str]):
 
 
 def number_of(split: str, name: str) -> int:
-    """Return the number in the name of a shard; ValueError if that is not the name of a shard of this split."""
+    """Return the number in the name of a shard; ValueError if ``name`` is not the name of a shard of ``split``."""
     number = name.removeprefix(f"{split}-").removesuffix(".parquet")
     if not number.isdecimal() or name != f"{split}-{int(number):05d}.parquet":
         raise ValueError(f"{name} is not a shard of the split {split}")
@@ -70,7 +71,7 @@ def number_of(split: str, name: str) -> int:
 
 
 def write_index(dataset: Folder, splits: Mapping[tuple[str, str], ShardTable]) -> IndexRecord:
-    """Write the index of these splits, by source and split, and return its record."""
+    """Write the index of ``splits``, (source, split) -> table, and return its record."""
     tables = [splits[key] for key in sorted(splits)]
     numbers = [
         np.array([number_of(split, name) for name in splits[source, split].names]) for source, split in sorted(splits)
@@ -95,12 +96,12 @@ def write_index(dataset: Folder, splits: Mapping[tuple[str, str], ShardTable]) -
 def read_index_of(
     dataset: Folder, record: IndexRecord, counts: Mapping[tuple[str, str], SplitCounts], cache: Cache | None
 ) -> dict[tuple[str, str], ShardTable]:
-    """Return the shards of each split; CorpusError if the file is not the one that was sealed.
+    """Return (source, split) -> its shards; CorpusError if the file is not the one that was sealed.
 
     Args:
-        dataset: its folder.
-        record: of the index.
-        counts: of each source and split.
+        dataset: folder of the dataset.
+        record: size and digest of the index.
+        counts: (source, split) -> numbers of shards and row groups.
         cache: this node's cache for files of object storage; without one each process holds the index in its own memory.
     """
     shards, groups = (sum(getattr(one, name) for one in counts.values()) for name in ("files", "row_groups"))
@@ -130,7 +131,7 @@ def read_index_of(
 
 
 def _parsed(data: np.ndarray, shards: int, groups: int) -> tuple[np.ndarray, Columns]:
-    """Return the numbers of the shards, and views of the columns, of all splits."""
+    """Return the numbers of the shards, and views of the columns, for all splits together."""
     place = len(_MAGIC)
 
     def column(rows: int, width: int) -> np.ndarray:
@@ -152,7 +153,7 @@ def _parsed(data: np.ndarray, shards: int, groups: int) -> tuple[np.ndarray, Col
 
 
 def _read(dataset: Folder, record: IndexRecord, cache: Cache | None) -> np.ndarray:
-    """Return the bytes of the index, mapped where that can be; CorpusError if they are not those that were sealed."""
+    """Return the bytes of the index, mapped if the file is local or cached; CorpusError if they differ from the sealed ones."""
     where = dataset.where(ROW_GROUPS)
     try:
         size = dataset.size(ROW_GROUPS)
@@ -181,7 +182,7 @@ def _cached(dataset: Folder, record: IndexRecord, cache: Cache) -> np.ndarray:
         return _fetch(dataset, record.size_bytes)
 
     [data] = cache.get([record.digest], fetch)  # type: ignore[arg-type]
-    if not _is_sealed(data, record):  # after a power failure or on a bad disk: fetch it from the store again
+    if not _is_sealed(data, record):  # damaged in the cache by a power failure or a bad disk: fetch it again
         cache.drop(record.digest)
         [data] = cache.get([record.digest], fetch)  # type: ignore[arg-type]
     return data
@@ -192,7 +193,7 @@ def _is_sealed(data: np.ndarray, record: IndexRecord) -> bool:
 
 
 def _fetch(dataset: Folder, size: int) -> bytearray:
-    """Return the bytes of the index from a store, several ranges at a time; fewer if it became shorter."""
+    """Return the bytes of the index from a store, several ranges at a time; zeros at the end if the file became shorter."""
     found = bytearray(size)
 
     def read(begin: int) -> None:

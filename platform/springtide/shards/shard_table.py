@@ -1,5 +1,5 @@
-"""The shards of a split and their row groups as columns of numbers: ten million row groups are opened as fast as ten, and a
-process holds none of them where the columns are those of a mapped file (``row_group_index.py``)."""
+"""The shards of a split and their row groups, as columns of numbers. Ten million row groups open as fast as ten. If the columns
+are views of a mapped file (``row_group_index.py``), a process holds none of them in its own memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_BYTES = 2**62
 
 
 class Record(BaseModel):
-    """A part of a manifest."""
+    """Base of the parts of a manifest: frozen, without unknown names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -31,13 +31,13 @@ class RowGroup(Record):
 
     rows: Count
     sample_ids: Count
-    """Offset of int64 (rows,), the beginning of the group's values [bytes]."""
+    """Offset of the sample ids, int64 (rows,), with which the group's values begin [bytes]."""
     num_bytes: Count
-    """Offset of int32 (rows,) [bytes]."""
+    """Offset of the rows' text lengths, int32 (rows,) [bytes]."""
     tokens: Count
-    """Offset of the tokens' bytes, uint8 (bytes of the token type, rows, sequence_length + 1), lowest byte first [bytes]."""
+    """Offset of the tokens, uint8 (bytes of the token type, rows, sequence_length + 1), lowest byte first [bytes]."""
     end: Count
-    """End of the tokens' bytes [bytes]."""
+    """End of the tokens [bytes]."""
     digest: Digest
     """Digest of the bytes from ``sample_ids`` to ``end``."""
 
@@ -51,12 +51,12 @@ class Shard(Record):
     digest: Digest
     """Digest of the file."""
     signatures: Digest | None = None
-    """Digest of the file of its documents' signatures; None if there is none."""
+    """Digest of the file with the signatures of the shard's documents; None if there is no such file."""
     groups: tuple[RowGroup, ...] = Field(min_length=1)
 
 
 class ShardFile(NamedTuple):
-    """A shard without its row groups."""
+    """Name, size and digest of a shard's file, without its row groups."""
 
     name: str
     size_bytes: int
@@ -64,34 +64,34 @@ class ShardFile(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The numbers of shards and of their row groups."""
+    """Numbers of the shards and of their row groups, as arrays."""
 
     size_bytes: np.ndarray
     """int64 (shards,): size of each file."""
     digests: np.ndarray
-    """uint8 (shards, 16): of each file."""
+    """uint8 (shards, 16): digest of each file."""
     signatures: np.ndarray
-    """uint8 (shards, 16): digest of the file of its documents' signatures; zeros if there is none."""
+    """uint8 (shards, 16): digest of the file with the signatures of the shard's documents; zeros if there is no such file."""
     group_ends: np.ndarray
-    """int64 (shards,): row groups up to the end of each shard."""
+    """int64 (shards,): number of row groups up to the end of each shard."""
     row_ends: np.ndarray
-    """int64 (row groups,): rows up to the end of each row group."""
+    """int64 (row groups,): number of rows up to the end of each row group."""
     offsets: np.ndarray
-    """int64 (4, row groups): ``sample_ids``, ``num_bytes``, ``tokens`` and ``end`` of each, as in ``RowGroup``."""
+    """int64 (4, row groups): ``sample_ids``, ``num_bytes``, ``tokens`` and ``end`` of each row group, as in ``RowGroup``."""
     group_digests: np.ndarray
-    """uint8 (row groups, 16)."""
+    """uint8 (row groups, 16): digest of each row group."""
 
 
 class ShardTable(Sequence[Shard]):
-    """The shards of a split, in order. A shard is made from the columns when it is asked for."""
+    """The shards of a split, in order. A ``Shard`` is made from the columns when it is accessed."""
 
     def __init__(self, names: Sequence[str], columns: Columns) -> None:
-        """``names``: of the files."""
+        """``names``: file name of each shard."""
         self.names, self.columns = names, columns
 
     @classmethod
     def of(cls, shards: Sequence[Shard]) -> ShardTable:
-        """Return the table of these shards. ValueError if one has another number of rows than its row groups."""
+        """Return the table of these shards. ValueError if a shard's number of rows is not the sum over its row groups."""
         for shard in shards:
             if shard.rows != (rows := sum(group.rows for group in shard.groups)):
                 raise ValueError(f"{shard.name} has {shard.rows} rows and {rows} in its row groups")
@@ -159,17 +159,17 @@ class ShardTable(Sequence[Shard]):
     __hash__ = None  # type: ignore[assignment]
 
     def file(self, number: int) -> ShardFile:
-        """Return a shard without its row groups."""
+        """Return a shard by its number, without its row groups."""
         digest = self.columns.digests[number].tobytes().hex()
         return ShardFile(self.names[number], int(self.columns.size_bytes[number]), digest)
 
     @property
     def num_groups(self) -> int:
-        """Row groups of all shards."""
+        """Number of row groups in all shards."""
         return len(self.columns.row_ends)
 
     def group(self, number: int) -> RowGroup:
-        """Return a row group; they count through all shards."""
+        """Return a row group by its number, which counts through all shards."""
         rows = self.columns.row_ends[number] - (self.columns.row_ends[number - 1] if number else 0)
         sample_ids, num_bytes, tokens, end = self.columns.offsets[:, number].tolist()
         digest = self.columns.group_digests[number].tobytes().hex()
@@ -178,12 +178,12 @@ class ShardTable(Sequence[Shard]):
         )
 
     def shard_of(self, group: int) -> tuple[int, int]:
-        """Return the number of the shard that a row group is in, and its place in that shard."""
+        """Return the number of the shard that contains a row group, and the group's place in that shard."""
         number = int(np.searchsorted(self.columns.group_ends, group, side="right"))
         return number, group - self._groups_of(number).start
 
     def group_rows(self) -> np.ndarray:
-        """Return the rows of each row group, int32 (row groups,), int64 if one has more."""
+        """Return the number of rows of each row group, int32 (row groups,); int64 if a number needs it."""
         ends = self.columns.row_ends
         found = np.empty(len(ends), np.int32)
         for begin in range(0, len(ends), _AT_ONCE):
@@ -194,7 +194,8 @@ class ShardTable(Sequence[Shard]):
         return found
 
     def check(self, rows: int, row_bytes: int) -> None:
-        """Raise ValueError if the numbers contradict each other. ``rows``: of all shards; ``row_bytes``: of a row's tokens."""
+        """Raise ValueError if the numbers contradict each other. ``rows``: total number of rows; ``row_bytes``: size of a row's
+        tokens."""
         one = self.columns
         firsts = np.concatenate([[0], one.group_ends[:-1]])
         if not (len(one.row_ends) == one.group_ends[-1] and (one.group_ends > firsts).all()):
@@ -209,11 +210,11 @@ class ShardTable(Sequence[Shard]):
                 self._blame(next(at for at in range(begin, end) if not self._fits(at, at + 1, row_bytes)), row_bytes)
 
     def _fits(self, begin: int, end: int, row_bytes: int) -> bool:
-        """Return whether the row groups [begin, end) are inside their files, with enough space for their rows."""
+        """Return whether the row groups [begin, end) lie inside their files, with enough space for their rows."""
         ends = self.columns.row_ends[begin:end]
         rows = np.diff(ends, prepend=self.columns.row_ends[begin - 1] if begin else 0)
         offsets = self.columns.offsets[:, begin:end]
-        # what is negative is large without a sign; within these limits no sum below overflows
+        # as uint64, negative numbers are large; within these limits no sum below overflows
         if _largest(rows) > _MOST_BYTES // max(row_bytes, 12) or max(map(_largest, offsets)) > _MOST_BYTES:
             return False
         sample_ids, num_bytes, tokens, last_byte = offsets
@@ -271,10 +272,10 @@ class Rows(NamedTuple):
 
 
 class RowGroupView:
-    """A view of a row group; ``data`` holds its bytes from ``group.sample_ids`` to ``group.end``."""
+    """A view of a row group. ``data`` holds the file's bytes from ``group.sample_ids`` to ``group.end``."""
 
     def __init__(self, data: memoryview | np.ndarray, group: RowGroup, token_type: str, memory_type: str = "") -> None:
-        """``memory_type``: of the tokens that are returned, if it is not ``token_type``."""
+        """``memory_type``: type of the tokens that are returned; empty for ``token_type``."""
 
         def array(begin: int, end: int, kind: str) -> np.ndarray:
             return np.frombuffer(data[begin - group.sample_ids : end - group.sample_ids], dtype=kind)
@@ -287,7 +288,7 @@ class RowGroupView:
 
     def take(self, index: np.ndarray) -> Rows:
         """Return the rows of the group at ``index``, int64 (n,)."""
-        # numpy's take of whole rows is faster than indexing, and its shift needs no copy before
+        # in numpy, ``take`` of whole rows is faster than indexing, and ``left_shift`` widens without a copy before
         *lower, highest = self._planes
         tokens: np.ndarray = highest.take(index, axis=0)
         for plane in reversed(lower):
@@ -296,7 +297,8 @@ class RowGroupView:
         return Rows(self._sample_ids.take(index), self._num_bytes.take(index), tokens.astype(self._type, copy=False))
 
     def exceeds(self, last_id: int) -> bool:
-        """Return whether an id of the group is larger than ``last_id``; reads no more planes than it takes to know."""
+        """Return whether an id of the group is larger than ``last_id``. Reads the highest bytes of the ids first, and lower
+        bytes only if the higher ones are equal."""
         *lower, highest = self._planes
         if self._type.itemsize == len(self._planes) and highest.max() > 0x7F:  # the top bit is the loss mask
             highest = highest & 0x7F

@@ -18,7 +18,7 @@ _TOKENS_PATH = "tokens.list.element"
 
 
 def schema(config: ShardsConfig) -> pa.Schema:
-    """Return the columns of a shard. ``tokens`` is a fixed-size list; ``num_bytes`` is the length of the text that its
+    """Return the columns of a shard. ``tokens`` is a fixed-size list; ``num_bytes`` is the number of bytes of text that a row's
     predicted tokens stand for."""
     token_type = pa.uint16() if config.token_type == "uint16" else pa.uint32()
     return pa.schema(
@@ -33,8 +33,8 @@ def schema(config: ShardsConfig) -> pa.Schema:
 def write_shard(
     folder: Folder, name: str, config: ShardsConfig, first_row: int, num_bytes: np.ndarray, tokens: np.ndarray
 ) -> Shard:
-    """Write rows [first_row, first_row + n) of a split as ``name``, and return the shard's record. ``num_bytes`` is (n,),
-    ``tokens`` (n, length + 1)."""
+    """Write rows [first_row, first_row + n) of a split as file ``name``, and return the shard's record. ``num_bytes``: (n,);
+    ``tokens``: (n, sequence_length + 1)."""
     sample_ids = np.arange(first_row, first_row + len(tokens), dtype=np.int64)
     data, groups = _encode(config, sample_ids, num_bytes.astype(np.int32), tokens.astype(config.token_type))
     folder.write(name, data)

@@ -1,4 +1,4 @@
-"""The batches of a sealed dataset for a training loop of your own, at any number of ranks."""
+"""The batches of a sealed dataset, for your own training loop at any number of ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from springtide.stream.reader import Batch, RankReader, Read, load
 
 _READ_BYTES = 2**20
 _MOST_STEPS = 64
-"""In one read."""
+"""Most steps in one read."""
 
 
 def batches(
@@ -28,20 +28,20 @@ def batches(
     seed: int = 0,
     lanes: int = 0,
 ) -> Iterator[Batch]:
-    """Return the rows that one rank trains on in each step, without end, read one read ahead.
+    """Return an iterator over the rows that one rank trains on in each step, without end, with one read prefetched.
 
-    All ranks together get exactly ``global_batch`` rows per step, the same rows whatever ``size`` is: to resize, begin again at
-    the next step with another ``rank`` and ``size``. That step is the whole state of the data.
+    All ranks together get exactly ``global_batch`` rows per step, the same rows for every ``size``. To resize, call this again
+    with the next ``step`` and another ``rank`` and ``size``. The step is the whole state of the data.
 
     Args:
         dataset: folder or URL of a sealed dataset, as ``prepare`` or ``springtide data prepare`` makes it.
         global_batch: rows per step, over all ranks.
         rank: this rank, from 0 to ``size - 1``.
         size: number of ranks. Sizes that do not divide ``lanes`` get unequal parts: weight losses by valid tokens.
-        step: steps done before.
-        seed: seed of the order; another seed is another order.
-        lanes: parts that a step's rows are dealt in: at least the largest ``size`` there will be, and a divisor of
-            ``global_batch``. 0: as many as ``global_batch``.
+        step: number of steps done before the first batch.
+        seed: seed of the order of rows.
+        lanes: parts into which a step's rows are divided: at least the largest ``size`` of the training, and a divisor of
+            ``global_batch``. 0: ``global_batch`` lanes.
 
     Returns:
         Batches: ``step``; ``sample_ids``, uint64 (n,); ``ids`` and ``labels``, int64 (n, sequence_length + 1). Inputs

@@ -1,4 +1,4 @@
-"""The corpora of a run: each source of each of its datasets. A corpus has its own weight, epochs and held-out set."""
+"""The corpora of a run: each source of each dataset is one. A corpus has its own weight, epochs and held-out set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from springtide.storage import Cache, Folder
 from springtide.stream.sample_ids import MOST_CORPORA
 
 _OPENED_AT_ONCE = 16
-"""Manifests; a store answers each after some 10 to 100 ms."""
+"""Manifests that are opened at once; a store answers each request after some 10 to 100 ms."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,21 +22,21 @@ class Corpus:
     """A source of a dataset."""
 
     name: str
-    """That of its dataset in the config if it is the only source there, else ``dataset/source``; of ``shards.dataset`` that of
-    the source."""
+    """For a source of ``shards.dataset``: the name of the source. Otherwise the name of its dataset in the config, or
+    ``dataset/source`` if the dataset has several sources."""
     dataset: str
     """Name of its dataset in the config."""
     url: str
-    """Where the dataset is."""
+    """URL of the dataset."""
     whole: Manifest
-    """The dataset's, with all its sources."""
+    """Manifest of the dataset, with all its sources."""
     source: str
     identity: str
-    """What decides its rows: the digest of the manifest, and the source if there are several."""
+    """What decides the corpus's rows: the digest of the dataset's manifest, and the source if there are several."""
 
     @functools.cached_property
     def manifest(self) -> Manifest:
-        """The dataset's manifest with the rows of this source alone."""
+        """The dataset's manifest, with the rows of this source alone."""
         return self.whole.of(self.source)
 
     @property
@@ -46,15 +46,15 @@ class Corpus:
 
     @property
     def holds_out(self) -> bool:
-        """Whether it has rows to evaluate on."""
+        """Whether the corpus has rows to evaluate on."""
         return HELDOUT in self.whole.sources[self.source]
 
 
 def open_corpora(config: DataConfig, cache: Cache | None = None) -> tuple[tuple[Corpus, ...], tuple[Corpus, ...]]:
     """Return the corpora that ``config`` trains on, in the order of their numbers, and those that it evaluates on only.
-    ``cache``: this node's, for the indexes of their row groups.
+    ``cache``: this node's cache, for the datasets' row group indexes.
 
-    Raises ConfigError if they do not fit together, CorpusError if one is missing or has no rows to train on.
+    Raises ConfigError if the corpora do not fit together, CorpusError if one is missing or has no rows to train on.
     """
     datasets, only = config.stream.mixture or {WHOLE: config.shards.dataset}, config.stream.eval_datasets
     with ThreadPoolExecutor(_OPENED_AT_ONCE) as threads:
@@ -74,19 +74,21 @@ def open_corpora(config: DataConfig, cache: Cache | None = None) -> tuple[tuple[
 
 
 def open_labels(url: str, corpora: tuple[Corpus, ...]) -> Labels:
-    """Return the manifest of labels of the dataset of ``corpora``. Raises CorpusError if they are missing, or others."""
+    """Return the manifest of the labels at ``url`` for the dataset of ``corpora``. Raises CorpusError if the labels are missing
+    or belong to another dataset."""
     labels = load_labels(Folder(url))
     check_labels(labels, url, corpora[0].whole, corpora[0].url)
     return labels
 
 
 def by_dataset(corpora: Iterable[Corpus]) -> dict[str, Manifest]:
-    """Return dataset -> its manifest."""
+    """Return name of a dataset -> its manifest, for the datasets of ``corpora``."""
     return {corpus.dataset: corpus.whole for corpus in corpora}
 
 
 def _sources(urls: Mapping[str, str], manifests: Mapping[str, Manifest], alone: bool = False) -> Iterator[Corpus]:
-    """Yield the corpora of datasets. ``alone``: there is no mixture, so that sources need no dataset before their names."""
+    """Yield the corpora of datasets. ``alone``: there is no mixture, so names of sources do not begin with the dataset's
+    name."""
     for dataset, manifest in manifests.items():
         digest, several = manifest.digest, len(manifest.sources) > 1
         for source in manifest.sources:
@@ -109,7 +111,7 @@ def _check_names(corpora: Iterable[Corpus], eval_corpora: Iterable[Corpus]) -> N
 
 
 def _check_trained(config: DataConfig, name: str, url: str, manifest: Manifest) -> None:
-    """Raise ConfigError if a dataset cannot be trained on in this mixture."""
+    """Raise ConfigError or CorpusError if a dataset cannot be trained on."""
     field = f"stream.mixture.{name}" if config.stream.mixture else "shards.dataset"
     if manifest.is_eval_only:
         limit = "holds held-out text only (shards.heldout_fraction = 1)"
@@ -164,9 +166,9 @@ def _check(config: DataConfig, field: str, url: str, manifest: Manifest, first: 
 
 # Which datasets of a run may train on text that another one holds out.
 #
-# Two datasets are apart if one was prepared with the other in ``corpus.apart_from``: then neither trains on what the
-# other holds out. Otherwise near copies leak; copies too, unless both hold out the same fraction: which documents
-# depends on their text.
+# Two datasets are decontaminated if one was prepared with the other in ``corpus.apart_from``: then neither trains on text that
+# the other holds out. Otherwise near copies leak. Exact copies leak too, unless both datasets hold out the same fraction,
+# because the hash of a document's text decides whether it is held out.
 
 _REMEDY = "prepare the later one with the other's URL in corpus.apart_from"
 
@@ -185,7 +187,7 @@ def check_fractions(corpora: Mapping[str, Manifest], urls: Mapping[str, str]) ->
 
 
 def leaks(corpora: Mapping[str, Manifest], eval_only: Mapping[str, Manifest]) -> Iterator[str]:
-    """Yield a warning for each held-out set whose text, or a near copy of it, may be trained on."""
+    """Yield a warning for each held-out set whose text, or a near copy of it, may be in the training text of a corpus."""
     found: dict[str, list[str]] = {}
     for held, trained in (*_not_apart(corpora, corpora), *_not_apart(eval_only, corpora)):
         found.setdefault(held, []).append(trained)
@@ -194,7 +196,8 @@ def leaks(corpora: Mapping[str, Manifest], eval_only: Mapping[str, Manifest]) ->
 
 
 def _not_apart(held: Mapping[str, Manifest], trained: Mapping[str, Manifest]) -> Iterator[tuple[str, str]]:
-    """Yield (name of a held-out set, name of a corpus) of datasets that are not apart; a pair of corpora once."""
+    """Yield (name of a held-out set, name of a corpus) for datasets that are not decontaminated; a pair of corpora comes
+    once."""
     records = {name: (one.digest, frozenset(one.apart_from)) for name, one in {**held, **trained}.items()}
     places = {name: place for place, name in enumerate(trained)}
     for name in held:

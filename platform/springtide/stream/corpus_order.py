@@ -1,4 +1,4 @@
-"""The row that each draw from a corpus takes."""
+"""The row of a corpus that each draw takes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import numpy as np
 from springtide.storage.digest import mix
 
 _EPOCHS_KEPT = 2
-"""Per corpus."""
+"""Epochs per corpus whose order of row groups is kept in memory."""
 
 
 class CorpusOrders:
-    """The rows of several corpora in the order of their draws, epoch after epoch; it remembers the latest orders of row groups.
+    """The rows of several corpora in the order in which they are drawn, epoch after epoch. The latest orders of row groups are
+    cached.
 
     Symbols are those of ``springtide.stream.order``; arrays are int64, one element per draw.
     """
@@ -24,23 +25,23 @@ class CorpusOrders:
         """Lay out the columns.
 
         Args:
-            seed: of the order.
-            group_rows: rows of every row group, in the order of the manifest, of each corpus, at least one row each.
-            lanes: C.
-            window: w [rows].
+            seed: seed of the order.
+            group_rows: for each corpus, the rows of every row group in the order of the manifest, at least one row each.
+            lanes: number of lanes, C.
+            window: rows of a window, w [rows].
         """
         self._seed, self._window = seed, window
         self._sizes = [np.asarray(rows) for rows in group_rows]
         self.rows = np.array([sizes.sum(dtype=np.int64) for sizes in self._sizes], dtype=np.int64)
-        """T of each corpus."""
+        """Rows of each corpus, T."""
         self.columns = np.clip(self.rows // window, 1, lanes)
-        """S of each corpus."""
+        """Columns of each corpus, S."""
         self._spread = np.array([spread(columns) for columns in self.columns.tolist()], dtype=np.int64)
         self._starts = functools.lru_cache(maxsize=len(self._sizes))(self._first_rows)
         self._groups = functools.lru_cache(maxsize=_EPOCHS_KEPT * len(self._sizes))(self._permute_groups)
 
     def places(self, corpora: np.ndarray, draws: np.ndarray) -> np.ndarray:
-        """Return where among the lanes the column of each draw belongs, float64 in [0, 1)."""
+        """Return the position of each draw's column along the lanes, as a fraction: float64 in [0, 1)."""
         columns = self.columns[corpora]
         column = draws % self.rows[corpora] % columns
         return column * self._spread[corpora] % columns / columns
@@ -52,7 +53,7 @@ class CorpusOrders:
         inside, column = np.divmod(place, columns)
         length = rows // columns + (column < rows % columns)
         start = column * (rows // columns) + np.minimum(column, rows % columns)
-        # columns begin their windows in turn: a step opens the row groups of few of them
+        # columns begin new windows at different times, so that a step opens the row groups of few columns
         phase = column * window // columns
         number = (inside + phase) // window
         begin = np.maximum(number * window - phase, 0)
@@ -61,7 +62,7 @@ class CorpusOrders:
         return self._stored(corpora, epoch, start + begin + permuted(key, inside - begin, end - begin))
 
     def _stored(self, corpora: np.ndarray, epochs: np.ndarray, virtual: np.ndarray) -> np.ndarray:
-        """Return the rows that stand at these places of the virtual sequences of their epochs."""
+        """Return the stored rows at the places ``virtual`` in the virtual sequences of their epochs."""
         rows = np.empty_like(virtual)
         order = np.lexsort((epochs, corpora))
         changes = np.flatnonzero(np.diff(corpora[order]) | np.diff(epochs[order])) + 1
@@ -74,28 +75,28 @@ class CorpusOrders:
         return rows
 
     def _first_rows(self, corpus: int) -> np.ndarray:
-        """Return the first row of every row group, int64 (groups,)."""
+        """Return the number of the first row of every row group of ``corpus``, int64 (groups,)."""
         sizes = self._sizes[corpus]
         return np.cumsum(sizes, dtype=np.int64) - sizes
 
     def _permute_groups(self, corpus: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row groups in the order of the epoch, int32 or int64 (groups,), and where each ends in its virtual
-        sequence, int64 (groups,)."""
+        """Return the row groups of ``corpus`` in the order of ``epoch``, int32 or int64 (groups,), and where each of them ends
+        in the virtual sequence, int64 (groups,)."""
         sizes = self._sizes[corpus]
         groups = permutation(keys(self._seed, corpus, epoch), len(sizes))
-        groups = groups.astype(np.int32) if len(sizes) < 2**31 else groups  # half the memory of an epoch of many
+        groups = groups.astype(np.int32) if len(sizes) < 2**31 else groups  # halves the memory of an epoch
         return groups, np.cumsum(sizes[groups], dtype=np.int64)
 
 
-# Keyed permutations, computed and never stored; the same on every machine and with every numpy.
+# Keyed permutations, computed and never stored. They are the same on every machine and with every version of numpy.
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ROUNDS = 6
 
 
 def keys(*parts: int | np.ndarray) -> np.ndarray:
-    """Return 64-bit keys, uint64 (n,) or (1,), made from several non-negative integers, or arrays of them; their order
-    matters."""
+    """Return 64-bit keys, uint64 (n,) or (1,), hashed from several non-negative integers or arrays of integers. The order of
+    the integers matters."""
     state: np.ndarray = np.zeros(1, dtype=np.uint64)
     for part in parts:
         state = mix(state ^ np.asarray(part).astype(np.uint64))
@@ -103,16 +104,16 @@ def keys(*parts: int | np.ndarray) -> np.ndarray:
 
 
 def permutation(key: np.ndarray, size: int) -> np.ndarray:
-    """Return a permutation of range(size), int64, decided by ``key`` alone: positions sorted by the hash of their number."""
+    """Return a permutation of range(size), int64, decided by ``key`` alone: the positions sorted by their keyed hash."""
     numbers = np.arange(size, dtype=np.uint64)
     return np.argsort(mix(numbers * _GOLDEN + key), kind="stable")
 
 
 def permuted(key: np.ndarray, places: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return where the permutation of range(size) by ``key`` sends each place, int64 (n,); each place has its own key and size.
+    """Return where a keyed permutation of range(size) sends each place, int64 (n,); each place has its own key and size.
 
-    A Feistel network over pairs of digits in base ceil(sqrt(size)), whose square is little more than the size; what leaves the
-    range walks on along its cycle until it is inside again.
+    A Feistel network over pairs of digits in base ceil(sqrt(size)): it permutes a range slightly larger than range(size). A
+    result outside range(size) is permuted again until it is inside (cycle walking).
 
     Args:
         key: uint64 (n,).
@@ -137,7 +138,7 @@ def permuted(key: np.ndarray, places: np.ndarray, sizes: np.ndarray) -> np.ndarr
 
 
 def spread(size: int) -> int:
-    """Return a factor f for which i * f mod size, over i in range(size), is a permutation that lays any consecutive i evenly
-    over the range: nearest to the golden section of ``size`` among those that have no divisor in common with it."""
+    """Return a factor f for which i * f mod size, over i in range(size), is a permutation that spreads consecutive i evenly
+    over the range: the first f from the golden section of ``size`` on that has no divisor in common with ``size``."""
     golden = round(size * (5**0.5 - 1) / 2)
     return next(f for f in range(max(golden, 1), 2 * size + 2) if math.gcd(f, size) == 1)

@@ -1,4 +1,4 @@
-"""The data of a run: its datasets, and the order of their rows."""
+"""The data of a run: its corpora and the order of their rows."""
 
 from __future__ import annotations
 
@@ -24,30 +24,31 @@ from springtide.stream.order import Order
 from springtide.stream.sample_ids import corpus_and_row, join
 
 _FEW_EPOCHS = 4
-"""Until then repeated text is nearly as good as new (Muennighoff et al., "Scaling data-constrained language models", 2023)."""
+"""Up to this many epochs, repeated text is nearly as good as new text (Muennighoff et al., "Scaling data-constrained language
+models", 2023)."""
 
 
 class Drawn(NamedTuple):
-    """What some steps train on of one corpus."""
+    """How much of one corpus some steps train on."""
 
     rows: int
-    """Repeated rows count each time."""
+    """Number of rows; a repeated row counts each time."""
     epochs: float
     """How many times the whole corpus is trained on, with fractions: above 1, rows repeat."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The corpora of a run, in the order of their numbers, and the order of their rows. Pickled as its config, so that a
-    process opens the same data once."""
+    """The corpora of a run, in the order of their numbers, and the order of their rows. It is pickled as its config, and a
+    process opens the data of a config only once."""
 
     config: DataConfig
     corpora: tuple[Corpus, ...]
     order: Order
     eval_corpora: tuple[Corpus, ...] = ()
-    """What is evaluated on only."""
+    """Corpora that are evaluated on and not trained on."""
     labels: Labels | None = None
-    """Labels of the rows to train on."""
+    """Manifest of the labels of the training rows; None without labels."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -55,12 +56,12 @@ class Data:
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
-        """The rows of each corpus."""
+        """For each corpus, the manifest with its rows alone."""
         return tuple(corpus.manifest for corpus in self.corpora)
 
     @functools.cached_property
     def heldout(self) -> tuple[Corpus, ...]:
-        """The held-out sets: those of the corpora that hold out rows, then those that are evaluated on only."""
+        """The held-out sets: first those of the corpora that are trained on, then those that are only evaluated on."""
         return tuple(one for one in (*self.corpora, *self.eval_corpora) if one.holds_out)
 
     @property
@@ -109,8 +110,8 @@ class Data:
 
     @property
     def document_ids(self) -> tuple[int | None, int | None, bool]:
-        """What tells the documents of a row apart, as models take it. In a mixture of chats with texts, which may be cut, an
-        end-of-document id ends a document also inside a chat."""
+        """(eos_id, bos_id, whether no document is cut), from which models find the documents of a row. In a mixture of chats
+        and texts, texts may be cut, and an end-of-document id then ends a document even inside a chat."""
         return self.eos_id, self.bos_id, all(corpus.whole.whole_documents for corpus in self.corpora)
 
     @property
@@ -119,19 +120,20 @@ class Data:
         return any(corpus.whole.has_loss_mask for corpus in self.corpora)
 
     def skipping(self, steps: Iterable[OrderStep]) -> Data:
-        """Return the same data with these steps of the order skipped, too."""
+        """Return the same data with the given steps of the order skipped too."""
         skip = tuple(sorted({*self.order.skip, *steps}))
         stream = StreamConfig.model_validate({**self.config.stream.model_dump(), "skip": skip})
         config = dataclasses.replace(self.config, stream=stream)
         return dataclasses.replace(self, config=config, order=dataclasses.replace(self.order, skip=skip))
 
     def splits(self, split: str) -> list[SplitReader]:
-        """Return one reader per corpus for the rows to train on, one per held-out set for the others; readers keep their files
+        """Return one reader per corpus for ``TRAIN``, one reader per held-out set for ``HELDOUT``. Readers keep their files
         open."""
         return self._readers(split)
 
     def rows(self, sample_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the stored sample ids, uint64 (n,), and the tokens, (n, sequence_length + 1), of these training rows."""
+        """Return the training rows with these sample ids: the ids as stored, uint64 (n,), and the tokens, (n, sequence_length +
+        1)."""
         corpora, rows = corpus_and_row(sample_ids)
         ids = np.empty(len(rows), dtype=np.uint64)
         tokens = np.empty((len(rows), self.sequence_length + 1), self.token_type)
@@ -144,7 +146,8 @@ class Data:
         return ids, tokens
 
     def columns(self, sample_ids: np.ndarray) -> Columns:
-        """Return the labels of these training rows, by column; none without labels. CorruptShard if they are of other rows."""
+        """Return the labels of the training rows with these sample ids, by column; empty without labels. Raises CorruptShard if
+        the labels are those of other rows."""
         if self.labels is None:
             return {}
         corpora, rows = corpus_and_row(sample_ids)
@@ -185,13 +188,14 @@ class Data:
         return _open_once, (*(section.model_dump_json() for section in sections), self.config.total, self.config.labels)
 
     def shares(self, done: StepsDone) -> dict[str, float]:
-        """Return the share of each corpus in the last of the first ``done`` steps; of the first step before it is done."""
+        """Return the share of each corpus in the last of the first ``done`` steps; with ``done`` 0, in the first step."""
         step = self.order.step_before(done) if done else OrderStep(0)
         weights = next(weights for start, weights in reversed(self.order.schedule) if start <= step)
         return {name: weight / sum(weights) for name, weight in zip(self.names, weights, strict=True) if weight}
 
     def heldout_shares(self, done: StepsDone) -> dict[str, float]:
-        """Return the ``shares`` among the corpora that hold out rows; equal ones if none of those has a share."""
+        """Return ``shares`` restricted to the corpora that hold out rows, with sum 1; equal shares if none of these corpora has
+        a share."""
         shares, names = self.shares(done), [corpus.name for corpus in self.corpora if corpus.holds_out]
         if all(name in names for name in shares):
             return shares
@@ -199,12 +203,12 @@ class Data:
         return {name: share / math.fsum(there.values()) for name, share in there.items()}
 
     def drawn(self, done: StepsDone) -> dict[str, Drawn]:
-        """Return what the first ``done`` steps train on of each corpus: exact, before a run starts or after it has ended."""
+        """Return how much of each corpus the first ``done`` steps train on. Exact, also before a run starts."""
         rows, epochs = self.order.drawn(done).tolist(), self.order.epochs(done).tolist()
         return {name: Drawn(*found) for name, *found in zip(self.names, rows, epochs, strict=True)}
 
     def repeats(self, done: StepsDone) -> list[str]:
-        """Return what to tell before a run of ``done`` steps about the corpora that it reads more than once."""
+        """Return a remark for each corpus that a run of ``done`` steps reads more than once."""
         found = []
         for name, (_, epochs) in self.drawn(done).items():
             if epochs > 1:
@@ -213,7 +217,7 @@ class Data:
         return found
 
     def check_epochs(self, done: StepsDone) -> None:
-        """Raise ConfigError if a run of ``done`` steps reads a corpus more often than ``stream.max_epochs``."""
+        """Raise ConfigError if a run of ``done`` steps reads a corpus more than ``stream.max_epochs`` times."""
         limit = self.config.stream.max_epochs
         over = {name: epochs for name, (_, epochs) in self.drawn(done).items() if epochs > limit}
         if over:
@@ -232,7 +236,7 @@ def open_data(config: DataConfig) -> Data:
     """
     corpora, eval_corpora = open_corpora(config, _cache_of(config.feed))
     labels = open_labels(config.labels, corpora) if config.labels else None
-    of = f" labels {labels.digest}" if labels else ""  # the same rows, and another run
+    of = f" labels {labels.digest}" if labels else ""  # same rows with other labels: a different run
     order = Order(
         manifests=tuple(f"{corpus.identity}{of}" for corpus in corpora),
         group_rows=tuple(corpus.manifest.splits[TRAIN].group_rows() for corpus in corpora),
@@ -266,7 +270,7 @@ def _cache_of(feed: FeedConfig) -> Cache | None:
 
 
 def default_cache() -> str:
-    """Return the folder in which this node's cache creates its own folder."""
+    """Return the folder in which this node's cache creates its own subfolder."""
     return tempfile.gettempdir()
 
 
@@ -291,7 +295,7 @@ def _schedule(config: DataConfig, corpora: Sequence[Corpus]) -> WeightTable:
 
 
 def _capped(config: DataConfig, corpora: Sequence[Corpus], schedule: WeightTable) -> WeightTable:
-    """Return the weights that keep to ``stream.epoch_caps``."""
+    """Return the weights of ``schedule``, changed so that no corpus is read more often than ``stream.epoch_caps`` allows."""
     limits: dict[int, int] = {}
     for name, cap in config.stream.epoch_caps.items():
         found = [number for number, corpus in enumerate(corpora) if name in (corpus.name, corpus.dataset)]
@@ -333,15 +337,15 @@ def _shares(shares: Mapping[str, float], corpora: Sequence[Corpus]) -> tuple[flo
 
 # Weights under which no corpus is read more often than its cap, computed before a run starts.
 #
-# What a corpus would draw beyond its cap goes to the others by their weights, at all times of the run alike (water
-# filling, as in UniMax, Chung et al., 2023): no corpus ends early. The weights follow from the length of the run, so
-# the order stays a function of the step.
+# Rows that a corpus would draw beyond its cap go to the other corpora, in proportion to their weights (water filling, as in
+# UniMax, Chung et al., 2023). The weights are lowered for the whole run, so no corpus runs out early. They follow from the
+# length of the run alone, so the order stays a function of the step.
 
 _MOST_ROUNDS = 100
 
 
 class CapsTooSmall(ValueError):
-    """All corpora that have a weight are capped, and together they have too few rows."""
+    """Every corpus with a weight is capped, and the caps together allow fewer rows than the run draws."""
 
     def __init__(self, step: int, wanted: int, allowed: int) -> None:
         super().__init__(step, wanted, allowed)
@@ -350,29 +354,29 @@ class CapsTooSmall(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """A table of weights, and how much of the run it decides."""
+    """A table of weights, and the number of rows drawn under it."""
 
     start: int
     weights: tuple[float, ...]
     rows: int
-    """That are drawn while it applies."""
+    """Rows that are drawn while the table applies."""
 
     @property
     def drawn(self) -> list[float]:
-        """Rows of each corpus."""
+        """Rows of each corpus that are drawn under the table."""
         total = math.fsum(self.weights)
         return [self.rows * weight / total for weight in self.weights]
 
 
 def capped(schedule: WeightTable, ramp: Ramp, num_steps: int, limits: Mapping[int, int]) -> WeightTable:
-    """Return the weights under which a run of ``num_steps`` steps draws no more than ``limits`` (corpus -> rows), exactly.
+    """Return the weights under which a run of ``num_steps`` steps draws at most ``limits`` (corpus -> rows) rows, exactly.
 
-    Where several tables apply in turn, each may draw the part of a limit that it would draw of that corpus without limits. A
-    table that keeps to them stays as it is. Steps that are jumped over are made up for after the last, and may add to a limit
-    what those draw.
+    Where several tables apply in turn, a limit is divided among them in proportion to what each table draws of the corpus
+    without limits. A table that keeps its part of every limit does not change. Skipped steps are replaced by steps at the end
+    of the run, which may exceed a limit by the rows of the skipped steps.
 
     Raises:
-        CapsTooSmall: nobody is left to draw from.
+        CapsTooSmall: no corpus is left to draw from.
 
     Examples:
         >>> ramp = Ramp(((0, 8),))
@@ -390,7 +394,7 @@ def capped(schedule: WeightTable, ramp: Ramp, num_steps: int, limits: Mapping[in
         over = {corpus: drawn[corpus] - limit for corpus, limit in limits.items() if drawn[corpus] > limit}
         if not over:
             return found
-        for corpus, rows_over in over.items():  # by a few: draws are whole rows
+        for corpus, rows_over in over.items():  # exceeded by a few rows only: draws are whole rows
             targets[corpus] = max(0, targets[corpus] - rows_over)
     raise AssertionError(f"no weights keep to {limits}")
 
@@ -409,11 +413,12 @@ def _with_targets(tables: Sequence[_Table], targets: Mapping[int, int]) -> Weigh
 
 
 def _filled(table: _Table, limits: Mapping[int, float]) -> tuple[float, ...]:
-    """Return the rows of each corpus as weights: those whose share is above their limit get the limit, the others the rest."""
+    """Return the rows that each corpus gets, as weights. A corpus whose share exceeds its limit gets the limit; the other
+    corpora share the rest by their weights."""
     drawn = table.drawn
     if all(drawn[corpus] <= limit for corpus, limit in limits.items()):
         return table.weights
-    # in the order in which they fill up; each leaves the others more
+    # by the size of the rest at which each corpus reaches its limit; each full corpus leaves more for the others
     order = sorted(limits, key=lambda corpus: (limits[corpus] / table.weights[corpus], corpus))
     unlimited = math.fsum(weight for corpus, weight in enumerate(table.weights) if corpus not in limits)
     open_weights = [*itertools.accumulate((table.weights[one] for one in reversed(order)), initial=unlimited)][::-1]

@@ -1,10 +1,10 @@
-"""The corpus that each slot of a step draws from, and how often each corpus was drawn from before.
+"""The corpus that each slot of a step draws from, and how often each corpus was drawn from before a step.
 
 The cumulative weights cut the unit interval into one interval per corpus. Slot j of step s is the point
 (f j / G + s a) mod 1. The G points of a step are evenly spaced, so every step holds its share of each corpus to within one
-sample; a is the golden ratio, so over the steps every slot does too; f, which has no divisor in common with G, spreads the
-slots of a corpus over the lanes. All of it is integer arithmetic modulo M = G * 2**40: counts over any range of steps are
-floor sums, exact and logarithmic in the steps.
+sample. a is the golden ratio, so each slot holds these shares over the steps. f has no divisor in common with G and spreads the
+slots of a corpus over the lanes. All of this is integer arithmetic modulo M = G * 2**40. So counts over any range of steps are
+floor sums: exact, in time logarithmic in the number of steps.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _FINENESS = 2**40
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 WeightTable = tuple[tuple[int, tuple[float, ...]], ...]
-"""(from_step, weights) in increasing order of steps; the first is from step 0."""
+"""(from_step, weights) in increasing order of steps; the first entry is from step 0."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MixtureSchedule:
-    """Assignment of corpora to the ``slots`` slots of each step, by weights that may change over the steps."""
+    """Assignment of a corpus to each of the ``slots`` slots of a step, by weights that may change over the steps."""
 
     slots: int
     schedule: WeightTable
@@ -58,11 +58,11 @@ class MixtureSchedule:
 
     @functools.cached_property
     def _cuts(self) -> list[np.ndarray]:
-        """Upper bound of every corpus's interval, int64 (corpora,), for each piece of the schedule."""
+        """Upper bound of the interval of each corpus, int64 (corpora,), for each piece of the schedule."""
         cuts = []
         for _, weights in self.schedule:
             last = np.flatnonzero(weights)[-1]
-            # corpora that come later add zeros at the end, and a sum of more numbers is rounded in other places
+            # ends at the last corpus with a weight: zeros of corpora added later would change the rounding of the sum
             shares = np.cumsum(weights[:last]) / np.sum(weights[: last + 1])
             bounds = np.full(len(weights), self._modulus, dtype=np.int64)
             bounds[:last] = [int(share * self._modulus) for share in shares]
@@ -70,7 +70,7 @@ class MixtureSchedule:
         return cuts
 
     def shares(self, piece: int) -> list[tuple[int, int]]:
-        """Return (corpus, upper bound of its interval) of the corpora with a share in this piece of the schedule."""
+        """Return (corpus, upper bound of its interval) for each corpus with a share in this piece of the schedule."""
         return self._shares[piece]
 
     @functools.cached_property
@@ -89,7 +89,7 @@ class MixtureSchedule:
         return np.searchsorted(self._cuts[piece], points, side="right")
 
     def counts(self, first: OrderStep, last: OrderStep) -> np.ndarray:
-        """Return how often all slots together draw from each corpus in the steps [first, last), int64 (corpora,)."""
+        """Return how many slots draw from each corpus in the steps [first, last), int64 (corpora,)."""
         counts = [0] * self.num_corpora
         starts = [start for start, _ in self.schedule]
         for piece, (start, end) in enumerate(zip(starts, [*starts[1:], last], strict=True)):
@@ -102,12 +102,12 @@ class MixtureSchedule:
         return np.array(counts, dtype=np.int64)
 
     def _counts_below(self, cuts: Iterable[int], first: int, steps: int) -> Iterator[int]:
-        """Yield how many points of the ``steps`` steps from ``first`` on are below each of ``cuts``."""
+        """For each of ``cuts``, yield the number of points below it in the ``steps`` steps from ``first`` on."""
         stride = self._stride % _FINENESS
         shift = first * stride % _FINENESS
         whole = floor_sum(steps, stride, shift, _FINENESS)
         for cut in cuts:
-            # a step's points are p * 2**40 + r with its own r: one in every 2**40, and one more where r is below the rest;
+            # the points of a step are p * 2**40 + r with one r per step: one in every 2**40, and one more where r < rest;
             # floor(x / m) - floor((x - rest) / m) is one exactly when x mod m < rest
             every, rest = divmod(cut, _FINENESS)
             more = whole - floor_sum(steps, stride, shift - rest, _FINENESS) if rest else 0
@@ -130,6 +130,6 @@ def floor_sum(n: int, a: int, b: int, m: int) -> int:
         top = a * n + b
         if top < m:
             break
-        # swap the axes: count the lattice points by columns of the other one
+        # swap the axes: count the same lattice points along the other axis
         n, b, a, m = top // m, top % m, m, a
     return total

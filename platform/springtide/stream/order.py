@@ -5,7 +5,7 @@ S = T / w columns of a corpus, at least 1 and at most C. Steps are those of the 
 count too (``springtide.config.steps``).
 
     mixture  decides which corpus each slot of a step draws from
-    draw     n of a corpus is place n mod T of its epoch n / T: each row comes once before any row comes twice
+    draw     number n of a corpus is place n mod T of its epoch floor(n / T): no row comes twice before all came once
     epoch    permutes the row groups and concatenates them: a virtual sequence of T rows, cut into S columns
     column   owns every S-th place of the epoch, and T / S consecutive rows of the virtual sequence
     window   shuffles w rows of a column among each other: the bound of the read-ahead
@@ -17,8 +17,8 @@ step (exactly with one corpus and S = C, else nearly), so a rank reads its own p
 is at least a window long: a corpus smaller than that is one column, shuffled as a whole, and all lanes share it. The rows
 that a row group of R rows has in a column are drawn within (R + 2 w) S consecutive draws of the corpus.
 
-The first is ``mixture``, the rows of draws are ``corpus_order``; ``draws`` puts them together, and ``Order`` adds what a run
-leaves out (skipped steps, excluded samples), the slices of ranks, and the identity.
+The module ``mixture`` computes the first line, ``corpus_order`` the rows of draws. ``Draws`` combines both, and ``Order`` adds
+skipped steps, excluded samples, the slices of ranks, and the identity.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Order:
         >>> [order.rank_batch(OrderStep(1), rank, world_size=2).tolist() for rank in range(2)]
         [[8, 4], [1, 2]]
 
-    A run that skips step 1 trains on step 2 when one step is done, and on nothing else than it would have:
+    A run that skips step 1 trains on step 2 when one step is done. The batches of the other steps do not change:
 
         >>> skipping = dataclasses.replace(order, skip=(OrderStep(1),))
         >>> skipping.batch(skipping.step_after(StepsDone(1))).tolist()
@@ -83,19 +83,19 @@ class Order:
     manifests: tuple[str, ...]
     """Digest of each corpus's manifest."""
     group_rows: tuple[Sequence[int] | np.ndarray, ...] = dataclasses.field(compare=False)
-    """Rows of every row group, one sequence per corpus; their manifests' digests stand for them where orders are compared."""
+    """Rows of every row group, one sequence per corpus. Not compared, because the digests of the manifests decide them."""
     seed: int
     global_batch: int
-    """G of a step of full size."""
+    """Rows of a full-size step, G."""
     lanes: int
     window: int
     schedule: WeightTable = ((0, (1.0,)),)
     skip: tuple[OrderStep, ...] = ()
-    """Steps that the run does not train on."""
+    """Steps of the order that the run does not train on."""
     skip_samples: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """(from_step, sample ids) to exclude from the batches from that step on."""
     ramp: tuple[tuple[int, int], ...] = ()
-    """(from_step, rows of a step from there on), see ``Ramp``; empty: all steps are of full size."""
+    """(from_step, rows of each step from there on), see ``Ramp``; empty if all steps have full size."""
 
     @property
     def identity(self) -> str:
@@ -132,15 +132,15 @@ class Order:
 
     @property
     def rows_per_lane(self) -> int:
-        """k of a step of full size."""
+        """Rows of a lane in a full-size step, k."""
         return self.global_batch // self.lanes
 
     def rows(self, step: OrderStep) -> int:
-        """Return G of ``step``, excluded samples counted too."""
+        """Return the rows of ``step``, G, including excluded samples."""
         return self._ramp.rows(step)
 
     def rows_per_lane_at(self, step: OrderStep) -> int:
-        """Return k of ``step``."""
+        """Return the rows of a lane in ``step``, k."""
         return self.rows(step) // self.lanes
 
     def lanes_of(self, rank: int, world_size: int) -> range:
@@ -161,7 +161,7 @@ class Order:
         return drawn[self._kept(step, drawn)] if self.skip_samples else drawn
 
     def lane_rows(self, step: OrderStep, rank: int, world_size: int) -> list[int]:
-        """Return the rows of ``step`` in each lane of ``rank``: k, less the excluded ones."""
+        """Return the number of rows of each lane of ``rank`` in ``step``: k, less the excluded samples."""
         lanes = self.lanes_of(rank, world_size)
         if not any(start <= step for start, _ in self.skip_samples):
             return [self.rows_per_lane_at(step)] * len(lanes)
@@ -203,7 +203,7 @@ class Order:
 
     @functools.cached_property
     def _mixtures(self) -> tuple[MixtureSchedule, ...]:
-        """One schedule per piece of the ramp: a step's slots are evenly spaced, whatever their number."""
+        """One schedule per piece of the ramp, because the slots of a step must be evenly spaced for each batch size."""
         return tuple(MixtureSchedule(rows, self.schedule) for _, rows in self._ramp.pieces)
 
     @functools.cached_property
@@ -219,47 +219,48 @@ class Order:
         return tuple((start, np.array(sorted(ids), dtype=np.uint64)) for start, ids in self.skip_samples)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the fields only: what is remembered is drawn anew."""
+        """Pickle the fields only; cached draws are computed again."""
         return Order, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
 
-# The samples that each lane draws in each step of the order, and the memory of those drawn last.
+# The samples that each lane draws in each step of the order, with a cache of the latest.
 #
-# Symbols are those of ``springtide.stream.order``.
+# Symbols: see the top of this file.
 
 _DRAWS_PER_BLOCK = 2**15
 _STEPS_PER_BLOCK = 64
-"""At most."""
+"""Most steps in a block."""
 _BLOCKS_KEPT = 8
 
 
 class _Run(NamedTuple):
-    """Consecutive steps of one batch size: what each slot draws."""
+    """What each slot draws in consecutive steps with one batch size."""
 
     corpora: np.ndarray
-    """int64 (steps, G)."""
+    """int64 (steps, G): corpus of each slot."""
     draws: np.ndarray
-    """int64 (steps, G): numbers of draws from that corpus."""
+    """int64 (steps, G): number of the draw, counted from 0 for each corpus."""
 
 
 class Draws:
     """The draws of all lanes.
 
-    The draws from a corpus in a step have consecutive numbers, from the count of draws before the step on. They are given to
-    the slots of that corpus so that a lane gets rows of nearly the same columns in every step. Steps are dealt a block at a
-    time, and the latest blocks are kept. Block after block, the counts are carried on; only after a seek are they summed anew.
+    In a step, the draws from a corpus have consecutive numbers, which begin at the count of draws before the step. They are
+    assigned to the corpus's slots so that a lane gets rows of nearly the same columns in every step. Steps are dealt in blocks,
+    and the latest blocks are cached. From one block to the next the counts are carried over; only after a seek are they summed
+    again.
     """
 
     def __init__(
         self, corpora: CorpusOrders, mixtures: Sequence[MixtureSchedule], ramp: Ramp, lanes: int, most_rows: int
     ) -> None:
-        """``mixtures``: one per piece of ``ramp``; ``most_rows``: G of the largest step."""
+        """``mixtures``: one per piece of ``ramp``; ``most_rows``: rows of the largest step."""
         self._corpora, self._mixtures, self._ramp, self._lanes = corpora, mixtures, ramp, lanes
         self._steps = min(_STEPS_PER_BLOCK, max(1, _DRAWS_PER_BLOCK // most_rows))
         self._dealt = functools.lru_cache(maxsize=_BLOCKS_KEPT)(self._deal_block)
         self._block = functools.lru_cache(maxsize=_BLOCKS_KEPT)(self._draw_block)
         self._carried: dict[OrderStep, np.ndarray] = {}
-        """Draws before a step, for the block that is likely next."""
+        """First step of the block that is likely next -> draws from each corpus before it."""
 
     def samples(self, step: OrderStep, lanes: range) -> np.ndarray:
         """Return the sample ids that ``lanes`` draw in ``step``, uint64 (len(lanes) * k,), lane by lane."""
@@ -267,11 +268,11 @@ class Draws:
         return self._block(block, lanes)[place]
 
     def counts_before(self, step: OrderStep) -> np.ndarray:
-        """Return how often each corpus is drawn from before ``step``, int64 (corpora,)."""
+        """Return the number of draws from each corpus before ``step``, int64 (corpora,)."""
         return self.counts(OrderStep(0), step)
 
     def counts(self, first: OrderStep, last: OrderStep) -> np.ndarray:
-        """Return how often each corpus is drawn from in the steps [first, last), int64 (corpora,)."""
+        """Return the number of draws from each corpus in the steps [first, last), int64 (corpora,)."""
         counts = np.zeros(len(self._corpora.rows), dtype=np.int64)
         for piece, begin, end in self._ramp.runs(first, last):
             counts += self._mixtures[piece].counts(OrderStep(begin), OrderStep(end))
@@ -288,7 +289,7 @@ class Draws:
         return found
 
     def _deal_block(self, block: int) -> list[_Run]:
-        """Deal the steps of a block."""
+        """Return the corpus and the draw of each slot in the steps of a block, one ``_Run`` per batch size."""
         first, last = OrderStep(block * self._steps), OrderStep((block + 1) * self._steps)
         before = self._carried.pop(first, None)
         if before is None:
@@ -302,7 +303,8 @@ class Draws:
         return runs
 
     def _number(self, corpora: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Number the draws of consecutive steps, int64 (steps, G), from the counts ``before`` them; and return those after."""
+        """Return the number of each draw in consecutive steps, int64 (steps, G), and the count of draws from each corpus after
+        the steps. ``before``: the counts before the steps."""
         steps, most = len(corpora), len(before)
         keys = (corpora + np.arange(steps)[:, None] * most).reshape(-1)
         counts = np.bincount(keys, minlength=steps * most)
@@ -311,7 +313,7 @@ class Draws:
         inside = np.arange(len(keys)) - (np.cumsum(counts) - counts)[keys]
         after = np.cumsum(counts.reshape(steps, most), axis=0)
         draws = (before + after).reshape(-1)[keys] - counts[keys] + inside
-        # the same by step, then corpus, then column
+        # sorted by step, then corpus, then column: so a corpus's columns go to its slots in the order of the lanes
         draws = draws[np.argsort(keys + self._corpora.places(by_corpus, draws), kind="stable")]
         numbered = np.empty_like(draws)
         numbered[slots] = draws

@@ -1,7 +1,7 @@
 """Reads of the ordered rows, a few steps at a time, and batches that are checked against the order.
 
-A *read* is a few consecutive steps of one rank: the unit that a Ray task or a thread fetches. A step goes here by the number
-of steps done before it, as training asks for it; only ``fetch`` and ``check`` look it up in the order.
+A *read* is a few consecutive steps of one rank, the unit that a Ray task or a thread fetches. Here a step is given by the
+number of steps done before it, as in training. Only ``fetch`` and ``check`` convert this number to a step of the order.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 _NO_COLUMNS: Columns = {}
 _END_S = 10.0
-"""How long a read may take to end when the process does [s]."""
+"""How long to wait for a thread's current read when the process ends [s]."""
 
 
 class Batch(NamedTuple):
     """The rows that one rank trains on in one step."""
 
     step: StepsDone
-    """Steps done before it."""
+    """Number of steps done before this one."""
     sample_ids: np.ndarray
     """uint64 (n,), as stored with the rows."""
     tokens: np.ndarray
     """uint16 or uint32 (n, sequence_length + 1); the top bit says that a token is not predicted."""
     columns: Columns = _NO_COLUMNS
-    """What labels say about the rows, (n, ...) each (``shards/labels.py``); none without labels."""
+    """Labels of the rows by column, (n, ...) each (``shards/labels.py``); empty without labels."""
 
     @property
     def ids(self) -> np.ndarray:
@@ -52,12 +52,12 @@ class Batch(NamedTuple):
 
     @property
     def labels(self) -> np.ndarray:
-        """The same, and -100, which torch's cross-entropy ignores, where no id is predicted; targets are ``labels[:, 1:]``."""
+        """``ids`` with -100, which torch's cross-entropy ignores, where nothing is predicted; targets are ``labels[:, 1:]``."""
         return np.where(is_predicted(self.tokens), self.ids, IGNORE_INDEX)
 
 
 class Read(NamedTuple):
-    """The steps with ``first`` to ``last - 1`` steps done before them."""
+    """The steps [first, last), each given by the number of steps done before it."""
 
     first: StepsDone
     last: StepsDone
@@ -68,21 +68,21 @@ class Read(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The rows of a read, step by step."""
+    """The rows of a read, one step after the other."""
 
     steps: np.ndarray
-    """int64 (rows,)."""
+    """int64 (rows,): steps done before the step of each row."""
     sample_ids: np.ndarray
     """uint64 (rows,), as stored with the rows, not as requested."""
     tokens: np.ndarray
     """uint16 or uint32 (rows, sequence_length + 1)."""
     columns: Columns = _NO_COLUMNS
-    """Labels of the rows, (rows, ...) each."""
+    """Labels of the rows by column, (rows, ...) each; empty without labels."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RankReader:
-    """Fetcher of one rank's reads. Picklable; opens nothing until the first read."""
+    """Reader of one rank's rows. Picklable; opens no file until the first read."""
 
     data: Data
     rank: int
@@ -108,7 +108,7 @@ class RankReader:
         return Fetched(np.repeat(steps, counts), sample_ids, tokens, self.data.columns(all_wanted))
 
     def batches(self, read: Read) -> Iterator[Batch]:
-        """Yield the batches of ``read`` in order; a batch has no rows where all rows of its step are excluded."""
+        """Yield the batches of ``read`` in order. If all rows of a step are excluded, its batch has no rows."""
         found = self.fetch(read)
         bounds = np.searchsorted(found.steps, range(read.first, read.last + 1)).tolist()
         for step, begin, end in zip(read.steps, bounds[:-1], bounds[1:], strict=True):
@@ -116,7 +116,7 @@ class RankReader:
             yield Batch(step, found.sample_ids[begin:end], found.tokens[begin:end], columns)
 
     def nothing(self, step: StepsDone) -> Batch:
-        """Return the batch of a step in which this rank has no rows."""
+        """Return an empty batch, for a step in which this rank has no rows."""
         tokens = np.empty((0, self.data.sequence_length + 1), self.data.token_type)
         no_ids = np.empty(0, np.uint64)
         return Batch(step, no_ids, tokens, self.data.columns(no_ids))
@@ -137,7 +137,7 @@ def check(order: Order, rank: int, world_size: int, step: StepsDone, batch: Batc
 
 
 def load(reader: RankReader, plan: Iterable[Read]) -> Iterator[Batch]:
-    """Yield the batches of ``plan``, one read ahead: the feed of a process without Ray."""
+    """Yield the batches of ``plan``, with one read prefetched: the feed of a process without Ray."""
     rest = iter(plan)
     reads = itertools.chain(*map(growing, itertools.islice(rest, 1)), rest)
     for batches in ahead(list(reader.batches(read)) for read in reads):
@@ -145,8 +145,8 @@ def load(reader: RankReader, plan: Iterable[Read]) -> Iterator[Batch]:
 
 
 def growing(read: Read) -> Iterator[Read]:
-    """Cut a read into reads of 1, 1, 2, 4, ... steps: a group that starts waits for one step's rows, not for all of them, and
-    the store gets few requests.
+    """Split a read into reads of 1, 1, 2, 4, ... steps. So a worker group that starts waits for the rows of one step only, and
+    the store still gets few requests.
 
     >>> [part.last for part in growing(Read(StepsDone(10), StepsDone(17)))]
     [11, 12, 14, 17]
@@ -163,22 +163,22 @@ _drawing: weakref.WeakKeyDictionary[threading.Thread, threading.Event] = weakref
 
 @atexit.register
 def _end_drawing() -> None:
-    """End the threads that draw: one that is inside a library written in C++ when Python ends would abort the process."""
+    """End the prefetch threads: a thread that is in a C++ library when Python exits would abort the process."""
     for thread, closed in list(_drawing.items()):
         closed.set()
         thread.join(_END_S)
 
 
 class ahead(Iterator[Item]):  # noqa: N801  used like a function
-    """Iterator over ``items`` that a thread draws from now on, one ahead; an exception of drawing is raised in its place.
+    """Iterator over ``items`` that a thread prefetches, one item ahead. An exception in ``items`` is raised at its place.
 
-    The thread ends with the items, or with this object.
+    The thread ends after the last item, or when this object is closed or deleted.
     """
 
     def __init__(self, items: Iterable[Item]) -> None:
         self._ready: queue.Queue[Item | BaseException | None] = queue.Queue(maxsize=1)
         self._closed = threading.Event()
-        work = (items, self._ready, self._closed)  # not this object: the thread ends when it is deleted
+        work = (items, self._ready, self._closed)  # not self: deleting this object must end the thread
         thread = threading.Thread(target=_draw, args=work, name="springtide-ahead", daemon=True)
         _drawing[thread] = self._closed
         thread.start()
@@ -191,7 +191,7 @@ class ahead(Iterator[Item]):  # noqa: N801  used like a function
         return item
 
     def close(self) -> None:
-        """Draw nothing after the current item."""
+        """Stop prefetching after the current item."""
         self._closed.set()
 
     def __del__(self) -> None:

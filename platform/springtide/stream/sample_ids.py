@@ -1,4 +1,4 @@
-"""Sample ids: a corpus and a row in it, as one number; and the digest of a set of them."""
+"""Sample ids, which hold a corpus and a row in it as one number, and the digest of a set of sample ids."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ MOST_CORPORA = 2**16
 
 
 def join(corpus: int | np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the sample ids, uint64 (n,), of rows of one corpus, or each of its own."""
+    """Return the sample ids, uint64 (n,), of ``rows``, int (n,). ``corpus``: one corpus for all rows, or one per row."""
     return (np.asarray(corpus).astype(np.uint64) << _CORPUS_SHIFT) | rows.astype(np.uint64)
 
 
 def corpus_and_row(sample_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the corpus number and the row in that corpus of each sample id, int64 (n,) both."""
+    """Return the corpus number of each sample id, and the row in that corpus, int64 (n,) each."""
     ids = sample_ids.astype(np.uint64)
     rows = ids & ((np.uint64(1) << _CORPUS_SHIFT) - np.uint64(1))
     return (ids >> _CORPUS_SHIFT).astype(np.int64), rows.astype(np.int64)
 
 
 def digest(sample_ids: np.ndarray) -> int:
-    """Return a 64-bit digest of a set of sample ids that does not depend on their order: the sum of hashes mod 2**64.
+    """Return a 64-bit digest of a set of sample ids that does not depend on their order: the sum of their hashes mod 2**64.
 
-    Digests of parts add up, so each rank can digest its own part.
+    Digests of disjoint parts add up, so each rank can digest its own part.
     """
     return int(np.sum(mix(sample_ids), dtype=np.uint64)) if len(sample_ids) else 0
