@@ -1,4 +1,4 @@
-"""Decisions as values. Rule: no I/O, no clock of its own, no torch; the callers carry decisions out."""
+"""Decisions about worker groups, as values that callers carry out. Rule: no I/O, no torch, no clock; callers pass the time."""
 
 from springtide.elastic.forecast import (
     ASSUMED_LOSS_S,

@@ -1,10 +1,11 @@
 """Allocate the workers of a cluster that several runs share.
 
-    places on each node + each run's request + what it holds -> each run's workers on each node
+    places on each node + each run's request + each run's current workers -> each run's workers on each node
 
-Requests of a higher priority are served in full first. Among equals each gets its minimum while there is capacity, by score and
-then by arrival; the rest goes to the run with the fewest workers for its weight. A run keeps its workers and their nodes as
-long as that is equally fair. All runs of a queue together get no more workers than its quota.
+Requests of a higher priority are served in full first. Among runs of equal priority, each first gets its minimum while there is
+capacity, in order of score and then of arrival. Each further worker goes to the run with the fewest workers for its weight.
+Of equally fair allocations, the one in which runs keep their workers on their nodes is chosen. All runs of a queue together
+get no more workers than its quota.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 Allocation = dict[str, dict[str, int]]
-"""Holder -> node -> workers."""
+"""Client id -> node -> number of workers."""
 
 
 class ResourceRequest(NamedTuple):
@@ -36,11 +37,11 @@ class ResourceRequest(NamedTuple):
     queue: str = ""
     """The queue that the client is in, which may have a quota."""
     resources: tuple[tuple[str, float], ...] = ()
-    """Resources of one worker, by kind; for ``share_cluster``."""
+    """(kind, amount) of each resource that one worker needs, for ``share_cluster``."""
 
     @property
     def least(self) -> int:
-        """The fewest workers, as a multiple."""
+        """``min_workers``, rounded up to a multiple of ``worker_multiple``."""
         return -(-self.min_workers // self.worker_multiple) * self.worker_multiple
 
     def limited(self, most: int | None) -> ResourceRequest:
@@ -49,12 +50,12 @@ class ResourceRequest(NamedTuple):
 
 
 class WorkerShare(NamedTuple):
-    """What a run may use of a cluster that it shares."""
+    """The part of a shared cluster that a run may use."""
 
     nodes: dict[str, dict[str, float]]
-    """Node -> resources."""
+    """Node -> resources that the run may use there."""
     others: str = ""
-    """What it waits for, or which runs get its workers, in words; empty if neither."""
+    """As text: what the run waits for, or which runs get its workers; empty if neither."""
 
 
 def allocate(
@@ -63,7 +64,7 @@ def allocate(
     held: Mapping[str, Mapping[str, int]],
     quotas: Mapping[str, int] | None = None,
 ) -> Allocation:
-    """Return what each run gets: no workers, or ``min_workers`` to ``max_workers``.
+    """Return the workers of each run on each node: none, or ``min_workers`` to ``max_workers`` in total.
 
     Args:
         places: workers that fit on each node, the same for all runs.
@@ -76,10 +77,11 @@ def allocate(
         sum(places.values()), ranked, {run: sum(nodes.values()) for run, nodes in held.items()}, quotas or {}
     )
     left, shares = dict(places), {claim.client_id: dict[str, int]() for claim in claims}
-    for claim in ranked:  # first what each keeps, so that no worker moves in favor of another run
+    for claim in ranked:  # first the workers that a run keeps, so that no worker moves to make room for another run
         for node, number in held.get(claim.client_id, {}).items():
             _take(shares[claim.client_id], left, node, min(number, sizes[claim.client_id]))
             sizes[claim.client_id] -= shares[claim.client_id].get(node, 0)
+    # then new workers: on nodes of the same run, then on the nodes with the most free places, so that they span few nodes
     emptiest = [(-number, node) for node, number in left.items()]
     heapq.heapify(emptiest)
     for claim in ranked:
@@ -89,7 +91,7 @@ def allocate(
             wanted -= _take(mine, left, node, wanted)
         while wanted and emptiest:
             known, node = emptiest[0]
-            if left[node] == -known:
+            if left[node] == -known:  # else the entry is out of date, and is replaced below
                 wanted -= _take(mine, left, node, wanted)
             if left[node]:
                 heapq.heapreplace(emptiest, (-left[node], node))
@@ -109,8 +111,8 @@ def share_cluster(
     held: Mapping[str, Mapping[str, int]],
     quotas: Mapping[str, int] | None = None,
 ) -> Allocation:
-    """Return what each run gets if their workers may differ in what they need. Of one priority, workers that need the same are
-    dealt together, as ``allocate`` does, those of the first to arrive first.
+    """Allocate workers that may need different resources in each run. Runs of the same priority with the same resources per
+    worker are served together by ``allocate``. Such groups are served by priority, then by the arrival of their first run.
 
     Args:
         nodes: node -> its resources.
@@ -147,8 +149,8 @@ def free_of(
     shares: Mapping[str, Mapping[str, int]],
     holds: Mapping[str, Mapping[str, int]],
 ) -> Allocation:
-    """Return what each run may use now of its share: what it holds of that, and what no run holds any more. A run that must
-    give workers up holds them until its step is done.
+    """Return the part of each run's share that it may use now: workers that it holds already, and places that no run holds. A
+    run that must give up workers holds them until its step is done.
 
     Args:
         nodes: node -> its resources.
@@ -180,8 +182,8 @@ def free_of(
 
 
 def fits(resources: Mapping[str, float], worker: Iterable[tuple[str, float]]) -> int:
-    """Return how many workers fit into ``resources``; 0 if a worker needs nothing. Three times 0.7 CPUs have room for three,
-    although their sum as floats is less than 2.1.
+    """Return how many workers fit into ``resources``; 0 if a worker needs nothing. Rounding is tolerated: three workers of 0.7
+    CPUs fit into 0.7 + 0.7 + 0.7 CPUs, although that sum is less than 2.1 in floating point.
 
     Examples:
         >>> fits({"CPU": 8.0, "GPU": 2.0}, [("CPU", 2.0), ("GPU", 1.0)])
@@ -199,7 +201,7 @@ def in_words(
     holds: Mapping[str, Mapping[str, int]],
     quotas: Mapping[str, int],
 ) -> str:
-    """Return what a run waits for, or which runs get its workers; empty if neither. The arguments are those of
+    """Return as text what a run waits for, or which runs get its workers; empty if neither. For the arguments see
     ``share_cluster`` and ``free_of``.
 
     Examples:
@@ -251,6 +253,7 @@ def _sizes(
         total -= number
 
     def poverty(claim: ResourceRequest) -> tuple[float, bool]:
+        # at equal ratios, a run that would lose workers comes first
         return sizes[claim.client_id] / claim.weight, held.get(claim.client_id, 0) <= sizes[claim.client_id]
 
     for _, some in itertools.groupby(ranked, key=lambda claim: claim.priority):
@@ -258,6 +261,7 @@ def _sizes(
         for claim in equals:
             if claim.least <= min(total, allowed[claim.queue], claim.max_workers):
                 give(claim, claim.least)
+        # capacity only shrinks here, so a run that cannot grow is not pushed back into the heap
         growing = [(poverty(claim), place) for place, claim in enumerate(equals) if sizes[claim.client_id]]
         heapq.heapify(growing)
         while growing:
@@ -266,12 +270,12 @@ def _sizes(
             has_room = poorest.worker_multiple <= min(total, allowed[poorest.queue])
             if has_room and sizes[poorest.client_id] + poorest.worker_multiple <= poorest.max_workers:
                 give(poorest, poorest.worker_multiple)
-                heapq.heappush(growing, (poverty(poorest), place))  # who cannot grow now never can
+                heapq.heappush(growing, (poverty(poorest), place))
     return sizes
 
 
 def _take(share: dict[str, int], left: dict[str, int], node: str, number: int) -> int:
-    """Move up to ``number`` workers of a node from what is left to a share; return how many."""
+    """Move up to ``number`` places of ``node`` from ``left`` to ``share``; return how many were moved."""
     taken = max(0, min(number, left.get(node, 0)))
     if taken:
         share[node] = share.get(node, 0) + taken

@@ -1,10 +1,10 @@
-"""Place copies of what a node has in memory on other nodes, which should not fail together with it.
+"""Place copies of each node's in-memory snapshots on other nodes that should not fail together with it.
 
-    nodes of zone a | zone b | zone c       sorted by failure domain; within one, by a hash
-    a1 a2 a3 a4       b1 b2    c1 c2        the copies of a node lie half a circle further on: a1 -> b1, ..., c2 -> a4
+    nodes of zone a | zone b | zone c       a circle of nodes, sorted by failure domain and within a domain by a hash
+    a1 a2 a3 a4       b1 b2    c1 c2        a node's copy is placed half a circle further on: a1 -> b1, ..., c2 -> a4
 
 If a domain has at most half of the nodes, half a circle further on is always another domain. This holds at every level, and
-every node holds the same number of copies. Below: which survivors of a lost group have the newest whole state.
+every node holds the same number of copies. Below: which survivors of a lost group together hold the newest complete state.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Domain = tuple[str, ...]
 def place(
     nodes: Iterable[str], domains: Mapping[str, Domain], copies: int, leaving: Collection[str] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """Return the nodes that hold the copies of each node; those in other domains come first. The result depends on nothing but
-    the arguments, and every node holds the same number of copies. Takes n log n time.
+    """Return node -> the nodes that hold copies of its memory, those in other domains first. The result depends only on the
+    arguments, and every node holds the same number of copies. Takes n log n time.
 
     Args:
         nodes: nodes whose memory is copied; each may hold copies of others.
@@ -43,7 +43,7 @@ def place(
     keys, last = [_key(node, domains) for node in held], -1
     for node in circle:
         if node in leaving:
-            last = max(last + 1, bisect.bisect_left(keys, _key(node, domains)))  # neighbours do not share a holder
+            last = max(last + 1, bisect.bisect_left(keys, _key(node, domains)))  # neighbours get different holders
             found[node] = _ahead(held, last, min(copies, len(held)))
     if copies > 1:
         for node, holders in found.items():
@@ -54,8 +54,8 @@ def place(
 def preferred(
     node: str, nodes: Collection[str], domains: Mapping[str, Domain], copies: int, leaving: Collection[str] = ()
 ) -> list[str]:
-    """Return all nodes that may hold copies of ``node``, best first: those that ``place`` returns, then the others, with those
-    in other domains first. The arguments are those of ``place``.
+    """Return all nodes that may hold copies of ``node``, best first: first the nodes that ``place`` returns, then all others,
+    nodes in other domains first. The arguments are those of ``place``.
 
     Examples:
         >>> preferred("a1", ["a1", "a2", "b1", "b2"], {"a1": ("a",), "a2": ("a",), "b1": ("b",), "b2": ("b",)}, 1)
@@ -88,7 +88,8 @@ def _circle(nodes: Iterable[str], domains: Mapping[str, Domain]) -> list[str]:
 
 
 def _key(node: str, domains: Mapping[str, Domain]) -> tuple[Domain, bytes, str]:
-    """Nodes with neighbouring names may be lost together, so the order within a domain is that of a hash."""
+    """Return a node's sort key on the circle. Within a domain the order is by hash, because nodes with neighbouring names may
+    be lost together."""
     return domains.get(node, ()), _hash(node), node
 
 
@@ -98,30 +99,29 @@ def _hash(node: str) -> bytes:
 
 
 def _ahead(circle: list[str], here: int, number: int) -> list[str]:
-    """Return ``number`` nodes of a circle, spread evenly over it, without the one that is ``here``."""
+    """Return ``number`` nodes that lie evenly spaced on ``circle`` after index ``here``, without the node at ``here``."""
     size = len(circle)
     return [circle[(here + turn * size // (number + 1)) % size] for turn in range(1, number + 1)]
 
 
-# Find what the survivors of a lost worker group still hold: which of them together have the newest whole state.
+# Find the survivors of a lost worker group that together still hold the newest complete state on their devices.
 
 
 class LiveShard(NamedTuple):
-    """What a rank still has in its own memory: its shard of the state after a whole step."""
+    """A shard of the training state that a rank still has on its device, as it was after a whole step."""
 
     rank: int
     step: int
     """Steps done."""
     shard: int
-    """Which shard of the state."""
+    """Index of the shard."""
     num_shards: int
-    """Shards of the whole state; each copy of the model has all of them."""
+    """Number of shards of the whole state; each copy of the model has all of them."""
 
 
 def newest_holders(offers: Iterable[LiveShard]) -> tuple[int, ...]:
-    """Return the ranks that hold the newest whole state, ascending: those that offer the newest step of which every shard is
-    offered. Returns an empty tuple if there is no such step. A rank may be a step ahead of another, because the all-reduce of
-    the step in which a group fails ends on some ranks only.
+    """Return the ranks that hold the newest step of which every shard survives, ascending; empty if there is no such step.
+    Ranks may differ by a step, because the all-reduce of the step in which a group fails may end on some ranks only.
 
     Examples:
         >>> newest_holders([LiveShard(1, 7, 1, 2), LiveShard(2, 7, 0, 2), LiveShard(3, 8, 1, 2)])
@@ -137,7 +137,7 @@ def newest_holders(offers: Iterable[LiveShard]) -> tuple[int, ...]:
 
 
 def covers(shards: Collection[int], num_shards: int) -> bool:
-    """Return whether these are all shards.
+    """Return whether ``shards`` contains every shard index below ``num_shards``.
 
     Examples:
         >>> covers([1, 0, 1], 2), covers([1, 1], 2)
@@ -147,7 +147,7 @@ def covers(shards: Collection[int], num_shards: int) -> bool:
 
 
 def replicas_lost(nodes: Sequence[str], gone: Collection[str], num_shards: int) -> bool:
-    """Return whether the ranks that survive lack a shard of the state.
+    """Return whether the surviving ranks together lack a shard of the state.
 
     Args:
         nodes: the node of each rank. Ranks 0 to ``num_shards`` - 1 hold one shard each, the next ``num_shards`` ranks hold the

@@ -1,4 +1,4 @@
-"""Compute how evenly whole lanes are dealt to workers. A step takes as long as the worker with the most lanes."""
+"""Compute how evenly whole lanes are dealt to workers. The worker with the most lanes determines the step time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _NEAR = 0.125
-"""A number of lanes is near another if it differs by at most this share."""
+"""``more_even`` tries numbers of lanes that differ from the given number by at most this share."""
 _TRIED = 512
-"""About how many of those are tried."""
+"""About how many numbers of lanes ``more_even`` tries."""
 _SIZES = 256
-"""About how many numbers of workers are looked at."""
+"""About how many numbers of workers are evaluated for one number of lanes."""
 
 
 def most_lanes(lanes: int, workers: int) -> int:
@@ -24,8 +24,8 @@ def most_lanes(lanes: int, workers: int) -> int:
 
 
 def speed(lanes: int, workers: int) -> float:
-    """Return the speed of a group, as the number of workers that would be as fast without idling. ``lanes``: 0 if work is dealt
-    in parts of any size.
+    """Return the speed of a group, in units of one worker that never waits for others. ``lanes``: lanes of a step; 0 if work
+    can be divided into parts of any size.
 
     >>> speed(12, 8), speed(12, 12), speed(0, 8)
     (6.0, 12.0, 8.0)
@@ -34,7 +34,7 @@ def speed(lanes: int, workers: int) -> float:
 
 
 def evenness(lanes: int, workers: int) -> float:
-    """Return the share of a step in which workers compute, on average. In the rest they wait for the one with the most lanes.
+    """Return the mean share of a step in which a worker computes. In the rest it waits for the worker with the most lanes.
 
     >>> evenness(12, 8), evenness(12, 6)
     (0.75, 1.0)
@@ -47,14 +47,14 @@ class LaneEvenness(NamedTuple):
 
     lanes: int
     mean: float
-    """Mean over those numbers."""
+    """Mean evenness over the numbers of workers."""
     worst: float
     worst_workers: int
-    """The number of workers at which they are least even."""
+    """The number of workers with the worst evenness."""
 
 
 def lane_evenness(lanes: int, sizes: Sequence[int]) -> LaneEvenness:
-    """Return how evenly ``lanes`` are dealt over ``sizes``, numbers of workers of at most ``lanes``.
+    """Return how evenly ``lanes`` are dealt to each number of workers in ``sizes``, all of which are at most ``lanes``.
 
     >>> found = lane_evenness(16, range(6, 9))
     >>> round(found.mean, 3), round(found.worst, 3), found.worst_workers
@@ -66,8 +66,8 @@ def lane_evenness(lanes: int, sizes: Sequence[int]) -> LaneEvenness:
 
 
 def more_even(lanes: int, sizes: Sequence[int]) -> LaneEvenness:
-    """Return the most even number of lanes near ``lanes``. Of those that are equally even to a thousandth, it is the nearest to
-    ``lanes``, or ``lanes`` itself.
+    """Return the number of lanes near ``lanes`` that is dealt most evenly. Of numbers that are equally even to a thousandth,
+    the nearest to ``lanes`` is returned.
 
     >>> more_even(100, range(8, 13)).lanes
     108

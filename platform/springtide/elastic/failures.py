@@ -1,4 +1,4 @@
-"""Make records of reliable clusters, where a node fails now and then and is replaced."""
+"""Generate records of reliable clusters, where nodes fail at random and are replaced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from springtide.elastic.traces import Trace, of_nodes
 
 @dataclasses.dataclass(frozen=True)
 class FailureRates:
-    """How often something fails in a cluster, and what fails."""
+    """How often a cluster has failures, and the shares of hangs and of lost racks."""
 
     mttf_s: float
     """Mean time between failures of the whole cluster [s]."""
@@ -45,7 +45,7 @@ def poisson_failures(nodes: int, length_s: float, rates: FailureRates, seed: int
         rack = first // rates.rack_nodes * rates.rack_nodes
         many = range(rack, min(rack + rates.rack_nodes, nodes))
         for place in many if kind < rates.hangs + rates.racks else (first,):
-            if returns_s[place] <= time_s:  # else it is away already
+            if returns_s[place] <= time_s:  # else the node is lost already and not replaced yet
                 rows.append((time_s, False, _name(place, lives[place])))
                 lives[place] += 1
                 returns_s[place] = time_s + rates.spare_s

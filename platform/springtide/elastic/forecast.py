@@ -11,25 +11,26 @@ from typing import Any, NamedTuple
 from springtide.elastic.patience import StartTimes
 
 ASSUMED_LOSS_S = 4 * 3600.0
-"""Training time between losses of workers, before one is seen [s]."""
+"""Training time between losses of workers that is assumed before the first loss [s]."""
 _FIRST_RESTART_S = 10.0
 """Assumed time of a restart until one is measured [s]."""
 _REMEMBERED = 9
 _FEW_LEAVES, _MOST_LEAVE_STEPS = 3, 20
-"""With fewer leaves than this, no fewer steps are assumed than at first; after a failed leave, no more than this are."""
+"""While fewer leaves than the first number are recorded, at least ``STEPS_TO_LEAVE`` steps are assumed. After a failed leave,
+at most the second number of steps is assumed."""
 _USUAL_STEPS = 20
-"""No step takes longer than this number of median steps."""
+"""A group that is silent for longer than this number of median steps counts as hung."""
 _FIRST_STEP = 12.0
 """Before its first step, a group may be silent this many times longer, because it restores and may compile."""
 _MOMENT_S = 1.0
-"""Assumed time to the first collective of a group that was complete before its driver looked [s]."""
+"""Least time to the first collective of a group; assumed if the driver first polled the group after that collective [s]."""
 
 
 class RunHistory:
     """Times of steps and restarts, collected from a run's events, which arrive as records in order."""
 
     def __init__(self, num_steps: int) -> None:
-        """``num_steps``: of the whole run; 0 if not known."""
+        """``num_steps``: number of steps of the whole run; 0 if it is not known."""
         self.step = 0
         self._num_steps = num_steps
         self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)
@@ -38,42 +39,42 @@ class RunHistory:
         self._saves_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._copies_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._leaves: deque[int] = deque(maxlen=_REMEMBERED)
-        """Steps that each request to leave took to be followed."""
+        """Number of steps from each request to leave until the group left."""
         self._since_asked: int | None = None
         """Steps that have ended since the group was asked to leave; None if it was not."""
         self._last_s: float | None = None
         self._restarted = False
         self._is_starting = True
         self._is_forming = False
-        """Whether a group starts whose ranks have not met yet."""
+        """Whether a group is starting that has not completed its first collective."""
         self._runs_since_s: float | None = None
         self._workers = 1
         self._forming_times = StartTimes(least_s=0.0, most_s=math.inf)
 
     def restart(self) -> None:
-        """Begin to wait for the first step of another group."""
+        """Begin to wait for the first step of a new group."""
         self._is_starting = self._is_forming = True
         self._runs_since_s, self._workers = None, 1
 
     def runs(self, workers: int, now: float) -> bool:
-        """Begin to wait for the first collective of that group, whose ``workers`` run since ``now`` [s]. Returns whether that
-        is still to come."""
+        """Begin to wait for the first collective of the new group, whose ``workers`` run since ``now`` [s]. Return whether that
+        collective is still to come."""
         if self._is_forming:
             self._runs_since_s, self._workers = now, workers
         return self._is_forming
 
     def formed(self, now: float) -> None:
-        """Record that the first collective of that group is done at ``now`` [s]."""
+        """Record that the first collective of the new group is done at ``now`` [s]."""
         if self._is_forming:
             took_s = _MOMENT_S if self._runs_since_s is None else now - self._runs_since_s
             self._forming_times.add(max(took_s, _MOMENT_S), self._workers)
         self._is_forming = False
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Take in any event; irrelevant ones are ignored."""
+        """Record an event of the run; events that do not matter here are ignored."""
         kind = record["kind"]
         if kind == "started":
-            if self._since_asked is not None:  # it was lost before it had left: it needs to be asked earlier
+            if self._since_asked is not None:  # the group was lost before it had left: ask earlier next time
                 self._leaves.append(min(2 * max(self._leave_steps, self._since_asked), _MOST_LEAVE_STEPS))
             self._since_asked = None
             self._restarted, self._is_starting = self._last_s is not None, True
@@ -88,7 +89,7 @@ class RunHistory:
             self._since_asked = None if self._since_asked is None else self._since_asked + 1
             self._step_s = statistics.median(self._steps_s)
         elif kind == "decided" and record["decision"] == "stay" and record["reason"].startswith("paused by"):
-            self._last_s = None  # how long a pause lasts says nothing about restarts
+            self._last_s = None  # a pause must not count as the time of a restart
         elif kind == "decided" and record["decision"] == "leave" and self._since_asked is None:
             self._since_asked = 0
         elif kind == "saved":
@@ -101,8 +102,8 @@ class RunHistory:
             self._since_asked = None
 
     def longest_s(self, least_s: float) -> float:
-        """Return how long a worker group may be silent before it counts as hung: at least ``least_s``, much longer before its
-        first step, and before its first collective as long as those of this run's earlier groups suggest [s].
+        """Return how long a worker group may be silent before it counts as hung: at least ``least_s``, and much longer before
+        its first step. Before its first collective, the limit follows from the times of this run's earlier groups [s].
 
         >>> RunHistory(num_steps=0).longest_s(300.0)
         3600.0
@@ -121,20 +122,21 @@ class RunHistory:
 
     @property
     def _leave_steps(self) -> int:
-        """Most steps that a request to leave has taken of late; what is assumed counts as long as few are known."""
+        """Most steps that a recent request to leave has taken; at least ``STEPS_TO_LEAVE`` while few requests are recorded."""
         return max(*self._leaves, STEPS_TO_LEAVE if len(self._leaves) < _FEW_LEAVES else 1, 1)
 
 
 # Forecast what a restart costs, and how long before the loss of a node its group must be asked to leave.
 
 STEPS_TO_LEAVE = 2
-"""A request that comes before the ranks of a step agree is followed after that step, any other one after the next; until a run
-has measured how many it takes."""
+"""Steps from a request to leave until the group leaves, assumed until the run has measured them. A request that arrives before
+the ranks agree in a step takes effect after that step, a later request after the next step."""
 _SLOW_STEP = 1.2
-"""A step may take so much longer than the median one."""
+"""Time of a slow step, as a multiple of the median step."""
 _MARGIN = 1.5
 _SAVES = 2.5
-"""When the last save should begin, another one may be under way. So there is time for two, and a margin."""
+"""Time for the last save before a loss, as a multiple of the time of a save. Another save may be under way when the last one
+should begin, so there is time for two saves and a margin."""
 
 
 class RestartForecast(NamedTuple):
@@ -150,11 +152,11 @@ class RestartForecast(NamedTuple):
     copy_s: float = 0.0
     """Time to copy the state into the memory of nodes that stay; 0 until one is measured [s]."""
     leave_steps: int = STEPS_TO_LEAVE
-    """Steps from a request to leave until the group leaves, both ends counted: the most of the recent requests."""
+    """Steps from a request to leave until the group leaves, both ends counted: the maximum over recent requests."""
 
     def copied_by(self, lost_s: float, reserve_s: float, now: float) -> float:
-        """Return by when a copy in memory must be complete. If it is late, the group saves to the store instead, and that save
-        must end before the node is lost. If there is no time for a copy and then a save, the answer is ``lost_s``.
+        """Return when a copy in memory must be complete [s]. If the copy is late, the group saves to the store instead, and
+        that save must end before the node is lost. If there is no time for a copy and then a save, return ``lost_s``.
 
         Args:
             lost_s: when the node is lost [s].
@@ -191,7 +193,7 @@ class RestartForecast(NamedTuple):
         return self.leave_steps * _SLOW_STEP * self.step_s + safe_s
 
 
-# Choose the save interval: short enough that a loss costs little, long enough that saving does.
+# Choose the save interval: short enough that a loss costs little, and long enough that saving costs little.
 
 
 class SaveInterval(NamedTuple):
@@ -203,9 +205,9 @@ class SaveInterval(NamedTuple):
 
 
 def mean_time_to_loss(expected_s: float, observed_s: float, losses: int) -> float:
-    """Return the mean training time between losses of workers [s]. What was expected counts as one loss that was seen, so
-    that the first hours of a run do not decide alone. (This is a Gamma prior of shape 1 over the rate of a Poisson
-    process.)"""
+    """Return the estimated mean training time between losses of workers [s]. The expected time counts as if one loss had been
+    observed in it, so that the first hours of a run do not decide alone. (This is a Gamma prior of shape 1 over the rate of a
+    Poisson process.)"""
     return (expected_s + observed_s) / (1 + losses)
 
 
@@ -235,8 +237,9 @@ def young_daly_interval(
 
 
 def snapshot_every(copy_s: float, step_s: float, share: float, now: int = 0) -> int:
-    """Return the steps between snapshots in memory, each of which costs training ``copy_s`` [s], so that they take at
-    most ``share`` of it. The current value ``now`` stays while it is about right: measurements vary."""
+    """Return the number of steps between in-memory snapshots, so that snapshots take at most ``share`` of the training time.
+    ``copy_s``: training time that a snapshot costs [s]; ``now``: the current number of steps, which is kept while it is about
+    right because measurements vary."""
     if now and share / 3 <= copy_s / (now * step_s) <= share * 1.3:
         return now
     return max(1, math.ceil(copy_s / (share * step_s)))

@@ -1,4 +1,4 @@
-"""Decide whether a node is fit to train: compare the device check of its process, before it joins, with the others'."""
+"""Decide whether a node is fit to train: compare its device check, before it joins, with the checks of the other nodes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 LEAST_SHARE = 0.4
-"""Least share of the median speed of the known nodes: a slower node would hold up all others."""
+"""Minimum device speed of a node, as a share of the known nodes' median. A slower node would hold up all others."""
 
 LEAST_NETWORK_SHARE = 0.1
-"""The same for network speed, which varies more than a device's own speed."""
+"""Minimum network speed of a node, as a share of the known nodes' median. It is lower because network speed varies more."""
 SLOW_SHARE = 0.6
 """Share of the others' median speed during training below which a rank is reported as slow."""
 
@@ -23,9 +23,9 @@ class Health(NamedTuple):
     wrong: str = ""
     """Description of the fault; empty without one."""
     network_bytes_per_s: float = 0.0
-    """From the driver's node to this one; 0 if nothing was sent."""
+    """Speed from the driver's node to this node; 0 if nothing was sent."""
     remark: str = ""
-    """What its user should know and mend, though it may train; empty if there is nothing."""
+    """Problem that the user should fix although the node may train; empty if there is none."""
 
 
 _CHECKS = (
@@ -36,7 +36,7 @@ _CHECKS = (
 
 
 class HealthTable:
-    """What nodes are compared with: the speeds of those that are known, sorted once for any number of comparisons."""
+    """Speeds of the known nodes, with which a node is compared. They are kept sorted, so that a comparison is fast."""
 
     def __init__(self, known: Mapping[str, Health]) -> None:
         self._known = dict(known)
@@ -44,7 +44,7 @@ class HealthTable:
         self._speeds = {field: sorted(filter(None, (getattr(one, field) for one in good))) for field, *_ in _CHECKS}
 
     def add(self, node: str, health: Health) -> None:
-        """Know the health of a node from now on, in place of an earlier one."""
+        """Record the health of a node, in place of an earlier record of the same node."""
         before = self._known.get(node)
         for field, speeds in self._speeds.items():
             if before is not None and not before.wrong and getattr(before, field):
@@ -54,12 +54,13 @@ class HealthTable:
         self._known[node] = health
 
     def unfit(self, node: str, mine: Health) -> str:
-        """Return the reason why ``node``, whose health is ``mine``, is unfit to train beside the others; empty if it is fit."""
+        """Return why ``node``, whose health is ``mine``, is unfit to train with the other nodes; empty if it is fit."""
         if mine.wrong:
             return f"its device {mine.wrong}"
         before = self._known.get(node)
         for field, what, least in _CHECKS:
             here, speeds = getattr(mine, field), self._speeds[field]
+            # a node is not compared with its own earlier record
             is_among = before is not None and not before.wrong and bool(getattr(before, field))
             median = _median_of_others(speeds, bisect.bisect_left(speeds, getattr(before, field)) if is_among else None)
             if 0 < here < least * median:
@@ -68,12 +69,12 @@ class HealthTable:
 
 
 def slow(speeds: Sequence[float], below: float = SLOW_SHARE) -> dict[int, float]:
-    """Return the slow ranks -> their share of the median speed of the others. They are sorted once: a thousand ranks do this in
-    a step.
+    """Return slow rank -> its speed as a share of the median speed of the other ranks. Speeds are sorted once, because this
+    runs within a step, for a thousand ranks.
 
     Args:
-        speeds: by rank, in any unit.
-        below: the share from which a rank is not slow.
+        speeds: speed of each rank, in any unit.
+        below: share of the median below which a rank is slow.
 
     >>> slow([100.0, 90.0, 110.0, 50.0])
     {3: 0.5}
@@ -85,7 +86,7 @@ def slow(speeds: Sequence[float], below: float = SLOW_SHARE) -> dict[int, float]
 
 
 def _median_of_others(ascending: Sequence[float], left_out: int | None) -> float:
-    """Return the median of sorted numbers without the one at ``left_out``; 0 of none."""
+    """Return the median of sorted numbers without the one at index ``left_out``; 0 if no number is left."""
     number = len(ascending) - (left_out is not None)
     if not number:
         return 0.0

@@ -1,7 +1,7 @@
-"""Learn which sizes of a group fit device memory, from groups that trained and groups that ran out of it; and which pay off.
+"""Learn which group sizes fit device memory, from groups that trained or ran out of memory; and which group sizes pay off.
 
-With fewer workers, each holds a larger part of the state. What does not fit one group fits no smaller one, but may fit a
-larger one.
+With fewer workers, each holds a larger part of the state. A micro-batch that does not fit a group fits no smaller group, but
+may fit a larger one.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections.abc import Iterable, Mapping
 
 
 class MemoryLimits:
-    """Memory limits of one run."""
+    """Memory limits that the groups of one run have met."""
 
     def __init__(self, rows_at_once: int, worker_multiple: int = 1) -> None:
         """``rows_at_once``: rows of a micro-batch, as configured; ``worker_multiple``: workers come in multiples of it."""
         self._rows_at_once, self._worker_multiple = rows_at_once, worker_multiple
         self._trained: set[int] = set()
         self._limits: dict[int, int] = {}
-        """Workers of a group that ran out of memory -> rows at once that may still fit it."""
+        """Size of a group that ran out of memory -> rows of a micro-batch that may still fit."""
         self.least_workers = 1
         """Fewest workers to try."""
 
@@ -38,14 +38,14 @@ class MemoryLimits:
         return min([self._rows_at_once, *(rows for failed, rows in self._limits.items() if workers <= failed)])
 
     def halve(self, workers: int, rows: int) -> int:
-        """Record that a group of ``workers`` ran out of memory with micro-batches of ``rows``, at least 2. Returns the
-        limit from now on for it and for every smaller group [rows]."""
+        """Record that a group of ``workers`` ran out of memory with micro-batches of ``rows``, at least 2. Return half of
+        ``rows``, the new limit for groups of this size or smaller [rows]."""
         self._limits[workers] = rows // 2
         return rows // 2
 
     def wait_for_more(self, workers: int, is_over: bool) -> bool:
-        """Record that a group of ``workers`` ran out of memory with one row at once. If a larger group has trained, and this
-        size has not or is given up (``is_over``), then ``least_workers`` grows, and the answer is True."""
+        """Record that a group of ``workers`` ran out of memory with micro-batches of one row. Raise ``least_workers`` above
+        this size, and return True, if a larger group has trained and this size has not trained or is given up (``is_over``)."""
         beyond = any(size > workers for size in self._trained)
         if not beyond or (workers in self._trained and not is_over):
             return False
@@ -53,16 +53,16 @@ class MemoryLimits:
         return True
 
 
-# Find out how many workers pay off, from the speed of a run at each world size it has had.
+# Find out how many workers pay off, from the measured speed of a run at each of its world sizes.
 
 _LEAST_EFFICIENCY = 0.5
-"""Least speed of an added worker, as a share of the mean of those before it: it costs as much as they do."""
+"""Minimum speed that an added worker contributes, as a share of the mean per worker before it. All workers cost the same."""
 _ENOUGH_STEPS = 10
 
 
 def speeds(steps: Iterable[tuple[int, float]]) -> dict[int, float]:
-    """Return world size -> tokens per second: the median of ``steps``, each (world size, tokens per second), for sizes
-    with enough steps."""
+    """Return world size -> median tokens per second, for sizes with enough steps. ``steps``: (world size, tokens per second)
+    of each step."""
     found = defaultdict[int, list[float]](list)
     for size, tokens_per_s in steps:
         found[size].append(tokens_per_s)
@@ -70,7 +70,7 @@ def speeds(steps: Iterable[tuple[int, float]]) -> dict[int, float]:
 
 
 def useful(speeds: Mapping[int, float]) -> int | None:
-    """Return the largest world size whose added workers still did enough; None if no size is known to be too large."""
+    """Return the largest world size whose added workers still paid off; None if no measured size is too large."""
     for fewer, more in itertools.pairwise(sorted(speeds)):
         if speeds[more] - speeds[fewer] < _LEAST_EFFICIENCY * (more - fewer) * speeds[fewer] / fewer:
             return fewer

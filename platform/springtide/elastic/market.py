@@ -1,15 +1,17 @@
-"""Decide how many on-demand nodes a run rents beside spot nodes, so that it meets a deadline at a low price.
+"""Decide how many on-demand nodes a run rents in addition to spot nodes, so that it meets a deadline at a low price.
 
-    work done, its line from the start to the deadline, slack -> number of on-demand nodes, with the reason
+    work done, compared with an even pace from the start to the deadline; slack -> number of on-demand nodes, with the reason
 
-    behind the line                   as many on-demand nodes as keep the pace that is needed from now on
-    ahead of it                       none are ordered: the lead is for times without spot capacity. Those that are there stay
-                                      while the group needs them to keep the line's pace, so that they do not come and go
-    a lead of two changeovers         one of them less, so that the lead is used up slowly
-    slack of two changeovers left     the whole group; whatever spot node is lost is replaced on demand for good
+    behind the even pace              as many on-demand nodes as the rest of the work needs on average
+    ahead of it                       order none: the lead covers times without spot capacity. On-demand nodes that exist stay
+                                      while the group needs them for the even pace, so that nodes do not come and go
+    ahead by two changeovers          one on-demand node less, so that the lead is used up slowly
+    slack of two changeovers left     complete the group; each lost spot node is replaced by an on-demand node until the end
 
-Source: "uniform progress" of Wu et al., "Can't Be Late: Optimizing Spot Instance Savings under Deadlines" (NSDI 2024). There
-it is for one node; here a group may have nodes of both markets. All times are seconds since the start of the run.
+Slack is the time for which the whole group could be idle and still meet the deadline. A changeover is the time from the order
+of an on-demand node until the group trains on it. All times are seconds since the start of the run.
+Source: "uniform progress" of Wu et al., "Can't Be Late: Optimizing Spot Instance Savings under Deadlines" (NSDI 2024). The
+paper has one node; here a group may have nodes of both markets.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from springtide.elastic.simulate import SOON_S, Costs, Simulation
 from springtide.elastic.traces import Trace
 
 _CHANGEOVERS = 2.0
-"""Slack to keep, and lead after which on-demand nodes go, in changeovers."""
+"""Slack to keep, and lead at which an on-demand node is given back, in changeovers."""
 
 
 class Deadline(NamedTuple):
@@ -35,33 +37,33 @@ class Deadline(NamedTuple):
     work: float
     """Training that the run needs [worker-seconds]."""
     deadline_s: float
-    """When it must be done [s]."""
+    """When the work must be done [s]."""
     workers: int
     """Most workers of the group, one per node."""
     change_s: float
-    """A changeover: from the order of an on-demand node until the group trains on it [s]."""
+    """A changeover: time from the order of an on-demand node until the group trains on it [s]."""
     loss_s: float = 0.0
-    """Training time that the group loses with a spot node: a restart, and steps that are computed again [s]."""
+    """Training time that the loss of a spot node costs: a restart, and steps that are computed again [s]."""
     lanes: int = 0
-    """Parts of a step that are never divided, as ``policy.Bounds`` has them."""
+    """Lanes of a step, as in ``policy.Bounds``."""
 
     def slack_s(self, done: float, now: float) -> float:
         """Return how long the whole group could be idle and still meet the deadline, with ``done`` worker-seconds done [s]."""
         return self.deadline_s - now - (self.work - done) / speed(self.lanes, self.workers)
 
     def workers_for(self, pace: float) -> int:
-        """Return the fewest workers that are as fast as ``pace`` workers that never idle, or the most that there may be."""
+        """Return the smallest group that is as fast as ``pace`` workers that never wait; the largest group if none is."""
         sizes = range(max(1, math.ceil(pace)), self.workers)
         return next((size for size in sizes if speed(self.lanes, size) >= pace), self.workers)
 
 
 class Rented(NamedTuple):
-    """Nodes of a run, and those that it has ordered."""
+    """Number of nodes that a run has or has ordered, by market."""
 
     spot: int
-    """Spot nodes that are not to be taken away."""
+    """Spot nodes without a notice."""
     on_demand: int
-    """On-demand nodes, with those that are starting."""
+    """On-demand nodes, including ordered ones that are still starting."""
 
 
 class Rental(NamedTuple):
@@ -72,7 +74,7 @@ class Rental(NamedTuple):
 
 
 Rule = Callable[[Deadline, Rented, float, float], Rental]
-"""A function such as ``uniform_progress``."""
+"""A function such as ``uniform_progress``: (plan, rented, done, now) -> rental."""
 
 
 def uniform_progress(plan: Deadline, rented: Rented, done: float, now: float) -> Rental:
@@ -81,7 +83,7 @@ def uniform_progress(plan: Deadline, rented: Rented, done: float, now: float) ->
 
     Args:
         plan: the work, and when it must be done.
-        rented: the nodes that the run has.
+        rented: the nodes that the run has or has ordered.
         done: training that is done [worker-seconds].
         now: time since the start of the run [s].
 
@@ -107,8 +109,8 @@ def uniform_progress(plan: Deadline, rented: Rented, done: float, now: float) ->
 
 
 def until_the_last(plan: Deadline, rented: Rented, done: float, now: float) -> Rental:
-    """Use spot nodes only until the slack is used up, and from then on the whole group. "Can't Be Late" calls this greedy; it
-    is here for comparison. The arguments are those of ``uniform_progress``.
+    """Use only spot nodes until the slack is used up, and complete the group with on-demand nodes from then on. "Can't Be Late"
+    calls this rule greedy; it is here for comparison. The arguments are those of ``uniform_progress``.
 
     Examples:
         >>> plan = Deadline(work=8 * 36000.0, deadline_s=72000.0, workers=8, change_s=300.0)
@@ -147,49 +149,50 @@ def _least_slack_s(plan: Deadline, rented: Rented) -> float:
 
 
 def _all(plan: Deadline, rented: Rented, slack_s: float) -> Rental:
-    """Return as many on-demand nodes as make the group whole, and no fewer than there are: a spot node that comes now may go
-    again."""
+    """Return as many on-demand nodes as complete the group. None is given back when a spot node joins, because that spot node
+    may be lost again."""
     number = max(plan.workers - rented.spot, min(rented.on_demand, plan.workers), 0)
     return Rental(number, f"slack of {slack_s:.0f} s: all {plan.workers} workers are needed")
 
 
-# Simulate a run with a deadline on spot nodes, which come and go as a record says, and on-demand nodes, which it orders.
+# Simulate a run with a deadline on recorded spot nodes and on on-demand nodes that the run orders.
 #
 # record of spot capacity --> nodes --decide()--> groups that train --> work done --market.py--> on-demand nodes
 #
-# An on-demand node comes a fixed time after its order and stays until it is given back. Its group leaves it as at a notice.
+# An on-demand node joins a fixed time after its order and stays until it is given back. The group then leaves the node as it
+# does after a notice.
 
 _LOOK_S = 60.0
-"""Least time between two looks at the progress, if no node joins or goes [s]."""
+"""Minimum time between two checks of the progress, if no node joins or leaves [s]."""
 _ON_DEMAND = "on-demand-"
-"""How the names of on-demand nodes begin; no node of a record may have such a name."""
+"""Prefix of the names of on-demand nodes; no node of a record may have it."""
 
 
 class MarketOutcome(NamedTuple):
-    """What a run with a deadline took."""
+    """End time, rented nodes and restarts of a run with a deadline."""
 
     finish_s: float
     """When its work was done; infinite if it was not done when the record ended [s]."""
     spot_s: float
     """Time that spot nodes were rented [node-seconds]."""
     on_demand_s: float
-    """Time that on-demand nodes were rented, from the order on [node-seconds]."""
+    """Time that on-demand nodes were rented, counted from the order [node-seconds]."""
     restarts: int
     orders: int
-    """On-demand nodes that were ordered."""
+    """Number of on-demand nodes that were ordered."""
 
 
 class MarketSimulation(Simulation):
     """A simulation of one run with a deadline."""
 
     def __init__(self, trace: Trace, bounds: Bounds, costs: Costs, plan: Deadline, rule: Rule, order_s: float) -> None:
-        """``order_s``: time from the order of an on-demand node until it is there [s]."""
+        """``order_s``: time from the order of an on-demand node until it joins [s]."""
         super().__init__(trace, bounds, costs, {})
         self._plan, self._rule, self._order_s = plan, rule, order_s
         self._starting: dict[str, float] = {}
-        """On-demand node that has been ordered -> when it is there [s]."""
+        """On-demand node that has been ordered -> when it joins [s]."""
         self._owned: dict[str, bool] = {}
-        """On-demand node that is there -> whether it is to stay."""
+        """On-demand node that has joined -> False once it is being given back."""
         self._spot_s = self._on_demand_s = 0.0
         self._orders = 0
 
@@ -201,7 +204,7 @@ class MarketSimulation(Simulation):
 
     @property
     def _left(self) -> float:
-        """Work that is left, but for what rounding leaves of it [worker-seconds]."""
+        """Work that is left, less a tolerance for rounding errors [worker-seconds]."""
         return self._plan.work - self.outcome.productive - SOON_S * self._plan.workers
 
     @property
@@ -218,7 +221,7 @@ class MarketSimulation(Simulation):
         return super()._change(what, nodes)
 
     def _look(self) -> float:
-        """Order and give back on-demand nodes. Returns when to look again, or when the work is done [s]."""
+        """Order or give back on-demand nodes. Return the time of the next check, or of the end of the work [s]."""
         if self._left <= 0:
             self._end_s = self._now
             return self._now
@@ -250,7 +253,7 @@ class MarketSimulation(Simulation):
         self._events = [event for event in self._events if event[2] != (node,)]
 
     def _give_back(self, node: str) -> None:
-        """Have the group leave a node; one on which it does not train goes at once."""
+        """Give back a node: at once if the group does not train on it, else after the group has left it."""
         self._owned[node] = False
         if self._group is None or node not in self._group.nodes:
             self._later(self._now, "go", [node])
@@ -266,7 +269,8 @@ class MarketSimulation(Simulation):
     def _pass(self, until_s: float) -> None:
         before_s = self._now
         here = len(self._nodes.by_id) - len(self._owned)
-        spot = min(here, max(0, self._plan.workers - sum(self._owned.values())))  # what it cannot use it does not rent
+        # spot nodes that the run cannot use are not rented
+        spot = min(here, max(0, self._plan.workers - sum(self._owned.values())))
         super()._pass(until_s)
         self._spot_s += spot * (self._now - before_s)
         self._on_demand_s += (len(self._owned) + len(self._starting)) * (self._now - before_s)
@@ -275,8 +279,8 @@ class MarketSimulation(Simulation):
 def simulate_market(
     trace: Trace, bounds: Bounds, costs: Costs, plan: Deadline, rule: Rule, order_s: float
 ) -> MarketOutcome:
-    """Simulate a run with a deadline. ``trace``: when spot nodes are there; ``order_s``: time from the order of an on-demand
-    node until it is there [s]."""
+    """Simulate a run with a deadline. ``trace``: record of the spot nodes; ``order_s``: time from the order of an on-demand
+    node until it joins [s]."""
     return MarketSimulation(trace, bounds, costs, plan, rule, order_s).outcome_of_run()
 
 

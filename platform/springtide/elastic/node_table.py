@@ -1,4 +1,4 @@
-"""Keep the live nodes of a cluster, with the sums that the policy needs. A change costs the same at any number of nodes."""
+"""Keep the live nodes of a cluster, with the totals that the policy needs. A change of a node takes constant time."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Node(NamedTuple):
     problem: str = ""
     """Why it must not be used; empty if it may."""
     ready: int | None = None
-    """Number of ready worker processes on it; None: ``places``."""
+    """Number of ready worker processes on it; None: one for each of its ``places``."""
 
     @property
     def standing(self) -> int:
-        """Workers whose process is ready."""
+        """Number of workers whose process is ready."""
         return self.places if self.ready is None else min(self.places, self.ready)
 
     @property
     def is_usable(self) -> bool:
-        """Whether it stays, and workers fit on it."""
+        """Whether the node has no notice, no problem, and room for workers."""
         return self.leaves_at is None and not self.problem and self.places > 0
 
 
@@ -48,10 +48,10 @@ class NodeTable:
             node for node in self.by_id.values() if node.leaves_at is None and not node.problem and node.places > 0
         ]
         self.usable_places = {node.id: node.places for node in usable}
-        """Nodes that stay and may be used."""
+        """Usable node -> its places."""
         self.places = sum(self.usable_places.values())
         self.standing = self.places - sum([node.places - node.standing for node in usable if node.ready is not None])
-        """Workers on them whose process is ready."""
+        """Number of workers on usable nodes whose process is ready."""
         self.leaving = {node.id: node for node in self.by_id.values() if node.leaves_at is not None}
         self.unfit = {node.id: node for node in self.by_id.values() if node.problem}
         """Nodes with a problem."""
@@ -62,18 +62,18 @@ class NodeTable:
 
     @property
     def usable(self) -> list[Node]:
-        """The nodes that stay and may be used."""
+        """The nodes for which ``Node.is_usable`` is True."""
         return [self.by_id[name] for name in self.usable_places]
 
     def set(self, node: Node) -> None:
-        """Add a node, or replace the one with its id."""
+        """Add a node, or replace the node with the same id."""
         if node.id in self.by_id:
             self._count(self.by_id[node.id], -1)
         self.by_id[node.id] = node
         self._count(node, 1)
 
     def remove(self, id: str) -> None:
-        """Remove a node; nothing happens if there is none of that id."""
+        """Remove the node ``id``, if there is one."""
         if node := self.by_id.pop(id, None):
             self._count(node, -1)
 
@@ -93,15 +93,14 @@ class NodeTable:
                 del kind[node.id]
 
 
-# Keep the workers that share a copy of the model on one node: their every block is gathered from all of them.
+# Keep the workers that share a copy of the model on one node, because they all-gather the weights of every block.
 
 _LEAST_SHARE = 0.5
 
 
 def within_nodes(nodes: Sequence[Node], cell: int, least: int = 1) -> list[Node]:
-    """Return ``nodes`` with places, and ready processes, for whole cells only, so that no cell spans two of them. Cells span
-    nodes, and nothing is changed, if less than half of the places would be left, as where no node holds a whole cell, or
-    fewer than ``least``.
+    """Return ``nodes`` with places and ready processes rounded down to whole cells, so that no cell spans two nodes. If less
+    than half of the places or fewer than ``least`` would be left, ``nodes`` stay unchanged and cells may span nodes.
 
     Args:
         nodes: the live nodes.

@@ -3,9 +3,9 @@
     service      request                                       no notice            notice
     AWS          spot/instance-action (IMDSv2)                 404                  action and time
                  events/recommendations/rebalance              404                  time of the notice: the node may go
-    GCP          instance/preempted                            FALSE                TRUE, thirty seconds before
-    Azure        scheduledevents                               no event for us      Preempt, Terminate, Redeploy, Reboot
-    a file       its text, written by a hook or a trap         no file              seconds after it was written, 30 if empty
+    GCP          instance/preempted                            FALSE                TRUE, thirty seconds before the loss
+    Azure        scheduledevents                               no event of this VM  Preempt, Terminate, Redeploy, Reboot
+    a file       its text, written by a hook or a trap         no file              seconds to the loss; an empty file: 30
 
 Sources: AWS EC2 User Guide "Spot Instance interruption notices", Google Compute Engine "Spot VMs: preemption process",
 Azure "Scheduled Events for Linux VMs".
@@ -30,30 +30,29 @@ _MOST_AHEAD_S = 24 * 3600.0
 
 
 class Notice(NamedTuple):
-    """A node will be taken away."""
+    """A notice that a node will be taken away."""
 
     at_s: float
-    """When, in seconds since 1970."""
+    """When the node will be taken away, in seconds since 1970."""
     why: str
 
 
 class TimeLeft(NamedTuple):
-    """What a node's own watcher says of its end. The driver's clock may show another time than the node's, so the time left
-    counts from when this arrives."""
+    """Time until a node is taken away, as the node's own watcher reports it. The clocks of driver and node may differ, so the
+    driver counts ``left_s`` from when the report arrives."""
 
     deadline_ms: int
-    """The deadline that it has announced to Ray, by the node's clock, since 1970 [ms]."""
+    """Deadline that the watcher reported to Ray, by the node's clock, since 1970 [ms]."""
     left_s: float
-    """The time left until then, by the same clock [s]."""
+    """Time left until the deadline, by the node's clock [s]."""
 
 
 def clock_ahead_s(date: str, sent_s: float, received_s: float) -> float:
-    """Return by how much the clock of a service is ahead of this machine's [s]; 0 if they may show the same, or nothing can be
-    said.
+    """Return how far a service's clock is ahead of this machine's clock [s]; 0 if they may agree or cannot be compared.
 
     Args:
-        date: the header Date of its answer, in whole seconds.
-        sent_s, received_s: when it was asked and has answered, by this machine's clock, in seconds since 1970.
+        date: the Date header of the service's answer, in whole seconds.
+        sent_s, received_s: when the request was sent and the answer received, by this machine's clock, in seconds since 1970.
 
     >>> clock_ahead_s("Sat, 21 Nov 2026 08:22:30 GMT", 1795249340.0, 1795249340.1)
     11.0
@@ -67,7 +66,7 @@ def clock_ahead_s(date: str, sent_s: float, received_s: float) -> float:
     least_s, most_s = shown_s - received_s, shown_s + 1.0 - sent_s
     if least_s <= 0 <= most_s or abs(most_s) > _MOST_AHEAD_S:
         return 0.0
-    return most_s  # what is left is rather less than more
+    return most_s  # the largest possible value, so that the time left until a loss is not overestimated
 
 
 def parse_aws_notice(answer: str) -> Notice:
@@ -113,8 +112,8 @@ def _takes_away(event: dict[str, Any], machine: str) -> bool:
 
 
 def parse_notice_file(text: str, written_s: float, now: float) -> Notice | None:
-    """Parse a file with the seconds left; None if that time is past: the file is from before the node's restart. Raises
-    ValueError if it is not a number from 0 to a week."""
+    """Parse a file with the seconds left. Returns None if that time is past, because the file is then from before the node's
+    restart. Raises ValueError if the text is not a number of seconds from 0 to a week."""
     try:
         left_s = float(text) if text.strip() else FILE_NOTICE_S
     except ValueError:
@@ -126,7 +125,7 @@ def parse_notice_file(text: str, written_s: float, now: float) -> Notice | None:
 
 
 def notice_files(pattern: str, uid: int) -> list[str]:
-    """Return the files in which the user ``uid`` finds notices, the user's own first: root's notice is for every user.
+    """Return the notice files of the user ``uid``: the user's own file, then root's, which applies to every user.
 
     >>> notice_files("/tmp/springtide-notice-{uid}", 1000)
     ['/tmp/springtide-notice-1000', '/tmp/springtide-notice-0']
@@ -145,7 +144,7 @@ def _object(answer: str) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """Return the beginning of a value of a strange answer, which may be long."""
+    """Return the beginning of an unexpected value, which may be long, for an error message."""
     return repr(value[:_SHOWN] if isinstance(value, str) else value)[: 4 * _SHOWN]
 
 
@@ -164,7 +163,7 @@ def _time(text: Any) -> float:
 
 
 def _not_before(text: Any, now: float) -> float:
-    """Parse a time such as Sat, 21 Nov 2026 08:22:00 GMT; empty text, once the event has begun, is ``now``."""
+    """Parse a time such as Sat, 21 Nov 2026 08:22:00 GMT. Empty text means that the event has begun, and gives ``now``."""
     if not text:
         return now
     if not isinstance(text, str):

@@ -1,12 +1,13 @@
-"""Decide which on-demand nodes a run orders and gives back, so that it meets its deadline: ``market.py`` for a real cluster.
+"""Decide which on-demand nodes a run orders and gives back to meet its deadline, by the rules of ``market.py``.
 
     nodes with their markets, steps done, measured times --Deadline, Rented--> uniform_progress --> an order
 
     wanted > rented     the order grows: Ray's autoscaler starts nodes for it
-    wanted < rented     first what has not come is cancelled, then whole nodes are given back: the group leaves them, as at a
-                        notice. The order shrinks at once: Ray ends no node that is in use, but would replace one that leaves
+    wanted < rented     orders of nodes that have not joined are cancelled first, then whole nodes are given back: the group
+                        leaves them as after a notice. The order shrinks at once, so that Ray does not replace a node that
+                        leaves; Ray ends no node that is in use
 
-A run gives back no more than it has ordered: nodes that are there anyway count as spot nodes do, whatever their market.
+A run gives back at most as many workers as it has ordered. On-demand nodes that it did not order count as spot nodes.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from springtide.elastic.market import Deadline, Rented, Rule, uniform_progress
 from springtide.elastic.policy import Bounds
 
 ORDER_S = 180.0
-"""Assumed time from an order until a worker on its node is ready, until one is measured [s]."""
+"""Time from an order until a worker on the new node is ready, assumed until the run has measured it [s]."""
 _LEAST_STEPS = 3
-"""Steps of a group that are measured before their time counts: the first one may compile."""
+"""Steps that a group must have done before its step time counts, because the first step may compile."""
 
 
 class MarketNode(NamedTuple):
@@ -34,34 +35,34 @@ class MarketNode(NamedTuple):
     places: int
     """Number of workers that fit on it."""
     on_demand: bool
-    """Whether its market label says that it is an on-demand node."""
+    """Whether its market label marks it as an on-demand node."""
     in_group: bool = False
-    """Whether the group that trains is on it."""
+    """Whether the group that trains has workers on it."""
 
 
 class Order(NamedTuple):
-    """What a run asks of the autoscaler, and the nodes that it gives back."""
+    """Number of on-demand workers that a run requests from the autoscaler, and the nodes that it gives back."""
 
     workers: int
-    """Workers to have on demand."""
+    """Workers to request on on-demand nodes, including those that are running."""
     give_back: tuple[str, ...]
     reason: str
 
 
 class OnDemandPlan(NamedTuple):
-    """A run with a deadline."""
+    """The steps of a run, and its deadline."""
 
     num_steps: int
-    """Its last step."""
+    """Last step of the run."""
     first_step: int
-    """Steps that were done when it began."""
+    """Steps that were already done when the run began."""
     begun_s: float
-    """When it was first started [s]."""
+    """When the run was first started [s]."""
     until_s: float
-    """When its last step must be done, on the same clock [s]."""
+    """When the last step must be done, on the clock of ``begun_s`` [s]."""
 
     def deadline(self, step_work: float, bounds: Bounds, costs: RestartForecast, order_s: float) -> Deadline:
-        """Return the plan in units of work.
+        """Return the plan in worker-seconds of work and seconds since the start of the run.
 
         Args:
             step_work: work of a step [worker-seconds].
@@ -91,7 +92,7 @@ class OnDemandPlan(NamedTuple):
 
 
 class StepWork:
-    """The work of a step, as the groups of a run have measured it.
+    """Work of a step in worker-seconds, measured by the groups of a run.
 
     >>> work = StepWork(lanes=12)
     >>> work.measure(steps=2, step_s=3.0, workers=8), work.measure(steps=3, step_s=3.0, workers=8)
@@ -99,13 +100,13 @@ class StepWork:
     """
 
     def __init__(self, lanes: int = 0) -> None:
-        """``lanes``: as ``policy.Bounds`` has them."""
+        """``lanes``: lanes of a step, as in ``policy.Bounds``."""
         self._lanes = lanes
         self.newest: float | None = None
         """Work of a step; None until one is measured [worker-seconds]."""
 
     def measure(self, steps: int, step_s: float, workers: int) -> float | None:
-        """Take the time of a step of a group of ``workers`` that has done ``steps``; return ``newest``."""
+        """Record the step time of a group of ``workers`` that has done ``steps`` steps, and return ``newest``."""
         if steps >= _LEAST_STEPS and workers and 0 < step_s < math.inf:
             self.newest = step_s * speed(self._lanes, workers)
         return self.newest
@@ -113,16 +114,16 @@ class StepWork:
 
 @dataclasses.dataclass
 class OrderBook:
-    """What a run has ordered."""
+    """The on-demand workers that a run has ordered."""
 
     workers: int = 0
-    """Workers that it asks the autoscaler for on demand."""
+    """Workers that the run now requests from the autoscaler on on-demand nodes."""
     owed: int = 0
-    """Workers that it has ever ordered, less those on nodes that it has given back: most that it may give back."""
+    """Workers ordered so far, less those on nodes given back. The run may give back at most this many."""
 
     def mine(self, nodes: Iterable[MarketNode]) -> list[MarketNode]:
-        """Return the on-demand nodes of ``nodes`` that count as ordered, those of the group first. The last of them may have
-        more places than were ordered."""
+        """Return the on-demand nodes among ``nodes`` that count as ordered by this run, nodes of the group first. The last
+        node may have more places than were ordered."""
         found, left = [], self.owed
         for node in sorted(nodes, key=lambda node: (not node.in_group, node.places, node.id)):
             if node.on_demand and node.places and left > 0:
@@ -139,11 +140,11 @@ class OrderBook:
         multiple: int = 1,
         rule: Rule = uniform_progress,
     ) -> Order:
-        """Decide what to order and what to give back, and note it.
+        """Decide what to order and what to give back, and record the decision.
 
         Args:
             deadline: the work, and when it must be done.
-            nodes: those that stay and that the run may use.
+            nodes: the nodes without a notice that the run may use.
             done: work that is done [worker-seconds].
             now: time since the start of the run [s].
             multiple: workers come in multiples of this.
@@ -168,22 +169,22 @@ class OrderBook:
         given: tuple[str, ...] = ()
         if wanted < rented.on_demand:
             surplus = owned - wanted
-            for node in reversed(here):  # those outside the group first, of the others the largest
+            for node in reversed(here):  # nodes outside the group first, then the largest nodes of the group
                 if node.places <= surplus:
                     given += (node.id,)
                     surplus -= node.places
-            wanted += max(0, surplus)
+            wanted += max(0, surplus)  # only whole nodes are given back
         self._note(max(0, wanted), sum(node.places for node in here if node.id in given))
         return Order(self.workers, given, rental.reason)
 
     def first(self, nodes: Sequence[MarketNode], workers: int) -> Order:
-        """Order what lacks to ``workers``: no step has been measured yet, and one must be before anything can be planned."""
+        """Order the workers that are missing for a group of ``workers``, because planning needs the measured time of a step."""
         lacking = workers - sum(node.places for node in nodes)
         self._note(max(self.workers, lacking), 0)
         return Order(self.workers, (), f"no step has been measured yet, and {workers} workers measure one")
 
     def cancel(self) -> None:
-        """Order nothing."""
+        """Withdraw all orders."""
         self.workers = 0
 
     def _note(self, workers: int, given: int) -> None:
@@ -192,28 +193,29 @@ class OrderBook:
 
 
 class Outlook(NamedTuple):
-    """Whether a deadline can be met with on-demand nodes from now on."""
+    """Whether a deadline can be met with on-demand nodes from now on, and the cost."""
 
     finish_s: float
-    """When the run would be done, from its start [s]."""
+    """When the run would be done, counted from its start [s]."""
     can_be_met: bool
     dollars: float
-    """What that costs from now on [dollars]."""
+    """Cost from now until the run is done [dollars]."""
     workers: int = 0
-    """Most workers with which it could be met; 0 if it can be met, or with no number of workers."""
+    """Number of workers that would meet a deadline that cannot be met as configured; 0 if no number does, or none is needed."""
     workers_dollars: float = 0.0
-    """What that costs from now on [dollars]."""
+    """Cost of that many workers from now until the deadline [dollars]."""
 
 
 def outlook(deadline: Deadline, here: int, done: float, now: float, price: float) -> Outlook:
-    """Return what the fastest way to the end would take: the whole group, on demand where nodes are missing.
+    """Return when the fastest way to finish would end, and its cost: the largest group, with on-demand nodes where workers are
+    missing.
 
     Args:
         deadline: the work, and when it must be done.
-        here: workers that train or can.
+        here: workers that there is room for now.
         done: work that is done [worker-seconds].
         now: time since the start of the run [s].
-        price: of a worker on demand [dollars/hour].
+        price: price of an on-demand worker [dollars/hour].
 
     Examples:
         >>> plan = Deadline(8 * 36000.0, 36000.0, workers=8, change_s=300.0)
@@ -225,6 +227,7 @@ def outlook(deadline: Deadline, here: int, done: float, now: float, price: float
     """
     left = max(0.0, deadline.work - done)
     fastest, change_s = speed(deadline.lanes, deadline.workers), deadline.change_s if here < deadline.workers else 0.0
+    # work that the current workers do until the on-demand nodes train
     meanwhile = change_s * speed(deadline.lanes, here) if here else 0.0
     takes_s = change_s + max(0.0, left - meanwhile) / fastest
     finish_s = now + takes_s

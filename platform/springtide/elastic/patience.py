@@ -1,24 +1,24 @@
-"""How long to wait: for a worker group to start, before a node or a store is tried again, between two looks at a cluster."""
+"""How long to wait: for a worker group to start, before a node or store is tried again, and between two polls of a cluster."""
 
 from __future__ import annotations
 
 import collections
 
 _STARTS = 4.0
-"""A start that takes this many times the longest of the last ones of its run has failed."""
+"""A start fails if it takes more than this many times the longest recent start of its run."""
 _LAST = 9
-"""Starts that count: one on a cold node says nothing of those of the next day."""
+"""Number of recent starts that count, so that a slow start on a cold node is forgotten later."""
 _BAN_S, _LONGEST_BAN_S = 30.0, 3600.0
 _STORE_PAUSE_S, _LONGEST_STORE_PAUSE_S = 1.0, 60.0
 MOST_STORE_FAILURES = 30
-"""Groups that may fail at one step because the store cannot be reached; with the pauses between them, 25 minutes."""
+"""Groups that may fail at the same step because the store cannot be reached. With the pauses between groups: 25 minutes."""
 _LOOKS = 125.0
-"""A pause is this many times as long as the look before it took: waiting costs less than 1% of a core."""
+"""Pause after a poll of the cluster, as a multiple of the poll's CPU time, so that waiting costs less than 1% of a core."""
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.1, 5.0
 
 
 class StartTimes:
-    """How long the last starts of a run have taken, and so how long the next one may take.
+    """Times of a run's recent starts, and the time limit for its next start that follows from them.
 
     >>> starts = StartTimes(least_s=20.0, most_s=180.0)
     >>> starts.limit_s()
@@ -33,13 +33,13 @@ class StartTimes:
     """
 
     def __init__(self, least_s: float, most_s: float) -> None:
-        """The limit is ``most_s`` before a start is known, and lies between the two afterwards [s]."""
+        """The limit is ``most_s`` until a start is recorded, and from ``least_s`` to ``most_s`` afterwards [s]."""
         self._least_s, self._most_s = least_s, most_s
         self._last: collections.deque[tuple[float, int]] = collections.deque(maxlen=_LAST)
-        """Time and workers of each [s]."""
+        """Time and number of workers of each recent start [s]."""
 
     def add(self, took_s: float, workers: int = 1) -> None:
-        """Add a start of ``workers`` together that has succeeded."""
+        """Record the time that a successful start of ``workers`` together took."""
         self._last.append((took_s, workers))
 
     def limit_s(self, workers: int = 1) -> float:
@@ -52,7 +52,7 @@ class StartTimes:
 
 
 def ban_s(failures: int) -> float:
-    """Return how long a node is excluded after its ``failures``-th failure, or after one less if it may only be lost [s].
+    """Return how long to exclude a node after ``failures`` failures [s]. Callers pass one less if the node itself may be lost.
 
     >>> [ban_s(failures) for failures in (0, 1, 2, 3, 100)]
     [30.0, 60.0, 120.0, 240.0, 3600.0]
@@ -70,8 +70,8 @@ def store_pause_s(failures: int) -> float:
 
 
 def look_pause_s(cpu_s: float) -> float:
-    """Return how long to wait after a look at the cluster that took ``cpu_s`` of processor time, so that waiting for capacity
-    costs less than 1% of a core [s].
+    """Return how long to wait after a poll of the cluster that took ``cpu_s`` of CPU time, so that waiting for capacity costs
+    less than 1% of a core [s].
 
     >>> [look_pause_s(cpu_s) for cpu_s in (0.0, 0.002, 0.02, 1.0)]
     [0.1, 0.25, 2.5, 5.0]

@@ -1,8 +1,8 @@
-"""Decide how many workers train, on which nodes, and when to change that.
+"""Decide how many workers train, on which nodes, and when a new worker group replaces the current one.
 
-    observation (nodes, the group that trains) + state + now -> a decision with its reason
+    live nodes + worker group that trains + state + now --decide()--> decision with its reason, new state
 
-``forecast.py`` says what a restart costs, ``ray/train/policy.py`` observes a cluster and carries decisions out. All
+``forecast.py`` estimates the cost of a restart. ``ray/train/policy.py`` observes the cluster and carries decisions out. All
 times are seconds of one monotonic clock.
 """
 
@@ -16,53 +16,53 @@ from typing import Literal, NamedTuple
 
 from springtide.elastic.evenness import most_lanes, speed
 from springtide.elastic.forecast import ASSUMED_LOSS_S, RestartForecast, mean_time_to_loss
-from springtide.elastic.node_table import Node as Node  # the policy's own word for others
+from springtide.elastic.node_table import Node as Node  # re-exported for callers of decide
 from springtide.elastic.node_table import NodeTable
 
 _ENOUGH = 0.5
-"""If at least this share of the possible workers is ready, they start without waiting for the others."""
+"""After the first group: if at least this share of the possible workers is ready, they start without waiting for the others."""
 _GATHER_S = 30.0
-"""How long ready nodes wait for others, so that the group grows only once [s]."""
+"""Time that ready nodes wait for other nodes to get ready, so that the group grows only once [s]."""
 _FORMING_S = 600.0
-"""Added to the time in which joins are counted, so that the first ones do not inflate the rate of joins [s]."""
+"""Added to the observed time in the rate of joins, so that the first joins do not inflate the rate [s]."""
 FAR_S = 3600.0
-"""A node that will be taken away later than this is used like any other for now [s]."""
+"""A node with a notice for later than this from now is used like a node without a notice [s]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Limits that a run's config sets."""
+    """Limits on the worker group: from the run's config, device memory, and the runs that share its cluster."""
 
     min_workers: int
     max_workers: int
     worker_multiple: int = 1
     """Workers come in multiples of this."""
     settle_s: float = 2.0
-    """Changes within less than this time of each other are one change [s]."""
+    """Time without a change of the usable nodes before a group starts or grows, so that several joins cause one restart [s]."""
     reserve_s: float = 5.0
-    """Least time to bring the state to safety before a node is lost; more is taken if the run has measured more [s]."""
+    """Minimum time to copy or save the state before a node is lost; measured times of the run may require more [s]."""
     grow: Literal["when_it_pays", "always", "never"] = "when_it_pays"
     wait_s: float = math.inf
-    """How long to wait for ``min_workers`` [s]."""
+    """Time without capacity for ``min_workers`` after which the run ends [s]."""
     expected_loss_s: float = ASSUMED_LOSS_S
-    """Mean time between node losses, assumed before one is seen [s]."""
+    """Mean time between node losses that is assumed before the first loss [s]."""
     lanes: int = 0
-    """Parts of a step that are never divided: a step takes as long as the worker with the most of them. 0: there are none."""
+    """Lanes of a step, which are never divided: the worker with the most lanes determines the step time. 0: no lanes."""
     cluster_is_shared: bool = False
-    """Whether other runs may be given places on a node of this run."""
+    """Whether other runs may get workers on this run's nodes."""
     others: str = ""
-    """What a run that shares the cluster waits for, or which runs get its workers, in words."""
+    """On a shared cluster, as text: what this run waits for, or which runs get its workers."""
     min_workers_for_memory: int = 1
     """Fewest workers that have enough memory for a step, as far as is known."""
     paused_by: str = ""
     """Who paused the run; empty if it is not paused."""
 
     def speed(self, workers: int) -> float:
-        """Return the speed of a group of ``workers``, as the number of workers that would be as fast without idling."""
+        """Return the speed of a group of ``workers``, in units of one worker that never waits for others."""
         return speed(self.lanes, workers)
 
     def feasible(self, places: int) -> int:
-        """Return the most workers for ``places``; 0 if there are too few."""
+        """Return the largest allowed group that fits into ``places``; 0 if ``places`` are too few for the smallest."""
         size = min(places, self.max_workers) // self.worker_multiple * self.worker_multiple
         return size if size >= max(self.min_workers, self.min_workers_for_memory) else 0
 
@@ -75,19 +75,19 @@ class WorkerGroup(NamedTuple):
 
 
 class PolicyState(NamedTuple):
-    """State from one decision to the next."""
+    """State that the policy carries from one decision to the next."""
 
     usable: frozenset[tuple[str, int]] = frozenset()
-    """Usable nodes and their places, since ``since_s``."""
+    """Id and places of each usable node. This set has not changed since ``since_s``."""
     key: int = 0
-    """Their ``NodeTable.key``."""
+    """``NodeTable.key`` of the usable nodes, which changes when they do."""
     since_s: float = -math.inf
     lacking_s: float | None = None
     """Since when there is too little capacity to train; None while there is enough."""
     held: frozenset[str] = frozenset()
-    """Nodes of the last group; empty before the first."""
+    """Nodes of the current group, else of the last group; empty before the first."""
     room_s: float | None = None
-    """Since when there are ready nodes to grow to; None while there are none."""
+    """Since when the group could grow onto ready nodes; None while it cannot."""
     begin_s: float | None = None
     """When the first decision was made."""
     losses: int = 0
@@ -95,13 +95,13 @@ class PolicyState(NamedTuple):
     joins: int = 0
     """Number of times that nodes joined, after the first decision."""
     joined: int = 0
-    """Places on them."""
+    """Number of places on the nodes that joined, after the first decision."""
     missing: float = 0.0
     """Speed that the group would gain by growing to all ready nodes [workers]."""
     missed: float = 0.0
-    """Work lost by not having grown since it could [worker-seconds]."""
+    """Work lost since ``room_s`` because the group has not grown [worker-seconds]."""
     looked_s: float = 0.0
-    """When the last decision was made [s]."""
+    """When the last decision about a training group was made [s]."""
 
     def loss_s(self, bounds: Bounds, now: float) -> float:
         """Return the estimated mean time to the next loss [s]."""
@@ -136,13 +136,13 @@ class Start(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """Ask the group to bring its state to safety after the current step, so that another can start."""
+    """Ask the group to copy or save its state after the current step and to end, so that another group can start."""
 
     reason: str
     durable: bool = False
-    """Whether the state must go to the store: no node stays to keep it in memory."""
+    """Whether the state must be saved to the store, for example because no node stays to keep it in memory."""
     by_s: float = math.inf
-    """When a copy in memory must be safe; if it is not, the state goes to the store, too [s]."""
+    """When the copy in memory must be complete. If it is late, the state is saved to the store as well [s]."""
 
 
 class GiveUp(NamedTuple):
@@ -168,10 +168,10 @@ def decide(
     memory: PolicyState,
     now: float,
 ) -> tuple[Decision, PolicyState]:
-    """Decide who trains. This function alone does. ``nodes``: the live nodes; ``group``: None if no group trains; ``memory``:
-    the state that the last decision returned. Returns the decision and the new state."""
+    """Return the next decision about the worker group, and the new state. No other code decides. ``nodes``: the live nodes;
+    ``group``: the group that trains, None if there is none; ``memory``: the state that the last call returned."""
     table = nodes if isinstance(nodes, NodeTable) else NodeTable(nodes)
-    far_s = now + FAR_S
+    far_s = now + FAR_S  # drop notices for later than this
     if far := [node for node in table.leaving.values() if node.leaves_at is not None and node.leaves_at > far_s]:
         table = NodeTable((table.by_id | {node.id: node._replace(leaves_at=None) for node in far}).values())
     if table.key != memory.key or memory.begin_s is None:
@@ -189,8 +189,8 @@ def decide(
 
 
 def used_for_hours(nodes: Sequence[Node], held: Mapping[str, int], now: float) -> list[Node]:
-    """Return ``nodes`` with those that leave later than ``FAR_S`` as if they stayed, for the processes that are ``held`` there:
-    a cluster starts none on a node that leaves, however late."""
+    """Return ``nodes`` with notices for later than ``FAR_S`` from now removed. Such a node keeps only as many places as the run
+    holds processes there (``held``: node -> processes), because the cluster starts no process on a node with a notice."""
     far = {node.id for node in nodes if node.leaves_at is not None and node.leaves_at > now + FAR_S}
     return [
         node._replace(leaves_at=None, places=min(node.places, held.get(node.id, 0))) if node.id in far else node
@@ -199,13 +199,13 @@ def used_for_hours(nodes: Sequence[Node], held: Mapping[str, int], now: float) -
 
 
 def following(bounds: Bounds, nodes: Iterable[Node], memory: PolicyState) -> tuple[str, ...]:
-    """Return the nodes of the next group if all were ready: one entry per worker."""
+    """Return the nodes of the next group if all processes were ready, one entry per worker."""
     table = NodeTable(nodes)
     return _choose(_room(bounds, table).size, table.usable, memory.held)
 
 
 def _noted(table: NodeTable, memory: PolicyState, now: float) -> PolicyState:
-    """Return the state after the usable nodes have changed, or of the first decision."""
+    """Return the state with a change of the usable nodes recorded, or with the first nodes."""
     here = frozenset(table.usable_places.items())
     gone = any(name not in table.by_id or name in table.leaving for name, _ in memory.usable - here)
     joined = sum(places for _, places in here - memory.usable) if memory.begin_s is not None else 0
@@ -218,11 +218,11 @@ def _noted(table: NodeTable, memory: PolicyState, now: float) -> PolicyState:
 
 
 class _Room(NamedTuple):
-    """Capacity: the number of workers that fit."""
+    """Capacity: the largest group that fits the usable nodes."""
 
     size: int
     ready: int
-    """With the processes that are ready."""
+    """The largest group that needs only processes that are ready."""
 
 
 def _room(bounds: Bounds, table: NodeTable) -> _Room:
@@ -242,9 +242,8 @@ def _without_group(
             return GiveUp(f"waited for {bounds.wait_s:g} s, as elastic.wait says; {lack}"), memory
         return Stay(lack, save=bool(table.leaving) or now - lacking_s >= bounds.settle_s), memory
     memory = memory._replace(lacking_s=None)
-    begins = (
-        not memory.held and not bounds.cluster_is_shared
-    )  # if runs share, the allocation is settled: nothing to wait for
+    # on a shared cluster the allocation decides how many workers this run gets: do not wait for more nodes
+    begins = not memory.held and not bounds.cluster_is_shared
     if size < bounds.feasible(bounds.max_workers) and begins and not _quiet(bounds, memory, now):
         return Stay(f"room for {size} of {bounds.max_workers} workers; more nodes may be joining"), memory
     usable = table.usable
@@ -291,7 +290,7 @@ def _with_group(
 
 
 def _owed(group: WorkerGroup, alive: Mapping[str, Node]) -> int:
-    """Return how many workers are where no places are left for them."""
+    """Return how many workers of the group exceed the places that this run has on their nodes."""
     return sum(max(0, number - alive[name].places) for name, number in Counter(group.nodes).items())
 
 
@@ -304,9 +303,9 @@ def _not_yet(
     by_s: float,
     now: float,
 ) -> Stay | None:
-    """Return why the group should not leave yet, though it must leave some of its nodes by ``by_s``; None if it should leave.
-    Until then these nodes train, and other changes can share the restart. The group leaves earlier only to grow, if the
-    gain also pays for a restart that may follow."""
+    """Return why the group should keep training although it must leave some nodes by ``by_s``; None if it should leave now.
+    Waiting uses these nodes longer, and other changes can share the restart. The group leaves early only to grow. With
+    ``when_it_pays``, the gain must also pay for another restart that may follow."""
     if not room.size:
         return Stay("too few nodes would stay to train on, so it trains until then", by_s, save=True)
     if bounds.speed(room.size) <= bounds.speed(workers) or bounds.grow == "never":
@@ -316,6 +315,7 @@ def _not_yet(
     fast, faster, left_s = bounds.speed(workers), bounds.speed(room.ready), by_s - now
     if faster <= fast:
         return Stay("the processes on others are getting ready", by_s)
+    # expected work lost by another restart: its cost times the probability of a loss or join before by_s
     another = faster * prospects.restart_s * min(1.0, left_s / memory.change_s(bounds, now))
     if bounds.grow != "always" and (faster - fast) * left_s <= another:
         return Stay("others may follow: one restart for all", by_s)
@@ -325,7 +325,7 @@ def _not_yet(
 
 
 def _gathered_s(memory: PolicyState) -> float:
-    """Return until when ready nodes wait for others [s]."""
+    """Return until when ready nodes wait for other nodes to get ready [s]."""
     return math.inf if memory.room_s is None else memory.room_s + _GATHER_S
 
 
@@ -336,9 +336,9 @@ def _quiet(bounds: Bounds, memory: PolicyState, now: float) -> bool:
 def _growth(
     bounds: Bounds, workers: int, room: _Room, prospects: RestartForecast, memory: PolicyState, now: float
 ) -> Stay | Leave:
-    """Decide whether to restart for more workers. It pays if the gain until the next loss, which forces a restart anyway, is
-    larger than the cost. If the nodes that usually join next would force another restart anyway, the group waits for them,
-    until waiting has cost as much as a restart."""
+    """Decide whether to restart with more workers. Growing pays if the gain until the next loss exceeds the restart's cost; a
+    loss forces a restart anyway. If the nodes that usually join next would justify a restart of their own, the group waits
+    for them, until waiting has cost as much as a restart."""
     if room.size <= workers:
         return Stay(f"{workers} workers train")
     more = f"room for {room.size} workers instead of {workers}"
@@ -357,7 +357,8 @@ def _growth(
             f"{size} workers instead of {workers} would be no faster: one would still have {most} lanes of a step"
         )
     restart_s, loss_s = prospects.restart_s, memory.loss_s(bounds, now)
-    missing = faster * restart_s - memory.missed  # what waiting may still cost
+    missing = faster * restart_s - memory.missed  # work that waiting may still cost before it has cost a restart
+    # whether the nodes that join at once, on average, would gain more until the next loss than a restart costs
     alone = memory.joined / memory.joins * loss_s > faster * restart_s if memory.joins else True
     lasts_s = min(memory.change_s(bounds, now) if alone and missing > 0 else loss_s, prospects.left_s)
     if bounds.grow == "always" or faster * (lasts_s - restart_s) > fast * lasts_s:
@@ -369,8 +370,8 @@ def _growth(
 
 
 def _choose(size: int, usable: Sequence[Node], held: Collection[str]) -> tuple[str, ...]:
-    """Return a node for each of ``size`` workers: first nodes with ready processes, then nodes of the last group, then
-    the largest, so that the nodes are few."""
+    """Return a node for each of ``size`` workers: first nodes with ready processes, then nodes of the last group, then the
+    largest nodes, so that the group spans few nodes."""
     ranked = sorted(usable, key=lambda node: (not node.standing, node.id not in held, -node.places, node.id))
     return tuple([node.id for node in ranked for _ in range(node.places)][:size])
 

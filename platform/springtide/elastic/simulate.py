@@ -1,9 +1,9 @@
-"""Simulate a run on a recorded cluster: the policy of real clusters, with a simulated clock.
+"""Simulate a run on a recorded cluster, with the policy of real runs and a simulated clock.
 
     trace -> joins, notices, losses, hangs --decide()--> groups that train, leave and start -> worker-seconds
 
-``Costs`` gives the durations that no decision sets, such as that of a restart; a drill measures them. At a loss, training
-returns at once to the newest state that is left, on devices, in memory or in the store, and the work since then is taken back.
+``Costs`` has the durations that do not depend on a decision, such as the time of a restart; a drill measures them. At a loss,
+training returns at once to the newest state that survives on devices, in memory or in the store. Work since then is subtracted.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ class Costs(NamedTuple):
     """Durations and copies that the simulation assumes."""
 
     step_s: float = 10.0
-    """Time of a step [s]. With lanes, it is that of the largest group, and fewer workers take longer."""
+    """Time of a step [s]. With lanes, it is the step time of the largest group, and smaller groups take longer."""
     restart_s: float = 2.5
-    """From one group to the next, if the processes are ready [s]."""
+    """Time from one group to the next, if the processes are ready [s]."""
     first_start_s: float = 20.0
-    """Until the first group trains [s]."""
+    """Time until the first group trains [s]."""
     warm_up_s: float = 15.0
-    """Until the process on a node that joined is ready, while training continues [s]."""
+    """Time until the process on a node that joined is ready; training continues meanwhile [s]."""
     notice_s: float = 120.0
-    """Between a notice and the loss; 0 for no notice [s]."""
+    """Time between a notice and the loss; 0: nodes are lost without a notice [s]."""
     copies: int = 1
-    """Copies of each snapshot in memory, on other nodes, as ``copies.place`` has it."""
+    """Copies of each in-memory snapshot on other nodes, placed by ``copies.place``."""
     store_every_s: float = 600.0
-    """Save interval of checkpoints in the store, which are used if the snapshots are lost, too [s]."""
+    """Time between checkpoints to the store, which are used if the snapshots are lost, too [s]."""
     save_s: float = 0.0
     """Training time that a save in the store costs [s]."""
     leave_steps: int = STEPS_TO_LEAVE
     """Steps from a request to leave until the group leaves, both ends counted."""
     copy_s: float = 0.5
-    """Part of a restart after a notice until the state is safe in memory [s]."""
+    """Time after a group has left until its state is copied to the memory of other nodes; part of ``restart_s`` [s]."""
     replica_shards: int = 0
     """Workers that together hold one copy of the state on their devices: 1 for DDP, the number of shards for HSDP. While a
-    whole copy is left, a lost node costs only the step under way. 0: copies on devices are not used."""
+    complete copy survives, a lost node costs only the step under way. 0: copies on devices are not used."""
     hang_s: float = 300.0
-    """Time until a hang is found [s]."""
+    """Time until a hang is detected [s]."""
 
 
 @dataclasses.dataclass
@@ -73,7 +73,7 @@ class SimulationResult:
     """Worker time of a run that loses no time and always has the size that the nodes allow."""
     productive: float = 0.0
     recomputed: float = 0.0
-    """Work that was lost, with the steps that a loss broke off."""
+    """Work that was lost and must be computed again, including steps that a loss interrupted."""
     restarting: float = 0.0
     waiting_s: float = 0.0
     """Time without enough nodes [s]."""
@@ -84,7 +84,7 @@ class SimulationResult:
     """Waiting within steps for the workers that have one lane more."""
     saving: float = 0.0
     hanging: float = 0.0
-    """Time until hangs were found."""
+    """Time until hangs were detected."""
 
     @property
     def goodput(self) -> float:
@@ -101,7 +101,7 @@ class SimulationResult:
 
 
 class _Work(NamedTuple):
-    """Work done; what a snapshot or a checkpoint remembers [worker-seconds]."""
+    """Work done up to some moment, such as a snapshot or a checkpoint [worker-seconds]."""
 
     productive: float = 0.0
     uneven: float = 0.0
@@ -117,18 +117,18 @@ class Simulation:
         """The time, and the index of the next event."""
         self._nodes = NodeTable()
         self._ready_at: dict[str, float] = {}
-        """When the process is ready, for nodes on which it is not yet; in order of joining."""
+        """Node whose process is not ready yet -> when it will be ready, in order of joining."""
         self._memory = PolicyState()
         self._group: WorkerGroup | None = None
         self._trains_from = math.inf
         self._leaves_s = self._hung_until_s = math.inf
-        """When the group leaves because it was asked to, and when its hang is found."""
+        """When the group leaves because it was asked to, and when its hang is detected; infinite if neither happens."""
         self._step_s, self._even, self._trains = costs.step_s, 1.0, 1.0
-        """The group's time of a step with its part of a save [s], its evenness, and the share of that time without the save."""
+        """The group's step time with its share of a save [s], its evenness, and the part of the step time without the save."""
         self._begun = self._stored = _Work()
-        """Work done at the beginning of the group, which is safe in memory, and at the newest checkpoint."""
+        """Work done when the group began, which is safe in memory, and work done at the newest checkpoint."""
         self._since_save_s = self._next_save_s = 0.0
-        """Training time from the newest checkpoint to the group's beginning, and from that to the next one [s]."""
+        """Training time from the newest checkpoint to the group's start, and from that start to the next checkpoint [s]."""
         self.outcome = SimulationResult()
 
     def run(self) -> SimulationResult:
@@ -145,7 +145,7 @@ class Simulation:
         return self.outcome
 
     def _look(self) -> float:
-        """Look at the progress between two decisions. Returns when to look again; here there is nothing to look at [s]."""
+        """Check the progress after a decision, and return when to check again [s]. Here there is nothing to check."""
         return math.inf
 
     @property
@@ -226,16 +226,16 @@ class Simulation:
         return max(0.0, self._now - self._trains_from)
 
     def _whole_steps_s(self) -> float:
-        """Return the training time of the group's steps that are done [s]."""
+        """Return the training time of the steps that the group has completed [s]."""
         return math.floor(self._trained_s / self._step_s + 1e-9) * self._step_s
 
     def _whole_s(self, time_s: float) -> float:
-        """Return the time of the fewest steps, at least one, that take ``time_s`` [s]."""
+        """Return ``time_s`` rounded up to whole steps, at least one step [s]."""
         return max(1, math.ceil(time_s / self._step_s - 1e-9)) * self._step_s
 
     def _lose(self, gone: Collection[str]) -> None:
-        """End the group at once. If devices still have its state, the step under way is lost. If only memory has it, the step
-        before is lost, too, because its snapshot is not complete. Else all work since the newest checkpoint is lost."""
+        """End the group at once. If devices still have its state, the step under way is lost. If only snapshots have it, the
+        step before is lost, too, because its snapshot is not complete. Else all work since the newest checkpoint is lost."""
         assert self._group is not None
         shards, nodes = self._costs.replica_shards, self._group.nodes
         if shards and not replicas_lost(nodes, gone, shards):
@@ -249,15 +249,15 @@ class Simulation:
         self._end_group()
 
     def _memory_lost(self, nodes: Collection[str], gone: Collection[str]) -> bool:
-        """Return whether a node and all that hold copies of its snapshots are gone."""
+        """Return whether some node is lost together with all nodes that hold copies of its snapshots."""
         copies, lost = self._costs.copies, {*nodes} & {*gone}
-        if len(lost) <= min(copies, len({*nodes}) - 1):  # too few to have all copies of anything
+        if len(lost) <= min(copies, len({*nodes}) - 1):  # too few to hold all copies of any snapshot
             return False
         holders = place(nodes, self._domains, copies)
         return any(lost.issuperset(holders[node]) for node in lost)
 
     def _go_back(self, kept_s: float) -> None:
-        """Return to what the group had after ``kept_s`` of training [s]."""
+        """Take back the work that the group did after its first ``kept_s`` of training [s]."""
         kept_s = max(kept_s, -self._since_save_s)  # a checkpoint may be newer than the newest snapshot
         self._return_to(self._after(kept_s))
         self._since_save_s += kept_s
@@ -274,7 +274,7 @@ class Simulation:
         self.outcome.productive, self.outcome.uneven = work
 
     def _leave(self, durable: bool) -> None:
-        """End the group between two steps; its state is safe, unless a node is gone before it is copied."""
+        """End the group between two steps. Its state is safe, unless a node is lost before the state is copied."""
         assert self._group is not None
         safe_s = self._now + self._costs.copy_s
         early = {node.id for node in self._nodes.leaving.values() if (node.leaves_at or math.inf) < safe_s}
@@ -299,7 +299,7 @@ class Simulation:
         return self._trains_from + steps * step_s
 
     def _next_look(self, decision: Decision) -> float:
-        """Return when a decision can change though no node joins or goes [s]."""
+        """Return the next time at which the decision can change although no node joins or leaves [s]."""
         looks = [self._memory.since_s + self._bounds.settle_s, *self._ready_at.values()]
         look_s = min((look for look in looks if look > self._now), default=math.inf)
         if isinstance(decision, Stay):
@@ -330,7 +330,7 @@ class Simulation:
             self._save()
 
     def _save(self) -> None:
-        """Remember the newest checkpoint that the group has made."""
+        """Record the newest checkpoint that the group has made."""
         every_s = self._whole_s(self._costs.store_every_s)
         saved_s = self._next_save_s + (self._trained_s - self._next_save_s) // every_s * every_s
         self._stored, self._since_save_s = self._after(saved_s), -saved_s
@@ -362,11 +362,11 @@ def timeline(trace: Trace, notice_s: float) -> list[tuple[float, str, tuple[str,
 # Simulate training with checkpoints only, for comparison: a loss costs all work since the last checkpoint, and a restart.
 
 CADENCES_S = (30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-"""Save intervals that are tried for the best one [s]."""
+"""Save intervals of which the best is chosen [s]."""
 
 
 class TunedBaseline(NamedTuple):
-    """Training with checkpoints only at its best save interval."""
+    """Training with checkpoints only, at the save interval that is best for one trace."""
 
     every_s: float
     result: SimulationResult
@@ -375,8 +375,8 @@ class TunedBaseline(NamedTuple):
 def checkpoint_restart(
     trace: Trace, bounds: Bounds, every_s: float, restart_s: float, save_s: float = 0.0
 ) -> SimulationResult:
-    """Simulate training with checkpoints only. It saves every ``every_s``, and a save takes ``save_s`` of training. It restarts
-    on all nodes at every loss, and at the next checkpoint if there are more nodes. A new process costs nothing here."""
+    """Simulate training with checkpoints only. It saves every ``every_s``, and a save costs ``save_s`` of training time. It
+    restarts on all nodes at every loss, and at the next checkpoint after nodes have joined. New processes start at no cost."""
     outcome, now, here = SimulationResult(), 0.0, frozenset[str]()
     group, trains_from, trains = frozenset[str](), math.inf, every_s / (every_s + save_s)
     events = [event for event in timeline(trace, 0.0) if event[1] != "hang"]
@@ -411,7 +411,7 @@ def checkpoint_restart(
 
 
 def tuned_checkpoint_restart(trace: Trace, bounds: Bounds, restart_s: float, save_s: float) -> TunedBaseline:
-    """Simulate training with checkpoints only at the best of ``CADENCES_S`` for this trace. Nobody knows it in advance."""
+    """Simulate training with checkpoints only, at the best of ``CADENCES_S`` in hindsight for this trace."""
     found = [
         TunedBaseline(every_s, checkpoint_restart(trace, bounds, every_s, restart_s, save_s)) for every_s in CADENCES_S
     ]

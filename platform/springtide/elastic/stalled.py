@@ -1,12 +1,12 @@
-"""Find the rank that a worker group waits for, by what every rank is doing, long before the time limit for a hang.
+"""Find the rank that a worker group waits for, from the Python stacks of all ranks, long before the hang timeout.
 
-    no event for three usual steps and some seconds -> a look at every rank, and a second one
-    all others wait in a collective, twice, and one does not answer, or stands at the same line -> the group waits for it
-    all wait in a collective, twice, after twenty usual steps and half a minute -> it does not end: the group hangs
+    no event for 3 usual step times plus 3 s -> sample the stacks of all ranks, twice
+    in both samples a rank does not answer or stands at the same line, all others wait in a collective -> that rank stalls
+    in both samples all ranks wait in a collective, and 20 usual step times (at least 30 s) have passed -> deadlock
 
-A rank may stand at the same line for good reasons: it reads rows from a store that is away, waits for Ray, compiles, is slow in
-one of torch's functions, or in one that holds Python's lock, or gets no core on a busy machine. Then nobody is named, and the
-time limit decides.
+A rank may stand at the same line for a good reason. It may read rows from an unreachable store, wait for Ray, compile, run a
+slow function of torch or one that holds the GIL, or get no core on a busy machine. Then no rank is named, and the hang timeout
+decides.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Literal
 Frames = tuple[str, ...]
 """Stack of a rank's training thread, innermost first, each ``file:line``; empty if its process does not answer."""
 BUSY: Frames = ("in a call that holds Python's lock",)
-"""Of a rank that says nothing though its process is there."""
+"""Frames of a rank that does not return its stack although its process is alive."""
 STARVED: Frames = ("waits for a core",)
-"""Of a rank whose machine runs other processes instead."""
+"""Frames of a rank that gets no core because its machine runs other processes."""
 APART_S = 3.0
-"""Time between two looks [s]."""
+"""Time between two samples of the stacks [s]."""
 _STEPS, _FIRST_S = 3.0, 3.0
-"""The first look comes after this many usual steps, and this much later [s]."""
+"""The first sample is taken after this many usual step times without an event, plus this time [s]."""
 _FOUND_S = 10.0
-"""Ranks that all others wait for are named within three usual steps and this time [s]."""
+"""A stalled rank is reported within ``_STEPS`` usual step times plus this time [s]."""
 _DEAD_STEPS, _DEAD_S = 20.0, 30.0
-"""A collective that takes this many usual steps, and at least this time, does not end [s]."""
+"""A collective that takes longer than this many usual step times, and than this time, counts as a deadlock [s]."""
 _INNER = 3
-"""A thread that waits in a collective is in torch's code for it in one of its innermost frames."""
+"""Number of innermost frames in which torch's code for collectives shows that a thread waits in a collective."""
 _COLLECTIVE = ("/torch/distributed/", "/springtide/distributed/collectives.py")
 _STORAGE = ("/springtide/stream/", "/springtide/ray/data/", "/springtide/storage/", "/fsspec/")
 _RAY, _TORCH = ("/ray/",), ("/torch/",)
@@ -37,7 +37,7 @@ _COMPILER = ("/torch/_inductor/", "/torch/_dynamo/convert_frame.py")
 
 
 def first_look_s(step_s: float) -> float:
-    """Return how long a group may be silent until its ranks are looked at, if a step takes ``step_s`` [s].
+    """Return how long a group may be silent before the stacks of its ranks are sampled, if a step takes ``step_s`` [s].
 
     Examples:
         >>> first_look_s(2.0)
@@ -47,8 +47,7 @@ def first_look_s(step_s: float) -> float:
 
 
 def found_by_s(step_s: float) -> float:
-    """Return how long after a group's last step the ranks that all others wait for are named at the latest, if a step takes
-    ``step_s`` [s].
+    """Return the time after a group's last step within which stalled ranks are reported, if a step takes ``step_s`` [s].
 
     Examples:
         >>> found_by_s(2.0)
@@ -58,11 +57,11 @@ def found_by_s(step_s: float) -> float:
 
 
 def stalled(before: Sequence[Frames], now: Sequence[Frames]) -> list[int]:
-    """Return the ranks that the others wait for, as two looks at all ranks tell; empty if that is not plain.
+    """Return the ranks that all others wait for, judged by two samples of the stacks; empty if the samples are ambiguous.
 
     Args:
-        before: the frames of each rank at the first look.
-        now: those at the second one.
+        before: the frames of each rank in the first sample.
+        now: the frames of each rank in the second sample.
 
     Examples:
         >>> wait, stand = ("/torch/distributed/c10d.py:9",), ("my_model.py:7",)
@@ -85,8 +84,8 @@ def stalled(before: Sequence[Frames], now: Sequence[Frames]) -> list[int]:
 
 
 def is_deadlock(before: Sequence[Frames], now: Sequence[Frames], silent_s: float, step_s: float) -> bool:
-    """Return whether a group that is silent for ``silent_s`` waits for itself: every rank is in a collective, as at the look
-    before. That never ends, but a network that is away for some seconds does the same.
+    """Return whether a group that has been silent for ``silent_s`` is deadlocked: in both samples every rank waits in a
+    collective at the same place. A network outage of some seconds looks the same, so the silence must be long.
 
     Examples:
         >>> wait = ("/torch/distributed/c10d.py:9",)
@@ -98,7 +97,7 @@ def is_deadlock(before: Sequence[Frames], now: Sequence[Frames], silent_s: float
 
 
 def doing(frames: Frames) -> Literal["nothing", "waits", "reads", "computes", "else"]:
-    """Return what a rank with these frames does.
+    """Return what a rank with these frames is doing.
 
     Examples:
         >>> doing(("/site-packages/torch/distributed/distributed_c10d.py:1", "/springtide/training/step.py:20"))
@@ -108,8 +107,8 @@ def doing(frames: Frames) -> Literal["nothing", "waits", "reads", "computes", "e
         return "nothing"
     if _any(frames[:_INNER], _COLLECTIVE):
         return "waits"
-    theirs = tuple(frame for frame in frames[:_INNER] if "/springtide/" not in frame)  # we have a ray/, too
-    if _any(frames, _STORAGE) or _any(theirs, _RAY):  # every stack begins in Ray
+    theirs = tuple(frame for frame in frames[:_INNER] if "/springtide/" not in frame)  # springtide/ray/ is not Ray
+    if _any(frames, _STORAGE) or _any(theirs, _RAY):  # innermost only: the outermost frames of every stack are Ray's
         return "reads"
     return "computes" if frames in (BUSY, STARVED) or _any(frames[:1], _TORCH) or _any(frames, _COMPILER) else "else"
 

@@ -1,12 +1,12 @@
-"""Read records of spot capacity, which say what nodes existed, and when.
+"""Read records of spot capacity: which nodes, or how many, existed when.
 
-    Bamboo         time_ms,add|remove,node             of each node
+    Bamboo         time_ms,add|remove,node             one line for each change of a node
     SkyPilot       {"metadata": {"gap_seconds"}, "data": [number of nodes at each tick]}
-    Google Cloud   date, time, number of nodes         not always in order
+    Google Cloud   date, time, number of nodes         lines not always in order of time
     step curve     hours,number of nodes
 
-If only numbers are known, the nodes that joined last go first. Sources: Bamboo (Thorpe et al., NSDI 2023), Can't
-Be Late (Wu et al., NSDI 2024).
+If a record has only numbers, the nodes that joined last are assumed to go first. Sources: Bamboo (Thorpe et al., NSDI 2023),
+Can't Be Late (Wu et al., NSDI 2024).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from springtide.elastic.copies import Domain
 from springtide.errors import ConfigError, explain
 
 _GAP = 10.0
-"""Samples that are this many usual times apart have a gap between them."""
+"""Two samples have a gap between them if they are more than this many median intervals apart."""
 
 
 class Change(NamedTuple):
@@ -39,16 +39,16 @@ class Change(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Trace:
-    """Changes in order of time; it starts without nodes."""
+    """The changes of a cluster's nodes in order of time. The cluster starts without nodes."""
 
     changes: tuple[Change, ...]
     end_s: float
     domains: Mapping[str, Domain] = dataclasses.field(default_factory=dict)
     """Failure domains of the nodes for which they are known."""
     hangs_s: tuple[float, ...] = ()
-    """When a process hangs though no node is lost [s]."""
+    """When a process hangs although no node is lost [s]."""
     unknown_s: float = 0.0
-    """Time in gaps of a record of samples, where the number before the gap is assumed [s]."""
+    """Total time in gaps between samples, where the number of nodes before the gap is assumed [s]."""
 
     @property
     def numbers(self) -> list[tuple[float, int]]:
@@ -66,7 +66,7 @@ class Trace:
 
 
 def read(text: str, name: str) -> Trace:
-    """Parse a record in any of the formats. Raises ConfigError, with ``name``, if it is in none of them."""
+    """Parse a record in any of the formats. Raises ConfigError, which names the record ``name``, if it is in none of them."""
     try:
         if text.lstrip().startswith("{"):
             record = json.loads(text)
@@ -75,7 +75,7 @@ def read(text: str, name: str) -> Trace:
         rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if any(row)]
         if rows[0][1] in ("add", "remove"):
             kinds = {"add": True, "remove": False}
-            last = rows.pop() if len(rows[-1]) == 1 else None  # it may be a time only
+            last = rows.pop() if len(rows[-1]) == 1 else None  # the end of the record
             found = of_nodes([(float(row[0]) / 1000, kinds[row[1]], row[2]) for row in rows])
             if last is None:
                 return found
@@ -142,8 +142,8 @@ def _check_time(time_s: float, before_s: float = 0.0) -> None:
 
 
 def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
-    """Return the trace of ``times`` clusters. Each cluster begins at another place of the record, continues at its start after
-    its end, and is a failure domain."""
+    """Return one trace with the nodes of ``times`` clusters. Each cluster starts at another offset of the record, wraps around
+    at the record's end, and is a failure domain."""
     chance = random.Random(seed)
     rows: list[tuple[float, bool, str]] = []
     for copy in range(times):
@@ -160,7 +160,7 @@ def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
 
 
 def smaller(trace: Trace, most: int) -> list[tuple[float, int]]:
-    """Return rows of (seconds, number of nodes), scaled to 1 to ``most`` nodes, where that number changes."""
+    """Return (seconds, number of nodes) for each change, with the numbers scaled to 1 to ``most`` nodes."""
     found: list[tuple[float, int]] = []
     for time_s, number in trace.numbers:
         scaled = max(1, math.ceil(number * most / max(1, trace.most)))

@@ -1,4 +1,4 @@
-"""What a run will need: memory, time, cost, and what a spot market does to it. Layer rule: starts nothing.
+"""Predict the memory, time and cost of a run, also on spot nodes. Layer rule: starts nothing.
 
-The package is not named ``plan``: that is the function.
+The package is not named ``plan``, because that is the name of the function.
 """

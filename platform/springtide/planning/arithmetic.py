@@ -1,9 +1,9 @@
-"""Predict what a worker's device holds in a step, by arithmetic: in milliseconds, where ``planning/step_memory.py``, which
-runs the step on tensors without memory, takes seconds and needs torch. Tests hold the two together.
-Below: how long the step takes.
+"""Predict the device memory of a step, and below its duration, by arithmetic. The arithmetic takes milliseconds. In contrast,
+``planning/step_memory.py`` runs the step on tensors without memory, takes seconds and needs torch. Tests compare the two.
 
-    between steps     weights, gradients, moments: sharded
-    in a step         + whole weights (of all, or of two blocks), activations, logits of a part of the tokens, whole gradients
+    between steps     shards of weights, gradients and moments
+    in a step         + gathered weights (of all blocks, or with zero3 of one), activations, logits of a part of the tokens,
+                      unsharded gradients
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _VOCAB_MULTIPLE = 64
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 _MOMENTS = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0}
 _LOGITS_AT_ONCE = {False: 2**22, True: 2**27}
-"""Logits that are computed at a time, by whether it is a GPU, as in ``model/loss.py``."""
+"""Whether the device is a GPU -> number of logits that are computed at a time, as in ``model/loss.py``."""
 
 
 class ModelSize(NamedTuple):
-    """Number of weights of a decoder, and what it computes for a token."""
+    """Numbers of weights of a decoder, and its attention span, from which its FLOPs follow."""
 
     block_matrices: int
     """Weights of one block's matrices."""
     block_vectors: int
     num_layers: int
     table: int
-    """Weights of the embedding; as many has the head."""
+    """Weights of the embedding, and of the output head, which has as many."""
     tables: int
-    """1 if they are the same, else 2."""
+    """1 if embedding and head share their weights, else 2."""
     last_norm: int
     attended: float
     """Tokens that a token attends to on average, summed over all layers, times the width of all heads."""
@@ -59,7 +59,7 @@ class ModelSize(NamedTuple):
         return 6.0 * (self.num_layers * self.block_matrices + self.table) + 12.0 * self.attended
 
     def hardware_flops_per_token(self, recompute: str) -> float:
-        """The same with what is recomputed in backward."""
+        """Return the FLOPs for a token, including what is recomputed in backward."""
         again = 2.0 * self.num_layers * self.block_matrices + 4.0 * self.attended
         return self.flops_per_token + (again if recompute == "full" else 0.0)
 
@@ -68,9 +68,9 @@ def model_size(model: ModelConfig, vocab_size: int, length: int) -> ModelSize:
     """Return the size of the decoder that ``model`` describes.
 
     Args:
-        model: architecture; of a model of one's own, or of an adapter, nothing is known here.
+        model: architecture of the decoder. ``model.source`` and adapters are ignored.
         vocab_size: number of token ids.
-        length: of a row [tokens].
+        length: length of a row [tokens].
 
     Examples:
         >>> from springtide.planning.arithmetic import model_size
@@ -102,7 +102,7 @@ def _moments(size: ModelSize, optim: OptimConfig) -> float:
     matrices = size.num_layers * size.block_matrices
     if optim.optimizer == "adafactor":
         return 4.0 * 2 * math.sqrt(size.num_parameters) * size.num_layers
-    spared = 4.0 * matrices if optim.optimizer == "muon" else 0.0  # one moment, not two
+    spared = 4.0 * matrices if optim.optimizer == "muon" else 0.0  # one moment for matrices, not two
     return _MOMENTS[optim.moments] * size.num_parameters - spared
 
 
@@ -110,24 +110,24 @@ class Activations(NamedTuple):
     """Bytes that forward keeps for backward, per token."""
 
     kept: float
-    """By each block."""
+    """Bytes that each block keeps."""
     again: float
-    """What one block holds in addition while it is recomputed."""
+    """Additional bytes that one block holds while it is recomputed."""
     around: float
-    """Hidden states at both ends."""
+    """Bytes of the hidden states before the first and after the last block."""
 
 
 def activations(model: ModelConfig, recompute: str, precision: str, gpu: bool) -> Activations:
-    """Return what a decoder keeps for backward.
+    """Return the bytes per token that a decoder keeps for backward.
 
     Args:
         model: architecture.
         recompute: as ``parallel.recompute``.
         precision: as ``parallel.computes_in``.
-        gpu: whether it is a GPU, whose attention kernels need a key head for each query head.
+        gpu: whether the device is a GPU, where some attention kernels need a key head for each query head.
     """
     size, width, kv_width = _BYTES[precision], model.num_heads * model.head_width, model.num_kv_heads * model.head_width
-    results = 2 * width + 2 * kv_width + model.dim + 2 * model.ffn_dim  # of products and attention
+    results = 2 * width + 2 * kv_width + model.dim + 2 * model.ffn_dim  # outputs of products and attention
     repeated = 2 * width if gpu and kv_width < width and (precision != "bf16" or model.attention_cap) else 0
     others = 2 * model.dim + 2 * width + 2 * model.ffn_dim + repeated
     whole = float(size * (model.dim + results + others)) + (10.0 * model.dim if size < 4 else 0.0)  # norms are in fp32
@@ -136,11 +136,11 @@ def activations(model: ModelConfig, recompute: str, precision: str, gpu: bool) -
 
 
 def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> int:
-    """Return about the bytes that ``planning/step_memory.py`` predicts, for a decoder without adapter.
+    """Return approximately the peak bytes of a step that ``planning/step_memory.py`` predicts, for a decoder without adapter.
 
     Args:
-        config: settings of the run, with a number as micro-batch.
-        size: of its model.
+        config: settings of the run; ``train.micro_batch`` is a number.
+        size: size of the run's model.
         world_size: number of workers.
     """
     parallel, gpu = config.parallel, config.elastic.gpus_per_worker > 0
@@ -156,17 +156,17 @@ def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> in
     there = kept.kept * tokens * (1 if gpu and parallel.offloads_activations else size.num_layers)
     forward, backward = there + head, there + kept.again * tokens
     states, weights = state_bytes(size, config.optim), size.num_parameters
-    shares = math.inf if gpu and parallel.offloads_parameters else shards  # with these, shards are on the host
+    shares = math.inf if gpu and parallel.offloads_parameters else shards  # offloaded shards are on the host
     if world_size == 1 and not parallel.exact and parallel.offload == "none":
         copies = 0
-        if (
-            cast < 4
-        ):  # weights are converted where they are used, and backward of what is not recomputed keeps the copies
+        # weights are converted where they are used; without recomputation, backward keeps the converted copies of blocks
+        if cast < 4:
             kept_blocks = size.num_layers * size.block_matrices if parallel.recompute == "none" else 0
             copies = cast * (2 * size.table + kept_blocks)
         return round(states + 4 * weights + copies + max(forward, backward))
     blocks = size.block if parallel.strategy == "zero3" else size.num_layers * size.block
     whole = cast * (size.root + blocks)
+    # gradients that earlier micro-batches of the step have left
     if parallel.exact or parallel.strategy in ("ddp", "zero1"):
         before = float(summed * weights) if several else 0.0
     else:
@@ -178,49 +178,51 @@ def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> in
     return round(states / shares + max(step, last))
 
 
-# How long a step takes on a cluster that one has not rented yet: a roofline with one measured number.
+# Predict how long a step takes on a cluster that is not rented yet: a roofline with one measured number, the efficiency.
 #
-# device    products at the device's FLOP/s, everything else at the speed of its memory     / efficiency
-# host      beginning each operation, small ones as long as large ones                      / efficiency
+# device    matrix products at the device's FLOP/s + everything else at its memory bandwidth     / efficiency
+# host      CPU time to launch the operations, the same for small and large ones                 / efficiency
 # links     ring all-gather and reduce-scatter of weights and gradients
-# step      on GPUs the longer of device and host, beside links: the longer of both, and of the shorter one the part that
-# belongs to one block, which has nothing to hide behind; on CPUs, where the same cores do all, the sum
+# step      GPUs: compute = max(device, host) overlaps with links, so a step takes max(compute, links), plus the part of the
+#           shorter one that belongs to one block and overlaps with nothing.
+#           CPUs: device + host + links, because the same cores do everything.
 #
-# A kernel is limited by arithmetic or by memory (Williams, Waterman and Patterson, "Roofline", CACM 2009), and kernels
-# run one after the other: so their times add up. A ring of n moves (n - 1) / n of the bytes over each link (Patarasuk
-# and Yuan, "Bandwidth optimal all-reduce", 2009), and the slowest link counts: between nodes that of a node, which its
-# devices share.
+# A kernel is limited by arithmetic or by memory (Williams, Waterman and Patterson, "Roofline", CACM 2009). Kernels run one
+# after the other, so their times add up. A ring of n moves (n - 1) / n of the bytes over each link (Patarasuk and Yuan,
+# "Bandwidth optimal all-reduce", 2009). The slowest link counts: between nodes it is a node's link, which its devices share.
 
 ASSUMED_EFFICIENCY = 0.62
-"""Where nothing was measured: on one H200 models of 125M, of 1.3B and of 8B's shape had 0.59, 0.66 and 0.64, from the tokens/s
-in benchmarks/RESULTS.md."""
+"""Efficiency where nothing was measured. On one H200, models of 125M, of 1.3B and of the shape of an 8B had 0.59, 0.66 and
+0.64, computed from the tokens/s in benchmarks/RESULTS.md."""
 _BLOCK_STARTS, _FORWARD_STARTS, _OTHER_STARTS = 212, 73, 78
-"""Operations that torch begins for a block, forward and backward; forward alone, which is what it recomputes; and beside all
-blocks: as torch dispatches them (TorchDispatchMode), views and gradients included."""
+"""Operations of a micro-batch: of a block in forward and backward; of a block in forward alone, which recomputation repeats;
+and outside the blocks. Counted as torch dispatches them (TorchDispatchMode), views and gradients included."""
 _START_S = 14e-6
-"""Time that a host takes to begin one, with matrices so small that there is nothing else: benchmarks/plan.py's machine [s]."""
+"""CPU time to launch an operation, measured on the machine of benchmarks/plan.py with matrices so small that only launches
+count [s]."""
 _MESSAGE_S = 0.005
-"""Time that a collective of one block takes beside its bytes, there: gloo between two ranks that both compute [s]."""
+"""Latency of a collective of one block, on top of the transfer of its bytes. Measured on the same machine: gloo between two
+ranks that both compute [s]."""
 
 
 class StepTime(NamedTuple):
-    """Where the time of a step goes, before it is overlapped [s]."""
+    """Parts of the time of a step, before they overlap [s]."""
 
     products_s: float
     """Matrix products and attention, at the device's FLOP/s."""
     memory_s: float
-    """Norms, activations, logits, weights and moments, at the speed of its memory."""
+    """Norms, activations, logits, weights and moments, at the device's memory bandwidth."""
     links_s: float
     blocks: int
-    """Blocks whose communication overlaps with others' computation; 0: nothing overlaps."""
+    """Blocks whose communication overlaps with the computation of other blocks; 0: nothing overlaps."""
     host_s: float = 0.0
-    """Beginning operations, which does not wait for the device."""
+    """CPU time to launch operations, which does not wait for the device."""
 
     def step_s(self, efficiency: float) -> float:
         """Return the duration of a step [s].
 
         Args:
-            efficiency: of the device's part, 0 to 1; above 1 if the device is faster than it was said to be.
+            efficiency: efficiency of device and host, 0 to 1; above 1 if the device is faster than its stated figures.
         """
         device_s = self.products_s + self.memory_s
         if not self.blocks:
@@ -229,8 +231,8 @@ class StepTime(NamedTuple):
         return max(device_s, self.links_s) + min(device_s, self.links_s) / self.blocks
 
     def efficiency(self, measured_s: float) -> float:
-        """Return the efficiency with which a step takes ``measured_s``; the highest that is looked for if links alone take as
-        long."""
+        """Return the efficiency at which a step takes ``measured_s``, found by bisection. Return the upper limit of the search
+        if the links alone take longer."""
         low, high = 1e-4, 1e4
         for _ in range(100):
             middle = math.sqrt(low * high)
@@ -239,13 +241,13 @@ class StepTime(NamedTuple):
 
 
 def step_time(config: Config, size: ModelSize, node: NodeType, world_size: int) -> StepTime:
-    """Return the parts of the duration of a step.
+    """Predict the parts of the time of a step.
 
     Args:
-        config: settings of the run, with a number as micro-batch.
-        size: of its model.
+        config: settings of the run; ``train.micro_batch`` is a number.
+        size: size of the run's model.
         node: the workers' node type.
-        world_size: number of workers; whole nodes, or fewer than one has.
+        world_size: number of workers: all workers of one or more nodes, or some workers of one node.
     """
     device, parallel, model = node.device, config.parallel, config.model
     lanes, length = config.stream.num_lanes, config.shards.sequence_length
@@ -254,7 +256,7 @@ def step_time(config: Config, size: ModelSize, node: NodeType, world_size: int) 
     tokens = rows * length
     products_s = tokens * size.hardware_flops_per_token(parallel.recompute) / device.flops
     cast = _BYTES[parallel.computes_in]
-    # read and written by what is not a product, forward and backward, in numbers
+    # bytes per token that all but matrix products read and write, in forward and backward
     width = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_width
     per_token = cast * size.num_layers * (24 * model.dim + 8 * width + 12 * model.ffn_dim)
     per_token += (12 + 2 * cast) * (size.table // model.dim)  # the softmax, in fp32
@@ -269,8 +271,7 @@ def step_time(config: Config, size: ModelSize, node: NodeType, world_size: int) 
 
 
 def _host_s(config: Config, num_layers: int) -> float:
-    """Return the time that the host takes to begin the operations of a micro-batch; of compiled blocks only what is beside them
-    [s]."""
+    """Return the CPU time to launch the operations of a micro-batch [s]. Operations inside compiled blocks are not counted."""
     block = _BLOCK_STARTS + (_FORWARD_STARTS if config.parallel.recompute != "none" else 0)
     return _START_S * (_OTHER_STARTS + (0 if config.parallel.compile else num_layers * block))
 
@@ -280,13 +281,14 @@ def _links_s(config: Config, size: ModelSize, node: NodeType, workers: int, shar
     parallel, weights = config.parallel, size.num_parameters
     cast, summed = _BYTES[parallel.computes_in], 8 if parallel.exact else 4
     each = parallel.strategy == "zero3"
+    # zero3 gathers weights in forward and backward of each micro-batch; zero2 and zero3 reduce gradients after each
     gathers = 2 * micro_steps if each else 1
     reduces = micro_steps if parallel.strategy in ("zero2", "zero3") and not parallel.exact else 1
     sharded = (gathers * cast + reduces * summed) * weights
     found = 0.0
     if shards > 1:
         found += sharded * (shards - 1) / shards / _link(node, shards)
-    if (copies := workers // shards) > 1:
+    if (copies := workers // shards) > 1:  # copies of the model all-reduce the gradients of their shards
         found += 2 * summed * weights / shards * (copies - 1) / copies / _link(node, workers)
     if workers > 1 and not config.elastic.gpus_per_worker:
         found += (gathers + reduces) * size.num_layers * _MESSAGE_S
@@ -294,7 +296,7 @@ def _links_s(config: Config, size: ModelSize, node: NodeType, workers: int, shar
 
 
 def _link(node: NodeType, members: int) -> float:
-    """Return the speed of the slowest link in a ring of ``members`` [bytes/s]."""
+    """Return the speed of the slowest link in a ring of ``members`` devices [bytes/s]."""
     inside = float(node.links.inside or math.inf)
     between = float(node.links.between or math.inf)
     return inside if members <= node.devices else min(inside, between)

@@ -1,4 +1,4 @@
-"""What a finished run says for a plan: its step time against the roofline, its restarts and its saves."""
+"""Calibrate a plan by a measured run: its step time relative to the roofline, its restarts and its saves."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from springtide.tracking.timeline import Timeline
 
 _WARM_UP = 3
-"""First steps of a worker group that do not count: memory is allocated, blocks are compiled."""
+"""First steps of a worker group, which are not measured because they allocate memory and compile blocks."""
 _LEAST = 5
-"""Fewest steps that calibrate."""
+"""Minimum number of measured steps for a calibration."""
 _SAME = (
     *("shards.sequence_length", "shards.mask_across_documents", "stream.global_batch", "stream.lanes"),
     *("optim.optimizer", "optim.moments", "optim.source", "optim.groups", "optim.ema_half_life", "train.micro_batch"),
 )
-"""Settings that the time of a step depends on, beside all of ``_SECTIONS``."""
+"""Settings outside ``_SECTIONS`` that the time of a step depends on."""
 _SECTIONS = ("model", "parallel", "objective")
 
 
@@ -39,9 +39,9 @@ class Calibration(NamedTuple):
     num_steps: int
     """Steps that were measured."""
     step_s: float
-    """Median [s]."""
+    """Median time of a step [s]."""
     efficiency: float
-    """Efficiency of the roofline of that node type."""
+    """Efficiency at which the roofline of ``node_type`` gives ``step_s``."""
     restart_s: float | None
     """Median time from one worker group to the next; None without a restart [s]."""
     save_s: float | None
@@ -55,7 +55,8 @@ class Calibration(NamedTuple):
         )
 
     def is_of(self, config: Config, size: ModelSize, node_type: str, workers: int) -> bool:
-        """Return whether a run of ``config`` does the same steps on the same nodes: then its time was measured."""
+        """Return whether a run of ``config`` would do the same steps on the same nodes, so that ``step_s`` is its
+        measured step time."""
         changed = [
             name
             for name in configs.difference(self.config, config)
@@ -66,11 +67,11 @@ class Calibration(NamedTuple):
 
 
 def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
-    """Read what a run measured.
+    """Compute a calibration from a run's config and events.
 
     Args:
         path: the run's folder.
-        measured_on: name of the node type that it ran on; empty: the only one, or the one whose device it names.
+        measured_on: name of the node type that the run used; empty: the file's only type, or the one with the run's device.
         file: the cluster file.
 
     Raises:
@@ -92,7 +93,7 @@ def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
     world_size, step_s = start.world_size, statistics.median(times)
     vocab_size = run.config.corpus.vocab_size
     size = model_size(config.model, vocab_size, config.shards.sequence_length)
-    if start.num_parameters:  # the dataset's vocabulary may be smaller than was asked for
+    if start.num_parameters:  # the dataset's vocabulary may be smaller than configured
         ids = (start.num_parameters - size.num_parameters) // (size.tables * config.model.dim) + vocab_size
         size = model_size(config.model, max(1, ids), config.shards.sequence_length)
     efficiency = step_time(config, size, node, world_size).efficiency(step_s)
@@ -113,8 +114,8 @@ def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
 
 
 def _measured(timeline: Timeline) -> tuple[Started | None, list[float]]:
-    """Return the newest worker group that trained enough steps, the last one if none did, and the times of its steps without
-    the first [s]. Groups of one driver have the same term, and may have different sizes."""
+    """Return the start of the newest worker group with enough steps, else of the last group, and its step times without the
+    warm-up [s]. Groups are separated by their start events: those of one driver have the same term, but may differ in size."""
     steps, end, last = timeline.tries["step_time_s"], None, None
     for before, event in reversed(timeline.placed):
         if isinstance(event, Started):

@@ -1,10 +1,10 @@
-"""What of a GPU's memory is not there for a step's tensors: the process's context, NCCL's buffers, and holes between segments.
+"""GPU memory that a step's tensors cannot use: the process's context, NCCL's buffers, and holes in the allocator's segments.
 
-    context     what the driver and the libraries hold in each process
+    context     memory that the driver and the libraries hold in each process
     NCCL        channels x connections x the buffers of three protocols, for each communicator
     holes       a share of the rest
 
-Sizes of the buffers are those of NCCL 2's ``init.cc`` (``DEFAULT_BUFFSIZE`` and the two beside it).
+The buffer sizes are from NCCL 2's ``init.cc`` (``DEFAULT_BUFFSIZE`` and the two constants next to it).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from collections.abc import Mapping
 from springtide.config import Config
 
 CONTEXT_BYTES = 600_000_000
-"""Where a device has not said how much is in use: assumed, not measured."""
+"""Context if the memory in use on the device is not known: assumed, not measured."""
 _BUFFERS = {"NCCL_BUFFSIZE": 2**22, "NCCL_LL_BUFFSIZE": 8 * 512 * 8 * 16, "NCCL_LL128_BUFFSIZE": 120 * 640 * 8 * 8}
-"""Variable -> bytes of a connection in a channel, of the protocols Simple, LL and LL128."""
+"""Environment variable -> buffer bytes per connection and channel, for the protocols Simple, LL and LL128."""
 _CHANNELS = ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")
 _MOST_CHANNELS = 32
-"""NCCL takes fewer on most machines (24 on eight H100): an upper bound, as ``MAXCHANNELS`` was until 2.28."""
+"""Upper bound of the channels, as ``MAXCHANNELS`` was until NCCL 2.28. NCCL uses fewer on most machines (24 on eight H100)."""
 _CONNECTIONS = 2
-"""Receiving ends of a rank in a ring and in a tree that has data in flight: buffers lie at the receiver."""
+"""Connections on which a rank receives: one in a ring, one in a tree that has data in flight. The receiver has the buffer."""
 _HOLES = 0.04
-"""Share kept free for holes and alignment where segments grow (``PYTORCH_ALLOC_CONF``): assumed, not measured."""
+"""Share kept free for holes and alignment with expandable segments (``PYTORCH_ALLOC_CONF``): assumed, not measured."""
 _HOLES_FIXED = 0.1
-"""The same where segments do not grow."""
+"""Share kept free for holes and alignment without expandable segments: assumed, not measured."""
 
 
 def nccl_bytes(ranks: int, shards: int, environment: Mapping[str, str]) -> int:
@@ -44,19 +44,19 @@ def nccl_bytes(ranks: int, shards: int, environment: Mapping[str, str]) -> int:
     """
     channels = min([_MOST_CHANNELS, *(_number(environment, name, _MOST_CHANNELS) for name in _CHANNELS)])
     connection = sum(_number(environment, name, size) for name, size in _BUFFERS.items())
-    # all ranks; and where copies are sharded, a communicator within a copy, and one between copies
+    # one communicator of all ranks; with several sharded copies of the model, one within a copy and one across copies
     communicators = (ranks > 1) + 2 * (1 < shards < ranks)
     return channels * _CONNECTIONS * connection * communicators
 
 
 def usable_bytes(config: Config, device_bytes: int, used_bytes: int = 0) -> int:
-    """Return what of each worker's device a step's tensors may fill, with as many workers as the run may have; all of it
-    without GPUs, 0 if it is unknown [bytes].
+    """Return the memory of a worker's device that a step's tensors may fill, at the run's largest number of workers [bytes].
+    Without GPUs it is all of ``device_bytes``; 0 if ``device_bytes`` is 0 (unknown).
 
     Args:
         config: settings of the run.
         device_bytes: memory of a device, or the worker's share of it.
-        used_bytes: what a process holds before its first tensor, if the device has said it.
+        used_bytes: memory that a process holds before its first tensor; 0 if it is not known.
 
     Examples:
         >>> config = st.Config().override({"elastic.gpus_per_worker": 1, "stream.global_batch": 8, "elastic.max_workers": 8})

@@ -25,10 +25,10 @@ _MORE_WORKERS = (2, 4, 8)
 _PROBED = (2, 4)
 """Micro-batch sizes at which memory is predicted [rows]."""
 _BETTER = 0.005
-"""Another batch is worth a word if its evenness is better by this."""
+"""Minimum gain in mean evenness for which another number of rows is reported."""
 _KEPT_FREE = 0.9
 _PLENTY = 8
-"""A device with this many times the upper bound needs no prediction."""
+"""A step fits a device with more than this many times the bytes of ``_bound``, without a prediction."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +38,9 @@ class MemoryEstimate:
     workers: int
     """The number of workers as configured."""
     configured_bytes: int
-    """As configured [bytes per worker]."""
+    """Memory as configured [bytes per worker]."""
     changed_bytes: dict[str, int]
-    """Change, as text -> memory after it [bytes per worker]."""
+    """Change, as text -> memory with the change [bytes per worker]."""
 
     def as_dict(self) -> dict[str, int]:
         """Return description -> memory [bytes per worker], as configured first, as ``springtide plan --json`` prints it."""
@@ -48,8 +48,8 @@ class MemoryEstimate:
 
 
 def num_ids(config: Config, given: int = 0) -> int:
-    """Return the number of token ids where no dataset tells it: as ``given``, else of the weights that the run starts from,
-    else of the tokenizer that would be trained."""
+    """Return the number of token ids of a run without a dataset: ``given``, else that of the weights that the run starts from,
+    else that of the tokenizer that would be trained."""
     return given or config.model.vocab_size or config.corpus.vocab_size
 
 
@@ -103,7 +103,7 @@ def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers
 
 @dataclasses.dataclass(frozen=True)
 class EvennessEstimate:
-    """How evenly whole lanes are dealt over the allowed numbers of workers: a worker with fewer waits for those with more."""
+    """How evenly whole lanes are dealt at each allowed number of workers. A worker with fewer lanes waits for the others."""
 
     least_workers: int
     most_workers: int
@@ -111,7 +111,7 @@ class EvennessEstimate:
     """Rows in a step, ``stream.global_batch``."""
     evenness: LaneEvenness
     better_rows: int
-    """Rows of a more even step near it; ``rows`` if there is none."""
+    """Number of rows near ``rows`` whose lanes are dealt more evenly; ``rows`` if there is none."""
     better_mean: float
 
     def as_dict(self) -> dict[str, float]:
@@ -180,8 +180,8 @@ def choose_micro_batch(config: Config, vocab_size: int, eos_id: int | None, devi
 
 
 def least_workers(config: Config, vocab_size: int, eos_id: int | None, device_bytes: int) -> int:
-    """Return the fewest workers that ``config`` allows with which a step of one row at a time is predicted to fit each device;
-    the most allowed if it never fits, the fewest if ``device_bytes`` is 0 (unknown)."""
+    """Return the smallest allowed number of workers at which a step with micro-batches of one row is predicted to fit each
+    device. Return the largest allowed number if no number fits, the smallest if ``device_bytes`` is 0 (unknown)."""
     from springtide.planning.step_memory import predicted_bytes
 
     elastic, cell, one_row = config.elastic, max(1, config.parallel.shards), config.override({"train.micro_batch": 1})

@@ -1,7 +1,7 @@
 """Plans a run before it is paid for: which nodes it fits, how long it takes there, and what that costs.
 
 cluster file, config --arithmetic.py--> fits? how long is a step?  --simulation.py--> days and dollars on spot
-                                                ^ one calibration by a run that is finished
+                                                ^ calibrated by one measured run
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from springtide.planning.estimate import gigabytes, num_ids
 from springtide.planning.spot import Market, saves_of, spot_of
 
 _KEPT_FREE = 0.9
-"""Part of a device that a step may take: libraries hold some memory for themselves."""
+"""Part of a device's memory that a step may take; the rest is left to libraries."""
 _CHANGES: tuple[dict[str, Any], ...] = (
     {"train.micro_batch": 1},
     {"parallel.recompute": "selective"},
@@ -42,13 +42,13 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"train.micro_batch": 1, "parallel.recompute": "full"},
     {"train.micro_batch": 1, "parallel.recompute": "full", "parallel.strategy": "zero3", "parallel.shard_workers": 0},
 )
-"""What may make a step fit, the smallest change first. None of them changes what is learned."""
+"""Changes that may make a step fit, the smallest first. None of them changes what is learned."""
 _DAY_S = 86400.0
 _MOST_MICRO_BATCH = 2**12
 
 
 def load_cluster(path: str) -> ClusterFile:
-    """Read a cluster file, with absolute paths of its records. Raises ConfigError with file, line, field, value, remedy."""
+    """Read a cluster file, and make the paths of its records absolute. Raises ConfigError if the file is missing or invalid."""
     file = Path(path)
     try:
         if file.exists() and not file.is_file():
@@ -76,15 +76,16 @@ def plan(config: Config, cluster: str, measured: str = "", measured_on: str = ""
         config: settings of the run; ``train.micro_batch: auto`` takes the largest that fits.
         cluster: path of a cluster file, in the form of docs/how-to/plan.md.
         measured: folder of a run with some steps, which calibrates the roofline; empty assumes an efficiency.
-        measured_on: name of the node type that it ran on; needed where neither the file nor its device tells.
+        measured_on: name of the node type that the measured run used; needed if the cluster file has several and the run's
+            device does not identify one.
         vocab_size: number of token ids; 0: ``model.vocab_size``, or ``corpus.vocab_size`` if that is 0.
 
     Returns:
         A row for each node type and number of nodes, cheapest first, those that do not fit last.
 
     Raises:
-        ConfigError: the file is not in its form, the run cannot calibrate, the model is one that a plan does not know, or no
-            node fits; then with the smallest change that would.
+        ConfigError: the cluster file is invalid, the measured run cannot calibrate, the model is not a plain decoder, or
+            nothing fits. If nothing fits, the message has the smallest change with which each row would.
 
     Examples:
         >>> found = st.plan(st.recipes.llama3_8b(), "nodes.yaml")
@@ -124,7 +125,7 @@ def _told(calibration: Calibration | None) -> str:
 
 
 def _check_known(config: Config) -> None:
-    """Raise ConfigError for a model whose size no arithmetic tells."""
+    """Raise ConfigError for a user's own model, optimizer or objective and for an adapter, whose size cannot be calculated."""
     for field, value, usual in (
         ("model.source", config.model.source, ""),
         ("model.adapter", config.model.adapter, "none"),
@@ -150,7 +151,7 @@ def _sizes(most: int) -> Iterator[int]:
 
 
 def _fitted(config: Config, size: ModelSize, node: NodeType, workers: int) -> Config:
-    """Return ``config`` for this number of workers, with a number as micro-batch."""
+    """Return ``config`` for this number of workers, with the largest micro-batch that fits in place of ``auto``."""
     elastic, changes = config.elastic, {"elastic.max_workers": max(workers, config.elastic.min_workers)}
     if elastic.min_workers > workers:
         changes = {"elastic.min_workers": workers, "elastic.max_workers": workers}
@@ -168,13 +169,13 @@ def _fitted(config: Config, size: ModelSize, node: NodeType, workers: int) -> Co
 
 
 def _room(config: Config, node: NodeType) -> float:
-    """Return the memory that a step may take of a device: nine tenths, or what training allows it beside context and NCCL's
-    buffers, if that is less [bytes]."""
+    """Return the memory of a device that a step may take: nine tenths, or what context and NCCL's buffers leave, if that is
+    less [bytes]."""
     return min(_KEPT_FREE * node.device.memory, float(usable_bytes(config, node.device.memory)))
 
 
 def _cannot(config: Config, workers: int) -> str:
-    """Return why the data or the layout allows no such group, empty if it does."""
+    """Return why lanes or shards do not allow a group of ``workers``; empty if they do."""
     lanes, shards = config.stream.num_lanes, config.parallel.shards
     if workers > lanes:
         return f"stream.lanes = {lanes} are fewer than {workers} workers; raise stream.global_batch"
@@ -302,7 +303,7 @@ def _least_nodes(config: Config, size: ModelSize, node: NodeType, nodes: int) ->
 
 
 def _nothing_fits(config: Config, size: ModelSize, file: ClusterFile, rows: list[PlanRow]) -> str:
-    """Return the error for a recipe that fits no node, with what would fit."""
+    """Return the error message for a config that fits no node type, with what would fit."""
     lines = [f"  {row.where}: {row.why}" for row in rows]
     usable = [row for row in rows if row.memory_bytes]
     best = ""
@@ -322,10 +323,10 @@ def _nothing_fits(config: Config, size: ModelSize, file: ClusterFile, rows: list
     return explain("model", model, problem, "what would fit:") + "\n" + "\n".join(lines) + best
 
 
-# The rows of a plan: what each node type and world size would make of a run, as values, text, HTML and plain data.
+# The rows of a plan, one for each node type and world size, as values, text, HTML and plain data.
 
 MEASURED = "measured"
-"""Beginning of the source of a figure that was not calculated."""
+"""First word of the source of a measured figure."""
 _HEADS = (
     *("node type", "nodes", "workers", "memory", "layout", "micro-batch", "tokens/s", "even", "on demand", "spot"),
     *("save every", "checkpoints"),
@@ -341,7 +342,7 @@ class PlanRow:
     nodes: int
     world_size: int
     why: str
-    """Why it does not fit, and what would; empty if it fits."""
+    """Why the run does not fit, and what would; empty if it fits."""
     memory_bytes: int
     """Device memory that a step needs [bytes]."""
     device_bytes: int
@@ -349,9 +350,9 @@ class PlanRow:
     layout: str
     """Strategy, precision and recomputation."""
     micro_batch: int
-    """Rows at once [rows]."""
+    """Rows of a micro-batch [rows]."""
     evenness: float
-    """Part of a step in which the mean worker computes."""
+    """Mean share of a step in which a worker computes."""
     step_s: float = math.nan
     tokens_per_s: float = math.nan
     efficiency: float = math.nan
@@ -360,17 +361,17 @@ class PlanRow:
     """Time to ``train.total`` on nodes that stay [days]."""
     on_demand_dollars: float | None = None
     spot_days: float | None = None
-    """The same on spot nodes [days]."""
+    """Time to ``train.total`` on spot nodes [days]."""
     spot_dollars: float | None = None
     of_ideal: float | None = None
-    """What the record of spot capacity leaves of a run that loses no time."""
+    """Productive time on the record of spot capacity, as a share of a run that loses no time."""
     save_every_s: float = math.nan
     save_reason: str = ""
     checkpoint_bytes: int = 0
     storage_bytes: int = 0
     """All checkpoints that are kept [bytes]."""
     storage_dollars: float | None = None
-    """Price of them [dollars/month]."""
+    """Price of storing all kept checkpoints [dollars/month]."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Settings that differ from the recipe's, by dotted name."""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -378,7 +379,7 @@ class PlanRow:
 
     @property
     def where(self) -> str:
-        """Its node type and number of workers, as text."""
+        """The node type and number of workers, as text."""
         return f"{self.node_type}, {self.world_size} worker{'s' * (self.world_size != 1)}"
 
     @property
@@ -388,14 +389,14 @@ class PlanRow:
 
     @property
     def dollars(self) -> float:
-        """The lower of both prices; infinity if it does not fit."""
+        """The lower of the on-demand and the spot price; infinity if a step does not fit."""
         known = [one for one in (self.on_demand_dollars, self.spot_dollars) if one is not None]
         return min(known, default=math.inf) if self.fits else math.inf
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a run would take on each node type of a cluster file, cheapest first.
+    """Memory, time and costs of a run on each node type of a cluster file, cheapest first.
 
     Examples:
         >>> found = st.plan(st.recipes.gpu_1b(), "nodes.yaml")
@@ -425,7 +426,7 @@ class Plan:
         return {**head, "rows": rows}
 
     def describe(self) -> str:
-        """Return the plan as a table, with what each mark means below it."""
+        """Return the plan as a text table, with a legend of its marks below."""
         cells = [_cells(row) for row in self.rows]
         heads = [head for head in _HEADS if any(one[head] for one in cells)]
         widths = {head: max(len(head), *(len(one[head]) for one in cells)) for head in heads}

@@ -1,4 +1,4 @@
-"""The scenarios of a drill: what happens to the nodes, when, the run that it happens to, and what carries it out."""
+"""The scenarios of a drill: what changes in the cluster and when, the run's config, and the class that makes the changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Act:
     step: int
     what: str
     """``kill``, ``drain``, ``hang`` or ``add``; ``kill-copies`` kills a node and those with copies of its snapshots at once;
-    ``wait`` does nothing, and so waits for ``workers``."""
+    ``wait`` changes nothing, but waits until ``workers`` train."""
     nodes: int = 1
     workers: int = 0
     """Wait until this number of workers trains; 0 for any number."""
@@ -54,9 +54,9 @@ class ActDone:
     """A change of the cluster, as it was carried out on one node."""
 
     step: int
-    """The step that was done last, counted from 1."""
+    """The last step that was done before the change, counted from 1."""
     what: str
-    """As of ``Act``; ``gone`` when a node leaves that was announced to."""
+    """As in ``Act``; ``gone`` when a node leaves whose loss was announced."""
     node: str
     """The first 8 characters of its id."""
     time_s: float
@@ -76,9 +76,9 @@ class Scenario:
     most: int = 0
     """Most workers, if more than ``workers`` at the start."""
     steps_after: int = 0
-    """Stop this many steps after all of it has happened, however long that takes; 0: train all ``steps``."""
+    """Stop this many steps after all acts and announced losses, however long they take; 0: train all ``steps``."""
     strategy: str = "zero3"
-    """As parallel.strategy."""
+    """Value of ``parallel.strategy``."""
 
     @property
     def max_workers(self) -> int:
@@ -87,7 +87,7 @@ class Scenario:
 
 
 def with_notice(notice_s: float) -> Scenario:
-    """Return a notice of ``notice_s``, and the loss. Raises ConfigError if that is too short or too long."""
+    """Return a scenario with a notice of ``notice_s`` and the loss. Raises ConfigError if the time is too short or too long."""
     if not _SHORTEST_NOTICE_S <= notice_s <= _LONGEST_NOTICE_S:
         limits = f"is not from {_SHORTEST_NOTICE_S:g} to {_LONGEST_NOTICE_S:g} s"
         raise ConfigError(explain("--notice", notice_s, limits, "give what your cloud gives, as 30 or 120"))
@@ -96,8 +96,8 @@ def with_notice(notice_s: float) -> Scenario:
 
 
 def traced(changes: int, trace: str) -> Scenario:
-    """Return the first ``changes`` of a record of spot capacity, scaled to a few nodes and a short run. Raises ConfigError if
-    the record has no change."""
+    """Return a scenario of the first ``changes`` changes of a record of spot capacity, scaled to a few nodes and a short run.
+    Raises ConfigError if the record has no change."""
     numbers = smaller(read_trace(trace), _TRACE_NODES)[: changes + 1]
     if len(numbers) < 2:
         raise ConfigError(explain("--trace", trace, "has no change of the number of nodes", "give another record"))
@@ -171,7 +171,7 @@ def config_of(scenario: Scenario, root: str) -> Config:
         "model.dim": 64,
         "model.ffn_dim": 176,
         "stream.global_batch": rows,
-        "stream.max_epochs": 1e6,  # nobody uses the model
+        "stream.max_epochs": 1e6,  # overfitting does not matter: the model is not used
         "stream.lanes": 12 if scenario.workers > 4 else 4,
         "parallel.reduction": "fp64",
         "parallel.strategy": scenario.strategy,
@@ -201,7 +201,7 @@ class Stage:
         self._doomed: dict[str, threading.Timer] = {}
         self._step = 0
         self.over_at: int | None = None
-        """The step after which all had happened, announced losses too; None before."""
+        """The step after which all acts and announced losses had happened; None before that."""
         self.done: list[ActDone] = []
 
     def reach(self, step: int, workers: int) -> None:
@@ -224,7 +224,7 @@ class Stage:
         return act.step <= step and act.workers in (0, workers)
 
     def _do(self, act: Act, here: str = "") -> None:
-        """Carry out an act, on the node ``here``, or on the oldest one that stays."""
+        """Carry out an act on the node ``here``, else on the oldest node that stays."""
         if act.what == "wait":
             return
         node = self._cluster.add() if act.what == "add" else here or self._staying()[0]

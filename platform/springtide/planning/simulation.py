@@ -1,5 +1,5 @@
-"""Simulates a run on a record of spot capacity, or on a cluster that fails now and then, with the policy of real training, and
-training with checkpoints only."""
+"""Simulates a run on a record of spot capacity, or on a cluster with random failures. The run uses the policy of real training;
+training with checkpoints only is simulated for comparison."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from springtide.errors import ConfigError, explain
 from springtide.tracking.ledger import Prices
 
 SAVES_S, RESTART_S = 600.0, 75.0
-"""Save interval and restart time of training with checkpoints only [s]; the restart is that of plain Ray Train, measured by
+"""Save interval and restart time of training with checkpoints only [s]. The restart time is measured with plain Ray Train by
 benchmarks/recovery.py."""
 _COSTS = Costs()
 _LEAST: dict[str, tuple[str, float]] = {
@@ -48,7 +48,7 @@ _LEAST: dict[str, tuple[str, float]] = {
     "replica_shards": ("--replica-shards", 0),
     "hang_s": ("--hang", 0),
 }
-"""Cost -> its option, and the least it may be."""
+"""Field of ``Costs`` -> its command-line option and its minimum."""
 _MOST_FAILURES = 1e6
 
 
@@ -65,9 +65,9 @@ class TraceResult:
     springtide: SimulationResult
     """The run with the policy of real training."""
     checkpoint_restart: SimulationResult
-    """The run with checkpoints only, as is usual: every loss costs the time since the last one."""
+    """The run with checkpoints only, as is usual: every loss costs the time since the last checkpoint."""
     tuned: TunedBaseline
-    """The same at the restart time of ``springtide`` and at the save interval that is best for this record."""
+    """The run with checkpoints only, at the restart time of ``springtide`` and the best save interval for this record."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as plain data, as ``springtide plan --trace FILE --json`` prints it."""
@@ -128,10 +128,10 @@ def simulate_trace(
         times: number of clusters, each at another offset of the record, and each a failure domain.
         min_workers: the run waits while there are fewer nodes.
         costs: durations and copies; measure them with a drill.
-        lanes: of a step, as ``stream.lanes``; 0: work is dealt in any parts.
+        lanes: lanes of a step, as ``stream.lanes``; 0: work can be divided into any parts.
 
     Returns:
-        What each run made of the nodes, and its part of a run that loses no time.
+        Times and restarts of each run, and its productive time as a share of a run that loses no time.
 
     Raises:
         ConfigError: a value is out of range, or the file is not a record.
@@ -161,16 +161,16 @@ def simulate_failures(
     lanes: int = 0,
     seed: int = 0,
 ) -> TraceResult:
-    """Simulate runs on a reliable cluster: now and then nodes fail, without a notice, and are replaced.
+    """Simulate runs on a reliable cluster, where nodes fail at random, without a notice, and are replaced.
 
     Args:
         nodes: number of nodes.
         days: length of the run [days].
-        rates: how often something fails, and what.
+        rates: rates and kinds of failures.
         min_workers: the run waits while there are fewer nodes.
-        costs: durations and copies; ``notice_s`` does not count.
-        lanes: of a step, as ``stream.lanes``; 0: work is dealt in any parts.
-        seed: of the failures.
+        costs: durations and copies; ``notice_s`` is ignored.
+        lanes: lanes of a step, as ``stream.lanes``; 0: work can be divided into any parts.
+        seed: random seed of the failures.
 
     Returns:
         As ``simulate_trace``.
@@ -206,11 +206,11 @@ def simulate_failures(
 
 
 def check(costs: Costs, *more: tuple[str, float, float, float]) -> None:
-    """Check that costs are in range, and more options.
+    """Check that costs and further options are in range.
 
     Args:
         costs: durations and copies.
-        more: for each further option its name, value, and the least and the most that it may be.
+        more: (name, value, minimum, maximum) of each further option.
 
     Raises:
         ConfigError: a value is out of range.
@@ -247,7 +247,7 @@ def _simulate(record: Trace, min_workers: int, costs: Costs, lanes: int) -> Trac
     )
 
 
-# Simulates a run that must be done by a deadline, on recorded spot nodes with on-demand nodes as a fallback, and its cost.
+# Simulates a run with a deadline on recorded spot nodes, with on-demand nodes as a fallback, and computes its cost.
 
 _RULES = {
     "uniform_progress": uniform_progress,
@@ -278,7 +278,7 @@ class MarketRun(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MarketResult:
-    """Simulated runs with one deadline on one record, each with another rule for on-demand nodes."""
+    """Simulated runs with one deadline on one record, each with a different rule for on-demand nodes."""
 
     workers: int
     """Most workers."""
@@ -333,19 +333,20 @@ def simulate_deadline(
         trace: path of the record, as for ``simulate_trace``.
         deadline_h: when the work must be done, from the start of the record [h].
         work: training that the run needs [worker-hours].
-        prices: of an on-demand node (``other``) and of a spot node.
+        prices: prices of an on-demand node (``other``) and of a spot node.
         workers: most workers, one per node; 0: as many as the record has nodes at one time.
-        start_s: time from the order of an on-demand node until it is there [s].
+        start_s: time from the order of an on-demand node until it joins [s].
         times: number of clusters, as for ``simulate_trace``.
         min_workers: the run waits while there are fewer nodes.
         costs: durations and copies; measure them with a drill.
-        lanes: of a step, as ``stream.lanes``; 0: work is dealt in any parts.
+        lanes: lanes of a step, as ``stream.lanes``; 0: work can be divided into any parts.
 
     Returns:
-        The cost and the end of the run with uniform progress, and of others that rent on demand only, always, late or never.
+        Cost and end time of the run with uniform progress, and of runs for comparison: on-demand nodes only, or on-demand nodes
+        wherever spot nodes are missing, only after the slack is used up, or never.
 
     Raises:
-        ConfigError: a value is out of range, the file is not a record or too short, or no run can meet the deadline.
+        ConfigError: a value is out of range, the file is not a record or is too short, or no run can meet the deadline.
 
     Source:
         Wu et al., "Can't Be Late: Optimizing Spot Instance Savings under Deadlines" (NSDI 2024).
@@ -408,7 +409,7 @@ def _check_prices(prices: Prices) -> None:
 
 
 def _check_deadline(plan: Deadline, alone: MarketOutcome, prices: Prices) -> None:
-    """Refuse a deadline that a run on demand alone cannot meet, with the cheapest plans that can be met."""
+    """Raise ConfigError if even a run on on-demand nodes alone misses the deadline, with alternatives and their costs."""
     if alone.finish_s <= plan.deadline_s:
         return
     hours = math.ceil(alone.finish_s / 36) / 100

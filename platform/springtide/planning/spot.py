@@ -1,4 +1,4 @@
-"""What spot nodes leave of a run, and how often it should save: a record of capacity, through the policy that trains."""
+"""Predict the speed and save interval of a run on spot nodes, by simulating the policy of real runs on a record of capacity."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from springtide.planning.calibration import Calibration
 from springtide.planning.simulation import read_trace
 
 _MOST_CHANGES = 300
-"""Changes of a record that are played, so that an answer takes seconds."""
+"""Maximum number of changes of a record that are simulated, so that a plan takes seconds."""
 _STAGED_PER_S = 2.8e9
-"""Bytes that a worker stages in a second, from which the stall of a save follows; the first save of an H200,
-benchmarks/RESULTS.md."""
+"""Bytes that a worker stages per second, which determine how long a save stalls training. Measured in the first save on an
+H200 (benchmarks/RESULTS.md)."""
 _GPU_COSTS = Costs(restart_s=20.0, warm_up_s=90.0)
 """As benchmarks/goodput.py assumes for GPUs."""
 _CPU_COSTS = Costs()
@@ -37,7 +37,7 @@ class Market(NamedTuple):
 
     @classmethod
     def of(cls, node: NodeType) -> Market:
-        """Read the record that a node type names, at most its first changes. Raises ConfigError."""
+        """Read the record of a node type, at most its first ``_MOST_CHANGES`` changes. Raises ConfigError if it is invalid."""
         if not node.trace:
             return cls()
         whole = read_trace(node.trace)
@@ -52,13 +52,13 @@ class Market(NamedTuple):
         return cls(kept, Path(node.trace).name, whole.end_s / 3600)
 
     def loss_s(self, nodes: int) -> float | None:
-        """Return the mean time between losses among ``nodes`` nodes, each of which is lost as often as one of the record; None
-        if none is lost there [s]."""
+        """Return the mean time between losses among ``nodes`` nodes, if each is lost as often as a node of the record; None if
+        the record has no losses [s]."""
         losses = sum(1 for change in self.trace.changes if change.gone) if self.trace else 0
         return self.trace.end_s / losses * self.trace.most / nodes if self.trace and losses else None
 
     def describe(self) -> str:
-        """Return its name, and the part of it that is played."""
+        """Return the record's name, and the part of it that is simulated."""
         played = self.trace.end_s / 3600 if self.trace else 0.0
         part = f", its first {played:.0f} of {self.hours:.0f} hours" if played < 0.999 * self.hours else ""
         return f"{self.name}{part}"
@@ -68,7 +68,7 @@ class Saves(NamedTuple):
     """How often a run saves."""
 
     every_s: float
-    """Infinity: at the end only [s]."""
+    """Time between two saves; infinity: save only at the end [s]."""
     cost_s: float
     """Training time that a save costs [s]."""
     reason: str
@@ -85,7 +85,7 @@ def saves_of(
         worker_bytes: state that a worker saves [bytes].
         market: the record of spot capacity.
         nodes: number of nodes.
-        calibration: a measured run, which tells what a save costs.
+        calibration: a measured run, from which the cost of a save is taken.
     """
     checkpoint = config.checkpoint
     known = calibration.save_s if calibration else None
@@ -107,11 +107,11 @@ class Spot(NamedTuple):
     """A run on spot nodes, compared with one on nodes that stay."""
 
     speed: float
-    """What it trains in a given time, over what that one trains."""
+    """Training speed on spot nodes, divided by the speed on as many nodes that stay."""
     nodes: float
     """Mean number of nodes that are paid for."""
     of_ideal: float | None
-    """None without a record."""
+    """Productive time as a share of a run that loses no time; None without a record."""
     source: str
 
 
@@ -129,13 +129,13 @@ def spot_of(
 
     Args:
         config: settings of the run.
-        node: their node type.
+        node: node type of the spot nodes.
         nodes: most nodes to use.
         least: fewest nodes on which a step fits.
-        market: the record; without one no node is ever lost.
-        step_s: duration of a step on all of them [s].
+        market: the record of spot capacity; without a record no node is ever lost.
+        step_s: duration of a step on ``nodes`` nodes [s].
         saves: as ``saves_of`` returns it.
-        calibration: a measured run, which tells what a restart costs.
+        calibration: a measured run, from which the time of a restart is taken.
     """
     if market.trace is None or not market.trace.most:
         return Spot(1.0, float(nodes), None, f"no record for {node.name}: as if no spot node were ever lost")
@@ -155,6 +155,7 @@ def spot_of(
         save_s=saves.cost_s,
         replica_shards=-(-shards // node.devices) if shards else 0,
     )
+    # a simulated worker is a node with all its devices, so it gets as many lanes as they do together
     whole = lanes // node.devices
     bounds = Bounds(least, nodes, lanes=whole if whole >= nodes and lanes % node.devices == 0 else 0)
     found = simulate(record, bounds, costs)

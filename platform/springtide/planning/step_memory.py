@@ -1,4 +1,4 @@
-"""Estimate of what a worker's device holds in a step: the step itself runs on tensors that have shapes but no memory.
+"""Predict the device memory of a step by running the step itself on fake tensors, which have shapes but no memory.
 
 The only file that touches torch's fake tensors and its fake process group.
 """
@@ -47,30 +47,30 @@ from springtide.training.teacher import Teacher
 
 _STAND_IN = f"{next_token.__module__}:{next_token.__name__}"
 _ONE = (1, 1.0)
-"""The value of every scalar, of a whole number and of another."""
+"""Value that is returned when a scalar is read from a fake tensor: of an integer type, and of a floating-point type."""
 _FEW, _MORE = 2, 4
-"""Numbers of blocks of two models from which a deeper one is extrapolated: each block adds the same, or each local one and
-each global one."""
+"""Numbers of blocks of two shallow models from which a deeper model is extrapolated: every block with the same attention window
+adds the same memory."""
 
 
 def predicted_bytes(config: Config, vocab_size: int, eos_id: int | None, world_size: int) -> int:
     """Return the peak bytes of tensors that rank 0 of ``world_size`` holds in a step: weights, gradients, moments, averaged
     weights, activations, and whole tensors while they are gathered. Not included: what libraries hold for themselves, some
     hundred MB, and saves (staged in the node's memory). The process must not be in a process group."""
-    if not config.sources and not config.objective.labels:  # code and labels may change; all else is in the config
+    if not config.sources and not config.objective.labels:  # cached: the result depends on the arguments alone
         return _known(config.model_dump_json(), vocab_size, eos_id, world_size)
     try:
         return _predicted(config, vocab_size, eos_id, world_size)
     except DynamicOutputShapeException:
         if not config.sources:
             raise
-        # shapes in a user's function depend on values: in place of it, one that takes about as much
+        # shapes in a user's function depend on tensor values: replace it with a function that takes about as much memory
         changes = {"optim.source": "", "objective.source": _STAND_IN if config.objective.source else ""}
         changes |= {"objective.labels": "", "objective.teacher": ""}
         return _predicted(config.override(changes), vocab_size, eos_id, world_size)
 
 
-@functools.lru_cache(maxsize=256)  # who plans asks for one layout again and again
+@functools.lru_cache(maxsize=256)  # planning asks for the same layout many times
 def _known(config: str, vocab_size: int, eos_id: int | None, world_size: int) -> int:
     return _predicted(Config.model_validate_json(config), vocab_size, eos_id, world_size)
 
@@ -87,7 +87,8 @@ def _predicted(config: Config, vocab_size: int, eos_id: int | None, world_size: 
         few, more = (_peak(config.model_copy(update={"model": one}), vocab_size, eos_id, world_size) for one in shallow)
         a_block = (more - few) / (_MORE - _FEW)
         blocks += a_block * windows.count(window)
-        # what a block holds for itself in backward is highest in the last one: too much is predicted if that is a cheaper one
+        # the rest includes what one block holds temporarily in backward, which counts only for the last block: the maximum over
+        # windows predicts too much if the last block is one of the cheaper ones
         rest = max(rest, math.ceil(more - _MORE * a_block))
     return rest + math.ceil(blocks)
 
@@ -103,14 +104,14 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
     settings, objective = config.objective, None
     labels = load_labels(Folder(settings.labels)).layout if settings.labels else None
     with _no_peers(world_size):
-        # before the fake tensors: the mesh needs real ones
+        # created outside of the fake tensor mode, because the device mesh needs real tensors
         here = world("cpu", 0, config.parallel.shards)
         device = "cuda" if config.elastic.gpus_per_worker else "cpu"
         as_there = (logits_as_on(device), attention_as_on(device))
         leaves = device == "cuda" and config.parallel.offloads_activations
         offloads = as_if_offloaded() if leaves else contextlib.nullcontext()
         with as_there[0], as_there[1], offloads, FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
-            # only shapes matter, nothing runs; and what fp8 keeps for backward is bf16
+            # nothing is compiled because only shapes matter; fp8 keeps bf16 tensors for backward
             layout = config.parallel.model_copy(update={"compile": False, "precision": config.parallel.computes_in})
             model = make(config.model, vocab_size, eos_id)
             freeze(model, config.optim)
@@ -147,19 +148,19 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
 
 
 class _Live(TorchDispatchMode):
-    """Counter of the bytes of all tensors that were made since it was entered and still exist, after each operation."""
+    """Measures the peak of the bytes of all live tensors that were created since it was entered, after each operation."""
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
         self._left_out: Callable[[], set[int]] = set
-        """Returns the storages that do not count."""
+        """Returns the keys of the storages that are not counted."""
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def leave_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Do not count the shards of weights and gradients, nor the moments. Weights that are gathered count twice: whole, and
-        as what was copied to the device for that."""
-        keys: dict[Tensor, int] = {}  # for a parameter `local` is an operation
+        """Do not count the shards of weights and gradients, nor the moments, because they are on the host. Gathered weights
+        count twice: as whole weights, and as the shards that were copied to the device to gather them."""
+        keys: dict[Tensor, int] = {}  # cached, because `local` of a parameter is an operation
 
         def state() -> set[int]:
             shards = [weight for weight in model.parameters() if isinstance(weight, DTensor)]
@@ -173,7 +174,7 @@ class _Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operation is torch.ops.aten._local_scalar_dense.default:
-            return _ONE[args[0].dtype.is_floating_point]  # who looks at a value, such as a count of steps
+            return _ONE[args[0].dtype.is_floating_point]  # some code reads a value, such as a step count
         found = operation(*args, **(kwargs or {}))
         known = len(self._storages)
         for leaf in tree_leaves(found):
@@ -182,7 +183,7 @@ class _Live(TorchDispatchMode):
                 if storage._cdata not in self._storages:
                     self._storages[storage._cdata] = weakref.ref(storage, self._forget(storage._cdata))
         if len(self._storages) > known:
-            # sizes are read again: sharding frees a storage and fills it again without an operation
+            # the size of each storage is read again, because sharding frees and refills a storage without an operation
             others = self._left_out()
             alive = (reference() for key, reference in list(self._storages.items()) if key not in others)
             self.peak = max(self.peak, sum(storage.nbytes() for storage in alive if storage is not None))
@@ -210,8 +211,8 @@ def _no_peers(world_size: int) -> Iterator[None]:
 
 
 class Meter(TorchDispatchMode):
-    """Meter of the bytes of tensors on ``device`` beyond those when it was made, as the allocator counts them: torch's on a
-    GPU, the C library's on a CPU, which is read after each operation."""
+    """Measures the peak bytes of tensors on ``device`` above the bytes at its creation. On a GPU it reads torch's allocator; on
+    a CPU it reads the C library's allocator after each operation."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -266,6 +267,6 @@ def _mallinfo2() -> Callable[[], _Mallinfo2]:
 
 
 def _allocated() -> int:
-    """Return what this process has from glibc's allocator, which holds torch's CPU tensors [bytes]."""
+    """Return the memory that this process has allocated with glibc's malloc, which holds torch's CPU tensors [bytes]."""
     found = _mallinfo2()()
     return int(found.uordblks + found.hblkhd)

@@ -2,7 +2,7 @@
 
     metadata service or file --every 0.5 s--> NoticeSource --> on_notice(notice)
 
-A source that is slow, gone or sends nonsense is polled again.
+A source that is slow, unreachable or returns an invalid answer is polled again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SILENT_LOOKS = 20
 
 
 def watched_files(pattern: str, node: str) -> list[Path]:
-    """Return the files that a watcher on ``node`` polls, as this process's user."""
+    """Return the notice files that a watcher on ``node`` polls for the user of this process."""
     return [Path(name.replace("{node}", node)) for name in notice_files(pattern, os.getuid())] if pattern else []
 
 
@@ -80,11 +80,11 @@ class NoticeSource:
 
     @property
     def problem(self) -> str:
-        """Why it has not answered for a while; empty if it answers."""
+        """The last error of a source that has failed for a while; empty if it answers."""
         return self._last_problem if self._failed_looks >= _SILENT_LOOKS else ""
 
     def look(self) -> None:
-        """Poll once, and pass on a notice. Whatever fails is tried again at the next poll."""
+        """Poll once, and pass a notice to ``on_notice``. An error is logged, and the next poll tries again."""
         try:
             notice = self._ask()
             if notice is not None:
@@ -103,13 +103,13 @@ class NoticeSource:
 def open_sources(
     cloud: str, metadata_url: str, file: str, rebalance: bool, node: str, on_notice: Callable[[Notice], None]
 ) -> list[NoticeSource]:
-    """Return the sources of this machine's notices, as ``elastic.notices`` and its neighbours name them.
+    """Return the sources of this machine's notices that the settings ``elastic.notices`` etc. select.
 
     Args:
-        cloud: ``auto`` detects it; a machine of no known cloud has no metadata service.
-        metadata_url: URL of the metadata service; empty is the clouds' own.
-        file: a path, as ``elastic.notice_file``; empty reads none.
-        rebalance: whether AWS's rebalance recommendation counts, too.
+        cloud: value of ``elastic.notices``; ``auto`` detects the cloud. A machine of no known cloud has no metadata service.
+        metadata_url: URL of the metadata service; empty: the usual address of the clouds.
+        file: path of a notice file, as in ``elastic.notice_file``; empty: no file is read.
+        rebalance: whether a rebalance recommendation of AWS counts as a notice.
         node: the name of this node.
         on_notice: receives each notice.
 
@@ -131,7 +131,7 @@ def open_sources(
 
 
 def poll(sources: Iterable[NoticeSource]) -> None:
-    """Poll each source in a thread of its own, to the end of this process: one that is slow does not delay another."""
+    """Poll each source in its own thread until this process ends, so that a slow source does not delay another."""
     for source in sources:
         threading.Thread(target=_poll, args=(source,), name=f"springtide-notice-{source.name}", daemon=True).start()
 
@@ -143,20 +143,20 @@ def _poll(source: NoticeSource) -> None:
         time.sleep(max(0.0, _POLL_S - (time.monotonic() - begin)))  # between polls
 
 
-# The metadata services of clouds: which cloud this machine belongs to, and what it says of this machine's end.
+# The metadata services of clouds: detect the cloud of this machine, and request notices from its service.
 
 Cloud = Literal["aws", "gcp", "azure", ""]
 METADATA = "http://169.254.169.254"
 _ANSWER_S = 2.0
 _FIRST_AZURE_S = 120.0
-"""How long a machine's first request for its events may take [s]: Azure starts to watch them only then."""
+"""Timeout of a machine's first request for scheduled events [s]: Azure starts to track the machine's events only then."""
 _TOKEN_S = 21600
 _VENDORS = {"Amazon EC2": "aws", "Google": "gcp"}
 _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 
 
 def cloud_here() -> Cloud:
-    """Return the cloud of this machine by its firmware's strings, empty if unknown. Uses no network."""
+    """Return the cloud of this machine, detected from firmware strings; empty if unknown. Uses no network."""
 
     def firmware(name: str) -> str:
         with contextlib.suppress(OSError):
@@ -170,7 +170,7 @@ def cloud_here() -> Cloud:
 
 
 class MetadataService:
-    """Client of a cloud's metadata service. Ignores proxy settings: they are for other addresses."""
+    """Client of a cloud's metadata service. Ignores proxy settings, because the service is reached without a proxy."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -179,10 +179,10 @@ class MetadataService:
         self._machine = ""
         self._asked = False
         self._ahead_s = 0.0
-        """By how much its clock was ahead of this machine's at the last answer [s]."""
+        """How far the service's clock was ahead of this machine's at the last answer [s]."""
 
     def aws(self, rebalance: bool = False) -> Notice | None:
-        """Return the notice of AWS's IMDSv2, None if there is none; ``rebalance``: its rebalance recommendation counts, too."""
+        """Return the notice of AWS's IMDSv2, None if there is none. ``rebalance``: also return a rebalance recommendation."""
         if not self._token:
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
             self._token = self._ask("/latest/api/token", ttl, method="PUT") or ""
@@ -218,7 +218,7 @@ class MetadataService:
         return self._by_this_clock(notice) if notice is not None else None
 
     def _by_this_clock(self, notice: Notice) -> Notice:
-        """Return a notice of the service's clock with its time by the clock of this machine."""
+        """Convert the time of a notice from the service's clock to this machine's clock."""
         return notice._replace(at_s=notice.at_s - self._ahead_s)
 
     def _ask(

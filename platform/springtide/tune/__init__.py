@@ -1,5 +1,5 @@
-"""A space, a trial, a result. Layer rule: no Ray here; a space is checked against the config's types before anything runs; only
-``folder`` reads and writes the files of a sweep."""
+"""Sweeps: the space, the trials and the result. Layer rule: no Ray here. A space is checked against the config's types before
+anything runs. Only ``folder`` reads and writes the files of a sweep."""
 
 from springtide.tune.folder import Chosen, SweepFolder, TrialEnd
 from springtide.tune.population import Generation, check_population, clamped, point_at, shares, with_takeover

@@ -7,9 +7,9 @@ lease, which the caller checks.
                   trials/         one run per trial
                   lineage/        the runs of a population's trials, each with the checkpoint it continued from
                   ended/          trials that ended before they finished and must not continue, and why
-                  finalists.json  numbers of the trials whose points are trained again with other seeds, and of these
+                  finalists.json  the trials whose points are trained again with other seeds, and how their repeats are numbered
                   result.json     every trial's rungs and costs, and which is best
-                  sweep.html      the same as a page
+                  sweep.html      the result as an HTML page
                   best.yaml       config of the best trial, for `springtide train --config`
                   mlflow.json     the sweep's MLflow run
                   ray/            Ray Tune's own state
@@ -42,7 +42,7 @@ PAGE = "sweep.html"
 _BEST = "best.yaml"
 FORMAT = 1
 """Format of all files of the folder; ``sweep.json`` has its number. Increase it when a reader of the previous format would
-misread or refuse the new one. Without a number it is 1."""
+misread or refuse the new one. A ``sweep.json`` without a number has format 1."""
 _TRIAL_FILE = re.compile(r"trial-\d{4,9}\.json")
 
 
@@ -55,14 +55,14 @@ class TrialEnd(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Finalists, and what gives the numbers of the trials that repeat them with other seeds."""
+    """The finalists, and how the trials that repeat them with other seeds are numbered."""
 
     numbers: list[Annotated[int, Field(ge=0, lt=10**9)]]
-    """Best first."""
+    """Trial numbers of the finalists, best first."""
     trials: Annotated[int, Field(gt=0, lt=10**9)]
-    """BUDGET.trials: the number of the first repeat."""
+    """BUDGET.trials, which is also the trial number of the first repeat."""
     seeds: Annotated[int, Field(gt=1, lt=10**9)]
-    """BUDGET.seeds: one more than there are repeats of each."""
+    """BUDGET.seeds: each finalist has one repeat less than this."""
 
     def repeated_by(self, number: int) -> int:
         """Return the finalist that trial ``number`` repeats; -1 if it repeats none.
@@ -83,8 +83,7 @@ _CHOSEN: TypeAdapter[Chosen | list[int]] = TypeAdapter(Chosen | list[Annotated[i
 
 @dataclasses.dataclass(frozen=True)
 class SweepFolder:
-    """A handle on a sweep's folder; everything is read from the folder on each call. A file that holds something else than was
-    written there is a DamagedFile."""
+    """A handle on a sweep's folder, read anew by every call. Raises DamagedFile for a file with unexpected content."""
 
     root: Folder
 
@@ -128,7 +127,7 @@ class SweepFolder:
         self.root.write_json(PLAN, {"format": FORMAT, **plan})
 
     def points(self) -> dict[int, Point]:
-        """Return number -> point of the trials that were started, by number; under the names that settings have now."""
+        """Return trial number -> point of all started trials, in order of number. Renamed settings have their new names."""
         files = sorted(filter(_TRIAL_FILE.fullmatch, self._points.names()), key=number_of)
         return {number_of(file): self._point(file) for file in files}
 
@@ -136,17 +135,17 @@ class SweepFolder:
         return _under_new_names(self._points.read_as(file, _POINT))
 
     def write_point(self, number: int, point: Point) -> None:
-        """Record the point that a trial starts with; the one of an earlier start stays."""
+        """Record the point that a trial starts with, unless an earlier start has recorded one."""
         if not self._points.exists(_file(number)):
             self._points.write_json(_file(number), point)
 
     def lineage(self, number: int, point: Point) -> list[Generation]:
-        """Return the generations of trial ``number``, oldest first. A trial without takeovers has one: at the recorded point,
-        else at ``point``."""
+        """Return the generations of trial ``number``, oldest first. A trial without takeovers has one generation, at the
+        recorded point, else at ``point``."""
         if self._lineages.exists(_file(number)):
             found = self._lineages.read_as(_file(number), _LINEAGE)
             for one in found:
-                if not re.fullmatch(rf"{name_of(number)}(-\d+)?", one.run):  # it becomes a path
+                if not re.fullmatch(rf"{name_of(number)}(-\d+)?", one.run):  # the name becomes a path
                     raise damaged(self._lineages.where(_file(number)), f"names {one.run!r:.100} as a run of this trial")
             return [one._replace(point=_under_new_names(one.point)) for one in found]
         recorded = self._points.exists(_file(number))
@@ -167,8 +166,8 @@ class SweepFolder:
         self._ended.write_json(_file(number), end._asdict())
 
     def finalists(self, budget: Budget) -> Chosen | None:
-        """Return the finalists; None before they are chosen. In a file from before there are their numbers only: ``budget`` has
-        the rest."""
+        """Return the finalists; None before they are chosen. A file of an older version has only their numbers, and the rest is
+        taken from ``budget``."""
         if not self.root.exists(_FINALISTS):
             return None
         found = self.root.read_as(_FINALISTS, _CHOSEN)

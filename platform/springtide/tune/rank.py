@@ -23,7 +23,7 @@ class Finalist(NamedTuple):
     """A point that was trained with several seeds."""
 
     number: int
-    """The number of its first trial."""
+    """Number of the trial that trained the point with the first seeds."""
     values: tuple[float, ...]
     mean: float
     deviation: float
@@ -37,15 +37,15 @@ class SweepResult:
     outcomes: tuple[TrialOutcome, ...]
     """Ordered by trial number."""
     best: TrialOutcome | None
-    """The best of the trials that came furthest, by the mean of their seeds if all finalists have theirs; None if no trial was
-    evaluated."""
+    """The best of the trials that reached the furthest rung, by the mean over seeds if all finalists have trained all seeds.
+    None if no trial was evaluated."""
     worker_s: float
     dollars: float
     tokens: int
     front: tuple[TrialOutcome, ...] = ()
     """The Pareto front of the two objectives, best by the first objective first; empty without a second one."""
     finals: tuple[Finalist, ...] = ()
-    """Best mean first."""
+    """The finalists with several values, best mean first."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as plain data."""
@@ -95,8 +95,8 @@ def rank_trials(sweep: Sweep, outcomes: Sequence[TrialOutcome], chosen: Sequence
 
 
 def finalists(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
-    """Return the trials with a value at the last rung that any trial reached, best first. Rungs are found by tokens: where
-    batch sizes differ, so do the steps of a rung."""
+    """Return the trials with a value at the last rung that any trial reached, best first. Rungs are identified by tokens,
+    because trials with different batch sizes reach a rung at different steps."""
     valued = [one for one in outcomes if _has_value(one)]
     furthest = max((_rung(sweep, one) for one in valued), default=0)
     there = [one for one in valued if _rung(sweep, one) == furthest]
@@ -112,14 +112,14 @@ def _rung(sweep: Sweep, one: TrialOutcome) -> int:
 
 
 def _values_of_seeds(sweep: Sweep, first: TrialOutcome, outcomes: Sequence[TrialOutcome]) -> tuple[float, ...]:
-    """Return the value of a finalist, and those of its repeats that were trained as long: others are not comparable."""
+    """Return the values of a finalist and of its repeats that were trained as long. Other repeats are not comparable."""
     again = [one for one in outcomes if one.repeats == first.number and _has_value(one)]
     return (first.value, *(one.value for one in again if _rung(sweep, one) == _rung(sweep, first)))
 
 
 def _has_all_seeds(sweep: Sweep, first: TrialOutcome, outcomes: Sequence[TrialOutcome]) -> bool:
-    """Return whether all repeats of a finalist were trained as long as it, or failed. Finalists are chosen for
-    their first seed, which may be lucky: alone it would beat the mean of several."""
+    """Return whether all repeats of a finalist were trained as long as the finalist, or failed. A finalist is chosen by its
+    first seed, which may be lucky: its value alone would beat the mean of several seeds."""
     again = [one for one in outcomes if one.repeats == first.number]
     done = [one for one in again if one.status == "failed" or _rung(sweep, one) >= _rung(sweep, first)]
     return len(done) >= sweep.budget.seeds - 1
@@ -142,9 +142,8 @@ def _front(sweep: Sweep, furthest: Sequence[TrialOutcome]) -> tuple[TrialOutcome
     front: list[TrialOutcome] = []
     known = [one for one in furthest if math.isfinite(one.secondary)]
     for one in sorted(known, key=lambda one: (-sweep.promise(one.value), -sign * one.secondary)):
-        if all(
-            sign * one.secondary > sign * other.secondary for other in front
-        ):  # else an earlier one is as good in both
+        # otherwise a trial of the front is at least as good in both objectives: trials come in order of the first objective
+        if all(sign * one.secondary > sign * other.secondary for other in front):
             front.append(one)
     return tuple(front)
 

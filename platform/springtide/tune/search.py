@@ -1,5 +1,5 @@
-"""Where the next point comes from. The driver asks a search for points by trial number and reports their results. A resumed
-sweep reports the same results again, then asks for the remaining points."""
+"""Choose the points of a sweep. The driver requests points by trial number from a search and reports their results. A resumed
+sweep reports the same results again, then requests the remaining points."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Search(Protocol):
     """The number of the first trial."""
 
     def ask(self, number: int) -> Point | None:
-        """Return the point of trial ``number``; None when none is left. Raises ConfigError if none is found that the config
-        and WHERE accept."""
+        """Return the point of trial ``number``; None when no points are left. Raises ConfigError if the search finds no point
+        that the config and WHERE accept."""
 
     def tell(self, number: int, values: Sequence[float] | None) -> None:
         """Report the objectives of a trial; None for a failed one."""
@@ -64,11 +64,11 @@ class PointList:
 
 
 def random_points(sweep: Sweep, base: Config, seed: int, distinct: bool = True) -> list[Point]:
-    """Return one point per trial of the budget, each redrawn until the config accepts it. Raises ConfigError when none is
-    found.
+    """Return one point per trial of the budget, each redrawn until config and WHERE accept it. Raises ConfigError when no point
+    is found.
 
-    ``distinct``: redraw a point that another trial has, too, as long as others are found. A trial of the same point is the same
-    training again.
+    ``distinct``: redraw a point that an earlier trial has, unless no other point is found. A trial at the same point would
+    repeat the same training.
     """
     points = list[Point]()
     for number in range(sweep.budget.trials):
@@ -89,8 +89,8 @@ def grid_points(sweep: Sweep, base: Config) -> list[Point]:
 
 
 def draw_point(sweep: Sweep, base: Config, seed: str, drawn: Sequence[Point] = ()) -> Point:
-    """Return a good point that is not in ``drawn``, or one of ``drawn`` if only these are found. Raises ConfigError if none
-    is found."""
+    """Return a point that config and WHERE accept and that is not in ``drawn``; a point of ``drawn`` if no other is found.
+    Raises ConfigError if none is found."""
     chance, again = random.Random(seed), None
     for _ in range(DRAWS):
         point = {one.field: draw(one, chance) for one in sweep.space}

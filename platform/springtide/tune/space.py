@@ -15,8 +15,8 @@ from springtide.errors import ConfigError, explain
 
 _KINDS = ("uniform", "log_uniform", "choice")
 METRICS = ("heldout_loss", "heldout_bits_per_byte", "heldout_bits_per_byte_mean", "loss")
-"""Possible objectives: on the held-out rows, weighted as the mixture or (``_mean``) each set alike, or (``loss``) the training
-loss of the last step."""
+"""Possible objectives. Those on held-out rows weight the held-out sets as the mixture does, or equally (``_mean``). ``loss`` is
+the training loss of the last step."""
 _OF_MIXTURE = ("heldout_loss", "heldout_bits_per_byte")
 COSTS = ("step_worker_s", "memory_bytes")
 """Possible second objectives: worker-seconds per step; peak memory of a worker's device [bytes]."""
@@ -29,7 +29,7 @@ Point = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """One field's part of the space."""
+    """The values that a space allows for one field."""
 
     field: str
     kind: str
@@ -49,8 +49,8 @@ class Range:
         return round(value) if self.is_whole else float(f"{value:.6g}")
 
     def known(self, value: Any) -> Any:
-        """Return the choice that ``value``, from a file, was: a tuple comes back as a list. Values of ranges stay. Raises
-        ValueError for an unknown choice."""
+        """Return the choice that was written to a file as ``value``: a tuple is read as a list. A value of a range is returned
+        as it is. Raises ValueError for an unknown choice."""
         if self.kind != "choice":
             return value
         return self.values[list(map(_plain, self.values)).index(_plain(value))]
@@ -61,8 +61,8 @@ class Range:
         return round(inside) if self.is_whole else float(inside)
 
     def place(self, value: Any) -> float:
-        """Return the position of ``value``: 0 at the low end, 1 at the high end, on a log scale for log_uniform; a choice is
-        the middle of its equal part. Raises ValueError for an unknown choice."""
+        """Return the position of ``value``: 0 at the low end, 1 at the high end, on a log scale for log_uniform. Choices divide
+        0 to 1 into equal parts, and each is at the middle of its part. Raises ValueError for an unknown choice."""
         if self.kind == "choice":
             return (self.values.index(self.known(value)) + 0.5) / len(self.values)
         low, high = self._ends
@@ -107,7 +107,7 @@ class SecondaryObjective(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """A whole table, checked."""
+    """A checked table: space, objectives, budget and filter of a sweep."""
 
     space: tuple[Range, ...]
     metric: str
@@ -133,7 +133,8 @@ class Sweep:
 
 
 def applied(base: Config, point: Point) -> Config:
-    """Return ``base`` with the values of ``point``. A field may be the weight of one corpus in the mixture; others weigh 1."""
+    """Return ``base`` with the values of ``point``. A field may be the weight of a corpus in the mixture; corpora without such
+    a field get weight 1."""
     weights = {field.removeprefix(WEIGHT): value for field, value in point.items() if field.startswith(WEIGHT)}
     changes = {field: value for field, value in point.items() if not field.startswith(WEIGHT)}
     for name, value in weights.items():
@@ -220,8 +221,8 @@ def read_budget(table: Mapping[str, Any], base: Config) -> Budget:
 
 
 def read_space(table: Mapping[str, tuple[Any, ...]], base: Config) -> list[Range]:
-    """Return the ranges of ``table``, each bound or choice tried on ``base``; raises ConfigError for an unknown field, kind or
-    bound."""
+    """Return the ranges of ``table``, after each bound or choice was applied to ``base``. Raises ConfigError for an unknown
+    field or kind, or an invalid bound."""
     space = []
     for field, (kind, *values) in table.items():
         if kind not in _KINDS:

@@ -1,7 +1,7 @@
-"""A sweep as a study of Optuna: where ``tpe`` looks next, which fields mattered, how much better a point can still be.
+"""Use Optuna for a sweep: the next point of ``tpe``, the importance of fields, and how much better a point can still be.
 
-The only file that imports ``optuna``, when it is first needed. Each answer comes from a new study of the trials so far. It
-depends on them, the seed and the trial's number alone, so that a resumed sweep continues as the first start would have.
+Only this file imports ``optuna``, when it is first needed. Each result comes from a new study of the trials so far. It depends
+only on these trials, the seed and the trial's number, so that a resumed sweep continues as the first start would have.
 """
 
 from __future__ import annotations
@@ -44,10 +44,11 @@ class Tpe:
         fields = {one.field: one for one in sweep.space}
         self._known = [{field: fields[field].known(value) for field, value in point.items()} for point in known]
         self._trials: dict[int, tuple[Point, Sequence[float] | None]] = {}
-        """Number -> point and objectives of each trial; None for one that runs. Failed trials are not among them."""
+        """Trial number -> its point and its objectives, which are None while it runs. Failed trials are removed."""
 
     def ask(self, number: int) -> Point | None:
-        """Return a known point, else the sampler's, or a random one where its draws are all refused. Raises as ``Search``."""
+        """Return the known point of trial ``number``, else a point of the sampler, or a random point if all draws of the
+        sampler are rejected. Raises as ``Search``."""
         if number >= self._sweep.budget.trials:
             return None
         point = self._known[number] if number < len(self._known) else self._suggest(number)
@@ -115,7 +116,7 @@ def possible_improvement(sweep: Sweep, trials: Sequence[tuple[Point, float]]) ->
 
     known = [(point, value) for point, value in trials if math.isfinite(value)]
     least, _ = fences([sweep.promise(value) for _, value in known]) if known else (0.0, 0.0)
-    known = [(point, value) for point, value in known if sweep.promise(value) >= least]  # others have diverged
+    known = [(point, value) for point, value in known if sweep.promise(value) >= least]  # the rest have diverged
     if len({repr(point) for point, _ in known}) < _LEAST_POINTS:
         return math.inf
     study = _study(sweep, [sweep.mode], [(point, [value]) for point, value in known])
@@ -156,7 +157,8 @@ def _distribution(one: Range) -> Any:
 
 
 def _param(one: Range, value: Any) -> Any:
-    """Return a value, which may be from a file, as Optuna has it: a rounded number may be outside of the range."""
+    """Return Optuna's parameter for ``value``, which may be from a file: the index of a choice, or a number. Numbers are
+    clamped, because a rounded number may be outside of its range."""
     return one.values.index(one.known(value)) if one.kind == "choice" else one.clamped(value)
 
 

@@ -31,7 +31,7 @@ def trial_config(base: Config, budget: Budget, run: str, point: Point) -> Config
 
 
 def other_seed(base: Config, point: Point, number: int) -> Point:
-    """Return ``point`` with the ``number``-th other seeds, of weights and of samples."""
+    """Return ``point`` with the ``number``-th other seeds of the initial weights and of the data order."""
     return {**point, "model.init_seed": base.model.init_seed + number, "stream.seed": base.stream.seed + number}
 
 
@@ -71,7 +71,7 @@ class TrialOutcome:
     secondary: float = math.nan
     """The second objective, if there is one."""
     repeats: int = -1
-    """Number of the trial that has the same point with the first seeds; -1 if the point is its own."""
+    """Number of the finalist whose point this trial trains again with other seeds; -1 if it repeats none."""
     lineage: tuple[str, ...] = ()
     """URLs of the checkpoints of other trials that it continued from, oldest first."""
 
