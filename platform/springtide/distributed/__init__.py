@@ -1,7 +1,8 @@
-"""Ranks: the world they form, the collectives they call, their connections, which can be cut; and a model sharded over them.
+"""Distributed training: the world of ranks, collectives, the connections between ranks, and sharding and compilation of a
+model.
 
-Layer rule: parallelism is applied to a model from outside, in one visible order (``fsdp``); gradients are summed. What shards
-and compiles is imported from its own file: the names here need no FSDP.
+Layer rule: parallelism is applied to a model from outside, in one visible order (``fsdp``), and gradients are summed. Import
+sharding and compilation from their own files: the names exported here do not need FSDP.
 """
 
 from springtide.distributed.collectives import (

@@ -1,7 +1,7 @@
-"""Checked sums over ranks, values that all ranks share, and the end of a process group that hangs after a lost rank.
+"""Checked sums over ranks, exchange of Python values, and the abort of a process group that hangs after a rank was lost.
 
-NCCL releases a rank that waits in a collective only when its communicator is aborted, and an aborted collective returns
-garbage in its buffer without raising. Here it always raises.
+NCCL releases a rank that waits in a collective only when its communicator is aborted. An aborted collective returns garbage in
+its buffer without an error. ``sum_over_ranks`` detects this and raises.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 class CollectiveError(RuntimeError):
-    """A collective returned garbage: a rank or its connection is lost, and the result must not be used."""
+    """A collective returned garbage, because a rank or its connection is lost. The result must not be used."""
 
 
 class CutOff(CollectiveError):
@@ -34,18 +34,21 @@ class CutOff(CollectiveError):
 def sum_over_ranks(values_N: Tensor, world: World) -> list[float]:
     """Return the sums of ``values_N`` (N,), floating point, over all ranks of the group, in one all-reduce.
 
-    Next to each value a canary of 1.0 is summed: an aborted all-reduce may have finished for some elements only.
-    Raises: CutOff if ``world.aborted`` is set by the time the sums are on the host; CollectiveError if a canary does not sum to
-    the world size, or if NCCL reports a broken communicator: gradients use other communicators than this message.
+    A canary of 1.0 is summed next to each value, because an aborted all-reduce may have finished for only some elements.
+
+    Raises:
+        CutOff: ``world.aborted`` is set by the time the sums are on the host.
+        CollectiveError: a canary does not sum to the world size, or NCCL reports a broken communicator. Gradients use other
+            communicators than this all-reduce.
     """
     message = torch.stack([values_N, torch.ones_like(values_N)], dim=1)
     dist.all_reduce(message)
     sums = message.tolist()
-    if world.aborted.is_set():  # set before anything is aborted, so whatever an abort released is seen here
+    if world.aborted.is_set():  # set before anything is aborted: no result of an aborted collective gets past here
         raise CutOff(
             f"rank {world.rank} of {world.size} was cut off from its group in a collective; its result is not used"
         )
-    bad = [canary for _, canary in sums if canary != world.size]  # also if it is NaN
+    bad = [canary for _, canary in sums if canary != world.size]  # a NaN is unequal, too
     if bad:
         raise CollectiveError(
             f"an all-reduce of {world.size} ranks returned garbage on rank {world.rank}: {len(bad)} of {len(sums)} canaries "
@@ -57,7 +60,8 @@ def sum_over_ranks(values_N: Tensor, world: World) -> list[float]:
 
 
 def by_rank(values: Sequence[float], world: World) -> list[list[float]]:
-    """Return the ``values`` of every rank, by rank, the same number of each. Raises as ``sum_over_ranks``."""
+    """Return the ``values`` of every rank, by rank. Every rank passes the same number of values. Raises as
+    ``sum_over_ranks``."""
     table = torch.zeros(world.size, len(values), dtype=torch.float64)
     table[world.rank] = torch.tensor(values, dtype=torch.float64)
     sums = sum_over_ranks(table.flatten().to(world.device), world)
@@ -65,10 +69,10 @@ def by_rank(values: Sequence[float], world: World) -> list[list[float]]:
 
 
 def shifted(rows_NL: Tensor, shift: int, lengths: Sequence[int], world: World) -> Tensor:
-    """Return the ``rows_NL`` (N, L, ...) of the rank that is ``shift`` further on; all ranks call it together.
+    """Return the ``rows_NL`` (N, L, ...) of the rank ``shift`` places after this one; all ranks call it together.
 
-    ``lengths``: N of each rank. Each pair of ranks that exchange nothing costs nothing, on NCCL too. An aborted exchange
-    returns garbage: compare a sum of the rows with the sender's before they are used.
+    ``lengths``: N of each rank. Ranks that exchange no rows with each other cost nothing, on NCCL too. An aborted exchange
+    returns garbage: compare a checksum of the rows with the sender's before you use them.
     """
     if shift % world.size == 0:
         return rows_NL
@@ -81,10 +85,10 @@ def shifted(rows_NL: Tensor, shift: int, lengths: Sequence[int], world: World) -
 
 
 def abort() -> bool:
-    """Abort this process's NCCL communicators, from any thread: a collective that waits returns, with garbage.
+    """Abort this process's NCCL communicators. A waiting collective returns garbage. May be called from any thread.
 
-    Set ``World.aborted`` first. Returns True if it aborted them; False if there are none (for gloo see ``Connections``) or this
-    torch cannot do it.
+    Set ``World.aborted`` first. Returns True if the communicators were aborted. Returns False if there are none (for gloo see
+    ``Connections``) or this version of torch cannot abort them.
     """
     if not dist.is_initialized() or not _uses_nccl():
         return False
@@ -97,7 +101,7 @@ def abort() -> bool:
 
 
 def end_group(clean: bool) -> None:
-    """Leave the process group, if there is one. ``clean``: no collective is in progress; otherwise NCCL's communicators are
+    """Leave the process group, if there is one. ``clean``: no collective is in progress. If False, NCCL's communicators are
     aborted first, because destroying them would wait forever."""
     if not clean:
         abort()
@@ -106,7 +110,8 @@ def end_group(clean: bool) -> None:
 
 
 def _nccl_errors() -> set[str]:
-    """Return the errors that NCCL's watchdog found in any group of this process; it does not report them otherwise."""
+    """Return the communication errors that NCCL's watchdog found in any group of this process. The watchdog does not raise
+    them."""
     if not _uses_nccl():
         return set()
     found = set()
@@ -127,7 +132,7 @@ def rank_here() -> int:
 
 
 def agreed(value: _T) -> _T:
-    """Return rank 0's ``value`` on all ranks; all call it together."""
+    """Return rank 0's ``value`` on all ranks; all ranks call it together."""
     values = [value]
     if dist.is_initialized():
         dist.broadcast_object_list(values)
@@ -135,7 +140,7 @@ def agreed(value: _T) -> _T:
 
 
 def gathered(value: _T) -> list[_T]:
-    """Return the ``value`` of every rank, by rank; all call it together."""
+    """Return the ``value`` of every rank, by rank; all ranks call it together."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -144,7 +149,8 @@ def gathered(value: _T) -> list[_T]:
 
 
 def on_first(function: Callable[[], _T]) -> _T:
-    """Call ``function`` on rank 0; return its result, or raise its error, on every rank. All call it together."""
+    """Call ``function`` on rank 0 and return its result on every rank; all ranks call it together. A SpringtideError or OSError
+    of ``function`` is raised on every rank."""
     found: Any = None
     if rank_here() == 0:
         try:

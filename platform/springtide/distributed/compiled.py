@@ -1,5 +1,5 @@
-"""Compilation of blocks, of FlexAttention and of the head's loss, each shape by itself, and the reason where it stops. The only
-file that touches Dynamo."""
+"""Compilation of blocks, of FlexAttention and of the head's loss, with a separate graph for each shape. This is the only file
+that uses Dynamo."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from springtide.model.loss import PartLoss, part_loss
 
 _log = logging.getLogger(__name__)
 _RECOMPILES = 64
-"""Graphs of a block: one per micro-batch size at the world sizes of a process, with gradients and without."""
+"""Largest number of graphs of a block. A process needs one per micro-batch size, with gradients and without; the size changes
+with the world size."""
 _ALL_RECOMPILES = 1024
 _HALF = ("bf16", "fp16")
 _FLEX_WIDTHS = 16, 256
-"""Least and largest width of a head for FlexAttention."""
+"""Smallest and largest head width for FlexAttention."""
 _AMPERE = (8, 0)
 _LIMIT_HIT = "recompile limit"
 _OTHERS_WRITE, _OTHERS_PASS = stat.S_IWGRP | stat.S_IWOTH, stat.S_IXGRP | stat.S_IXOTH
 
 
 def compile_block(block: nn.Module) -> None:
-    """Compile ``block`` in place at its first call. Each shape gets its own graph: otherwise the second one would be dynamic
-    in every size, with slower kernels. Raises ConfigError if another user could have left compiled code for this one."""
+    """Compile ``block`` in place at its first call. Each shape gets its own graph. Otherwise the second shape would give a
+    graph that is dynamic in every size, with slower kernels. Raises ConfigError as ``check_cache``."""
     check_cache()
     _raise_limits()
     block.compile(dynamic=False)
@@ -49,25 +50,25 @@ def _raise_limits() -> None:
 
 
 def takes_flex(config: ModelConfig, precision: str) -> bool:
-    """Return whether FlexAttention's kernels on GPUs take a model's attention: they are for half types, and for heads of a
-    size that a block of them fits.
+    """Return whether FlexAttention's GPU kernels support a model's attention. They need a half-precision type, and heads whose
+    width fits their blocks.
 
     Args:
-        config: of the model.
-        precision: what is computed in, ``parallel.computes_in``.
+        config: the model's config.
+        precision: the precision of computation, ``parallel.computes_in``.
     """
     least, most = _FLEX_WIDTHS
     return precision in _HALF and least <= config.head_width <= most
 
 
 def flex_kernel(config: ModelConfig, precision: str, device: torch.device) -> FlexKernel | None:
-    """Return FlexAttention, compiled, if it runs on ``device``; None where attention has to take masks instead: on CPUs, on
-    GPUs older than Ampere, in full precision, and where nothing can compile it. Raises ConfigError as ``compile_block``.
+    """Return compiled FlexAttention if it runs on ``device``. Returns None where attention must use masks instead: on CPUs, on
+    GPUs older than Ampere, in full precision, and without a compiler. Raises ConfigError as ``check_cache``.
 
     Args:
-        config: of the model.
-        precision: what is computed in, ``parallel.computes_in``.
-        device: of this process.
+        config: the model's config.
+        precision: the precision of computation, ``parallel.computes_in``.
+        device: this process's device.
     """
     if device.type != "cuda" or not takes_flex(config, precision):
         return None
@@ -83,8 +84,8 @@ def flex_kernel(config: ModelConfig, precision: str, device: torch.device) -> Fl
 
 
 def compiled_flex() -> FlexKernel:
-    """Return FlexAttention, to be compiled at its first call of each shape; within a compiled block it becomes part of that.
-    It never runs uncompiled instead: that would make all scores."""
+    """Return FlexAttention, which is compiled at its first call with each shape. Inside a compiled block it becomes a part of
+    the block's graph. It never falls back to eager execution, which would materialize the full score matrix."""
     check_cache()
     _raise_limits()
     kernel: FlexKernel = torch.compile(flex_attention, dynamic=False, fullgraph=True)
@@ -92,8 +93,8 @@ def compiled_flex() -> FlexKernel:
 
 
 def compiled_loss() -> PartLoss:
-    """Return ``part_loss``, to be compiled at its first call of each shape: all parts of a batch have one, the last may have
-    another."""
+    """Return ``part_loss``, which is compiled at its first call with each shape. All parts of a batch have the same shape,
+    except perhaps the last."""
     check_cache()
     _raise_limits()
     fused: PartLoss = torch.compile(part_loss, dynamic=False, fullgraph=True)
@@ -101,7 +102,8 @@ def compiled_loss() -> PartLoss:
 
 
 def _compilers() -> dict[str, bool]:
-    """Return what FlexAttention is compiled with, and whether it is there: Triton builds its launchers with a C compiler."""
+    """Return the tools that compile FlexAttention, and whether each is installed. Triton builds its launchers with a C
+    compiler."""
     return {
         "Triton": importlib.util.find_spec("triton") is not None,
         "a C compiler": any(map(shutil.which, ("gcc", "clang", "cc"))),
@@ -109,7 +111,7 @@ def _compilers() -> dict[str, bool]:
 
 
 def compiled_folder() -> str:
-    """Return this node's folder of compiled code, which exists then. Raises ConfigError as ``check_cache``."""
+    """Return this node's folder of compiled code, after making it if needed. Raises ConfigError as ``check_cache``."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes a second to import
 
     check_cache()
@@ -123,33 +125,35 @@ def num_compiled() -> int:
 
 
 def compiled_artifacts() -> bytes | None:
-    """Return what this process has compiled, for ``load_compiled``; None if nothing. Call it from any thread."""
+    """Return the code that this process has compiled, for ``load_compiled``; None if there is none. May be called from any
+    thread."""
     lock = getattr(getattr(torch._dynamo, "convert_frame", None), "compile_lock", contextlib.nullcontext())
-    with lock:  # what is compiled meanwhile would change the list while it is read
+    with lock:  # a compilation in another thread would change torch's list of artifacts while it is read
         found = torch.compiler.save_cache_artifacts()
     return found[0] if found else None
 
 
 def load_compiled(artifacts: bytes) -> bool:
-    """Put ``artifacts`` into this node's folder; return whether any were. torch runs them: they must be the user's own."""
+    """Put ``artifacts`` into this node's folder of compiled code. Returns True if there were any. torch executes them, so they
+    must come from this user."""
     check_cache()
     found = torch.compiler.load_cache_artifacts(artifacts)
     return found is not None and not found.empty()
 
 
 def check_cache() -> None:
-    """Raise ConfigError if the folder from which torch loads compiled code is not this user's alone. By default it has a known
-    name in /tmp, and torch runs what it finds there."""
+    """Raise ConfigError if other users own, or can write to, the folder from which torch loads compiled code. By default the
+    folder has a predictable name in /tmp, and torch executes the code that it finds there."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes a second to import
 
     folder = cache_dir()  # makes it, with this user's umask
     found = os.stat(folder)
-    owners = {found.st_uid, os.lstat(folder).st_uid}  # of a link, too
+    owners = {found.st_uid, os.lstat(folder).st_uid}  # of the folder and, if it is a link, of the link
     if owners != {os.getuid()}:
         _refuse(f"{folder}, which belongs to user {', '.join(map(str, sorted(owners)))}")
-    if found.st_mode & _OTHERS_WRITE and not os.listdir(folder):  # a new one, with the umask 0002
+    if found.st_mode & _OTHERS_WRITE and not os.listdir(folder):  # a new folder, made with umask 0002
         os.chmod(folder, 0o700)
-    found = os.stat(folder)  # another process of this user may have closed and filled it
+    found = os.stat(folder)  # another process of this user may have called chmod and filled it
     if found.st_mode & _OTHERS_WRITE:
         _refuse(f"{folder}, which can be written by others ({stat.filemode(found.st_mode)})")
     if strange := _of_others(folder, is_private=not found.st_mode & _OTHERS_PASS):
@@ -164,8 +168,9 @@ def _refuse(folder: str) -> None:
 
 @functools.cache
 def _of_others(folder: str, is_private: bool) -> str:
-    """Return the first path below ``folder`` that belongs to another user or that others may write to, relative to it; empty
-    if there is none. ``is_private``: nobody else can reach what is in it. Looked for once a process: there may be thousands."""
+    """Return the first path below ``folder``, relative to it, that belongs to another user or that others may write to; empty
+    if there is none. ``is_private``: other users cannot enter the folder. The result is cached, because there may be thousands
+    of paths."""
     for above, folders, files in os.walk(folder):
         for path in (os.path.join(above, name) for name in (*folders, *files)):
             with contextlib.suppress(FileNotFoundError):  # another process replaces files meanwhile
@@ -183,7 +188,7 @@ def uncompiled() -> contextlib.AbstractContextManager[Any]:
 
 
 def gave_up() -> str:
-    """Return why some blocks run eagerly in this process although they should be compiled; empty if none does."""
+    """Return why blocks run eagerly in this process although they should run compiled; empty if they do run compiled."""
     counted: Any = getattr(getattr(torch._dynamo, "utils", None), "counters", {}).get("unimplemented", {})
     if not any(_LIMIT_HIT in reason for reason in counted):
         return ""

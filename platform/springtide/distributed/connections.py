@@ -1,7 +1,8 @@
-"""The connections between the ranks of a group, to cut them when the group has ended.
+"""The TCP connections between the ranks of a group, to cut them when the group has lost a rank.
 
-gloo closes its connections only when the process ends: a rank that knows of a lost peer keeps them open, and other ranks wait
-for it in their collective as long as it lives. When connections are cut, every waiting rank fails at once.
+gloo closes its connections only when the process ends. A rank that has noticed a lost peer still keeps its connections open, so
+other ranks wait for it in their collective as long as its process lives. When connections are cut, every waiting rank fails at
+once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _OPEN_FILES = "/proc/self/fd"
 
 
 class Connections:
-    """This rank's connections to the other ranks. All ranks must create theirs together (a collective call)."""
+    """This rank's connections to the other ranks. All ranks must create this object together: it calls collectives."""
 
     def __init__(self) -> None:
         mine = _connections()
@@ -30,21 +31,21 @@ class Connections:
         for name, one in mine.items():
             if name in others_have:
                 self._sockets.append(one)
-            else:  # to Ray, or to a store
+            else:  # a connection to another process, such as of Ray or a store
                 one.close()
 
     def __len__(self) -> int:
         return len(self._sockets)
 
     def wait_until_lost(self) -> None:
-        """Wait until a peer has closed its end, as when its process has ended; forever without peers."""
+        """Wait until a peer has closed its end of a connection, as when its process ends. Waits forever without peers."""
         poller = select.poll()
         for one in self._sockets:
             poller.register(one, select.POLLRDHUP)
         poller.poll()
 
     def cut(self) -> None:
-        """Shut them down: a collective in progress raises, on this rank and on its peers."""
+        """Shut down all connections. A collective in progress raises on this rank and on its peers."""
         for one in self._sockets:
             with contextlib.suppress(OSError):  # the peer has closed it already
                 one.shutdown(socket.SHUT_RDWR)
@@ -53,10 +54,10 @@ class Connections:
 
 
 def _shared(names: np.ndarray) -> set[int]:
-    """Return those of this rank's ``names``, uint64 (n,), that another rank has, too; all ranks call it together.
+    """Return the names among this rank's ``names``, uint64 (n,), that another rank has, too; all ranks call it together.
 
-    Each name is compared by one rank. A rank sends and receives as much as it has connections, which grows with the ranks; if
-    all had the names of all, that would grow with their square."""
+    Each name has one rank that compares it (``by_owner``). So each rank exchanges as many names as it has connections, which
+    grows with the number of ranks. An all-gather of all names would grow with its square."""
     if not dist.is_initialized():
         return set()
     size = dist.get_world_size()
@@ -68,30 +69,30 @@ def _shared(names: np.ndarray) -> set[int]:
 
 
 def by_owner(names: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``names``, uint64 (n,), sorted by their owner, which is the rank that compares them, and how many go to each of
-    ``size`` ranks."""
+    """Return ``names``, uint64 (n,), sorted by owner, which is the rank that compares the name, and the number of names of each
+    of ``size`` owners."""
     comparer = (names % np.uint64(size)).astype(np.int64)
     return names[np.argsort(comparer, kind="stable")], np.bincount(comparer, minlength=size)
 
 
 def is_shared(names: np.ndarray) -> np.ndarray:
-    """Return for each of the names that ranks have sent whether another rank sent it, too."""
+    """Return for each received name whether it was received more than once, bool (n,): then two ranks have it."""
     _, place, count = np.unique(names, return_inverse=True, return_counts=True)
     twice: np.ndarray = (count > 1)[place]
     return twice
 
 
 def _exchange(values: np.ndarray, sent: np.ndarray, received: np.ndarray) -> np.ndarray:
-    """Send parts of ``values``, int64 (n,), of the lengths ``sent`` to the ranks; return what they sent, of the lengths
-    ``received``."""
+    """Split ``values``, int64 (n,), into parts of the lengths ``sent`` and send one to each rank. Return the concatenated parts
+    that the ranks sent to this one, of the lengths ``received``."""
     found = torch.empty(int(received.sum()), dtype=torch.int64)
     dist.all_to_all_single(found, torch.from_numpy(values.copy()), received.tolist(), sent.tolist())
     return found.numpy()
 
 
 def _connections() -> dict[int, socket.socket]:
-    """Return this process's TCP connections by a name that both ends compute alike, as duplicated descriptors, which no later
-    file can reuse."""
+    """Return this process's TCP connections: name -> socket. Both ends of a connection compute the same name, a hash of both
+    addresses. The descriptors are duplicates, so their numbers cannot be reused by a later file."""
     found: dict[int, socket.socket] = {}
     for name in os.listdir(_OPEN_FILES) if os.path.isdir(_OPEN_FILES) else ():
         with contextlib.suppress(OSError):  # not a socket, or not connected

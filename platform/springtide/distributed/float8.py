@@ -1,10 +1,10 @@
-"""Products of the blocks' matrices in fp8, by torchao: each matrix is scaled to the range of 8 bits, and the product back.
+"""Matrix products of the blocks in fp8, by torchao: each matrix is scaled to the range of fp8, and the product is scaled back.
 
-    fp8           one scale a tensor; shards are converted before they are gathered, a quarter of the bytes of fp32
-    fp8_rowwise   one scale a row or column; weights are gathered in bf16
+    fp8           one scale per tensor; weights are converted before they are gathered: a quarter of the bytes of fp32
+    fp8_rowwise   one scale per row or column; weights are gathered in bf16
 
-Scales are those of the numbers at hand, nothing is remembered between steps: checkpoints are those of any other precision.
-Embedding and head stay bf16, as do norms and attention. The only file that touches torchao.
+Scales are computed from the current values (dynamic scaling), without a history of earlier steps. So checkpoints are the same
+as in any other precision. Embedding, head, norms and attention stay in bf16. This is the only file that uses torchao.
 
 Micikevicius et al., "FP8 formats for deep learning" (2022).
 """
@@ -28,19 +28,19 @@ from springtide.errors import ConfigError, explain
 from springtide.model.frozen import FrozenLinear
 
 WHEEL = "torchao>=0.18,<0.19"
-"""What was tried, as the extra ``fp8`` has it."""
+"""Tested versions of torchao, the same as in the extra ``fp8`` of the package."""
 _MULTIPLE = 16
-"""Sides of a matrix are multiples of this, or it stays bf16: the kernels take nothing else."""
+"""The fp8 kernels need matrix sides that are multiples of this. Other layers stay in bf16."""
 _LEAST_CAPABILITY = (8, 9)
-"""Ada and Hopper."""
+"""Least CUDA compute capability with fp8 arithmetic: Ada; Hopper has 9.0."""
 _FIELD = "parallel.precision"
 _emulated: ContextVar[bool] = ContextVar("emulated", default=False)
 
 
 @contextlib.contextmanager
 def emulated() -> Iterator[None]:
-    """Convert models in this block so that any device computes with them: numbers are rounded to fp8, and multiplied in fp32.
-    For tests; it is slower than bf16."""
+    """Make ``convert`` emulate fp8 in the body of the ``with`` statement, so that any device can run the model: numbers are
+    rounded to fp8 and multiplied in fp32. For tests; it is slower than bf16."""
     before = _emulated.set(True)
     try:
         yield
@@ -49,10 +49,10 @@ def emulated() -> Iterator[None]:
 
 
 def check_installed(precision: str) -> None:
-    """Raise ConfigError if torchao is not installed, or one that was not tried.
+    """Raise ConfigError if torchao is missing or its version is not a tested one.
 
     Args:
-        precision: as ``parallel.precision``, for the message.
+        precision: value of ``parallel.precision``, for the message.
     """
     remedy = f"pip install 'springtide[fp8]', which is {WHEEL}, or use bf16"
     try:
@@ -64,11 +64,11 @@ def check_installed(precision: str) -> None:
 
 
 def converts(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Return whether a layer of a block is multiplied in fp8: linear, not the base of an adapter, and of sides that the kernels
-    take.
+    """Return True if a layer is converted to fp8: it is linear, not the frozen base of an adapter, and the kernels support its
+    sides.
 
     Args:
-        layer: of a block.
+        layer: a layer of a block.
 
     Examples:
         >>> converts(nn.Linear(32, 48)), converts(nn.Linear(32, 40)), converts(nn.Embedding(32, 48))
@@ -80,17 +80,17 @@ def converts(layer: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def convert(blocks: nn.ModuleList, precision: str, recipe: str, device: torch.device, gathers: bool) -> None:
-    """Replace the linear layers of ``blocks`` that ``converts`` names, in place; their weights and names stay.
+    """Replace the linear layers of ``blocks`` for which ``converts`` is True, in place. Their weights and names stay the same.
 
     Args:
-        blocks: not sharded, compiled or wrapped yet.
-        precision: as ``parallel.precision``, for messages.
+        blocks: blocks that are not sharded, compiled or wrapped yet.
+        precision: value of ``parallel.precision``, for messages.
         recipe: tensorwise or rowwise.
-        device: that computes.
-        gathers: whether the blocks will be sharded; tensorwise weights are gathered in fp8 then.
+        device: the device that computes.
+        gathers: whether the blocks will be sharded. If so, tensorwise weights are gathered in fp8.
 
     Raises:
-        ConfigError: torchao is missing, the device has no fp8 arithmetic, or no layer has sides that it takes.
+        ConfigError: torchao is missing, the device has no fp8 arithmetic, or no layer has supported sides.
     """
     check_installed(precision)
     if not any(converts(layer) for layer in blocks.modules()):
@@ -130,8 +130,8 @@ def _check_device(device: torch.device, precision: str) -> None:
 
 @functools.cache
 def _rounding_layer() -> Any:
-    """Return torchao's layer whose weights are rounded to the type of its input first, as FSDP hands them out: a process alone
-    computes what several compute."""
+    """Return a subclass of torchao's layer that first rounds its weights to the type of its input. FSDP gathers rounded
+    weights, so with it an unsharded process computes the same results as sharded ones."""
     from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
 
     class RoundingLinear(Float8Linear):
@@ -145,8 +145,9 @@ def _rounding_layer() -> Any:
 
 @functools.cache
 def _padded_weight() -> Any:
-    """Return torchao's weight that is gathered in fp8, for any number of shards: FSDP gathers shards of one size, so a shard
-    with fewer rows is padded with zeros, which change no scale, and they are cut off what was gathered."""
+    """Return a subclass of torchao's fp8-gathered weight that works with any number of shards. FSDP gathers shards of equal
+    size. So a shard with fewer rows is padded with zeros, which do not change the scale, and they are cut off the gathered
+    weight."""
     from torch.utils._pytree import tree_map_only
     from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor as Weight
 
@@ -175,15 +176,16 @@ def _padded_weight() -> Any:
 
 
 def scale_weights(model: nn.Module) -> None:
-    """Compute the scales of all weights that are gathered in fp8, in one all-reduce in place of one a weight, unless they are
-    known. Whoever changes weights calls ``forget_scales``.
+    """Compute the scales of all weights that are gathered in fp8, in one all-reduce instead of one per weight. Does nothing if
+    they are known. After a change of the weights, call ``forget_scales`` first.
 
     Args:
-        model: laid out.
+        model: the sharded model.
     """
     found = _gathered_in_fp8(model)
-    # who has no scale at hand asks all ranks for it, so none or all must have one. Shards on the host are copied to the device
-    # before they are converted, and FSDP makes those that it pads anew in its first forward: neither copy has a scale
+    # a rank whose weight has no scale computes it in a collective, so all ranks must have the scale or none. Two kinds of
+    # shards lose their scale in a copy: shards on the host, when they move to the device, and shards that FSDP pads, in its
+    # first forward
     if found and found[0]._local_tensor._precomputed_scale is None and all(map(_keeps_its_shard, found)):
         from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
 
@@ -197,10 +199,10 @@ def _keeps_its_shard(weight: DTensor) -> bool:
 
 
 def forget_scales(model: nn.Module) -> None:
-    """Forget what ``scale_weights`` computed.
+    """Drop the scales that ``scale_weights`` computed.
 
     Args:
-        model: laid out.
+        model: the sharded model.
     """
     for weight in _gathered_in_fp8(model):
         weight._local_tensor._precomputed_scale = None

@@ -1,11 +1,11 @@
-"""Sharding of the model over the mesh by FSDP2. One mechanism gives all strategies: they differ in how many ranks a copy is
-sharded over, and for how long weights and gradients are whole.
+"""Sharding of the model over the mesh by FSDP2. One mechanism implements all strategies. They differ in the number of ranks
+that share a copy of the model, and in how long each rank holds unsharded weights and gradients in memory.
 
-              copies        weights whole              gradients whole
-    ddp       every rank    always                     until the last micro-batch
-    zero1     one           in a step                  until the last micro-batch
-    zero2     one           in a step                  in a micro-batch
-    zero3     one           of a block, while used     in a block's backward
+              copies of the model    weights unsharded           gradients unsharded
+    ddp       one per rank           always                      until the last micro-batch
+    zero1     one                    during a step               until the last micro-batch
+    zero2     one                    during a step               during a micro-batch
+    zero3     one                    one block, while in use     during the backward of a block
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CONFIG = "laid_out_by"
 
 
 class _Strategy(NamedTuple):
-    """How long what is sharded is whole."""
+    """How long gradients and weights stay unsharded."""
 
     reduces_each: bool
     """Whether gradients are reduced after each micro-batch."""
@@ -53,16 +53,18 @@ def _strategy(config: ParallelConfig) -> _Strategy:
 
 
 def parallelize(model: nn.Module, config: ParallelConfig, world: World, *, as_several: bool = False) -> nn.Module:
-    """Shard ``model`` over the world, in place; the weights of our decoder are uninitialized then. The order matters: what
-    wraps a block, the block, then the rest in the root. Raises ConfigError if the GPU cannot compute in that precision.
+    """Shard ``model`` over the world, in place. The weights of our decoder are uninitialized afterwards.
+
+    The order matters: fp8 layers, recomputation and compilation of a block, then its sharding, then that of the rest of the
+    model in the root. Raises ConfigError if the device cannot compute in the configured precision.
 
     Args:
-        model: not laid out yet.
-        config: how.
+        model: the model, not sharded, compiled or wrapped yet.
+        config: strategy, precision and the other settings of parallelism.
         world: the ranks.
-        as_several: whether a process alone lays out as ranks of a group do, so that all that they need is loaded.
+        as_several: whether a single process shards as a group of ranks does, so that all code that ranks need is loaded.
     """
-    _strategy(config)  # it is refused by a process alone, too
+    _strategy(config)  # so that a single process rejects an unknown strategy, too
     if (
         world.device.type == "cuda"
         and config.computes_in == "bf16"
@@ -75,9 +77,9 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World, *, as_se
     if isinstance(model, Decoder) and model.eos_id is not None:
         model.attend_by(flex_kernel(model.config, config.computes_in, world.device))
     blocks = getattr(model, "blocks", nn.ModuleList())
-    # a single process has nothing to shard, and FSDP's copies take a sixth of a small model's step; but FSDP also makes fp64
-    # sums, and for a user's model the other types of weights
-    offloads = config.offload != "none"  # by FSDP, whose whole weights are parameters, and so not activations
+    # a single process has nothing to shard, and FSDP's copies take a sixth of a small model's step. But FSDP is needed for
+    # gradient sums in fp64, and for a user's model in another precision than fp32
+    offloads = config.offload != "none"  # needs FSDP: its unsharded weights are parameters, not activations
     several = world.size > 1 or as_several
     sharded = several or {config.precision, config.reduction} != {"fp32"} or offloads
     if sharded and not several and config.reduction == "fp32" and isinstance(model, Decoder) and not offloads:
@@ -89,7 +91,7 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World, *, as_se
             blocks[index] = recomputed(block, config.recompute)
         if config.compile:
             compile_block(blocks[index])
-    # not on CPUs, whose losses are bit-equal to those of single operations
+    # not on CPUs, where losses must be bit-equal to those of uncompiled operations
     if isinstance(model, Decoder) and config.compile and world.device.type == "cuda":
         model.fused_loss = compiled_loss()
     if sharded:
@@ -98,27 +100,27 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World, *, as_se
         offload_activations(model)
     if isinstance(model, Decoder):
         model.place(world.device, weights_on(config, world.device))
-    elif not sharded and world.device.type != "cpu":  # a user's model is made on the CPU
+    elif not sharded and world.device.type != "cpu":  # a user's model was made on the CPU
         model.to(world.device)
     return model
 
 
 def in_precision(model: nn.Module, config: ParallelConfig) -> nn.Module:
-    """Convert the weights of ``model``, in place, to the type that a sharded one computes in: buffers keep theirs, as in FSDP.
-    For a single process that does not train."""
+    """Convert the weights of ``model``, in place, to the type that a sharded model computes in. Buffers keep their type, as in
+    FSDP. For a single process that does not train."""
     for parameter in model.parameters():
-        if parameter.is_floating_point():  # packed ones are converted as they are used
+        if parameter.is_floating_point():  # packed integer weights are converted when they are used
             parameter.data = parameter.data.to(_TYPES[config.computes_in])
     return model
 
 
 def _shard(model: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, world: World) -> None:
-    """Shard over all ranks, in place."""
+    """Shard the blocks and the root of ``model`` over the mesh, in place."""
     policy = MixedPrecisionPolicy(param_dtype=_TYPES[config.computes_in], reduce_dtype=_TYPES[config.reduction])
     reshard, offload = _strategy(config).reshards, offload_policy(config, world.device)
     for block in blocks:
         fully_shard(block, mesh=world.mesh, mp_policy=policy, reshard_after_forward=reshard, offload_policy=offload)
-    # backward needs the root first, right after forward: freed, it would only be gathered again
+    # the root's weights stay unsharded after forward: backward needs them first, so they would only be gathered again
     fully_shard(model, mesh=world.mesh, mp_policy=policy, reshard_after_forward=False, offload_policy=offload)
     setattr(model, _CONFIG, config)
     for module in model.modules():
@@ -129,8 +131,8 @@ def _shard(model: nn.Module, blocks: nn.ModuleList, config: ParallelConfig, worl
 
 
 def set_gradient_sync(model: nn.Module, last: bool) -> None:
-    """Prepare the next micro-batch. ``last``: its backward is the last of the step; before that, gradients need not be
-    synchronized."""
+    """Prepare the next micro-batch: set whether its backward reduces gradients and frees unsharded weights. ``last``: it is the
+    last micro-batch of the step, whose backward always reduces."""
     if isinstance(model, FSDPModule):
         config: ParallelConfig = getattr(model, _CONFIG)
         if config.float8:
@@ -138,25 +140,25 @@ def set_gradient_sync(model: nn.Module, last: bool) -> None:
         model.set_requires_gradient_sync(last or reduces_each(model))
         model.set_requires_all_reduce(last)
         model.set_is_last_backward(last)
-        # the weights do not change between micro-batches: if memory holds them whole, they are gathered once per step
+        # the weights do not change between micro-batches: unless the strategy is zero3, they are gathered only once per step
         model.set_reshard_after_backward(last or _strategy(config).reshards)
 
 
 def weights_changed(model: nn.Module) -> None:
-    """Forget what was computed of the weights for this step: it ends, and the next one has others."""
+    """Drop the fp8 scales of the weights at the end of a step, because the next step has other weights."""
     if isinstance(model, FSDPModule) and getattr(model, _CONFIG).float8:
         forget_scales(model)
 
 
 def reduces_each(model: nn.Module) -> bool:
-    """Return whether a sharded model reduces the gradients of each micro-batch, not their sum over a step."""
+    """Return True if a sharded model reduces the gradients of each micro-batch, False if only their sum over a step."""
     config: ParallelConfig = getattr(model, _CONFIG)
-    # fp64 sums need whole gradients: shards have the type of the weights
+    # fp64 sums must be accumulated in unsharded gradients: sharded gradients have the type of the weights
     return _strategy(config).reduces_each and not config.exact
 
 
 def reshard(model: nn.Module) -> None:
-    """Free whole weights, which are gathered again when they are next needed."""
+    """Free the unsharded weights, which are gathered again when they are next needed."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -169,15 +171,16 @@ _DEAR = {
     _aten.mm.default,
     _aten.addmm.default,
     _aten._scaled_mm.default,
-    _aten.max.default,  # of all numbers, which the scale of a tensor in fp8 follows from
+    _aten.max.default,  # the largest absolute value of a tensor, for its fp8 scale
     _aten._scaled_dot_product_flash_attention.default,
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
     torch.ops.higher_order.flex_attention,
 }
-"""Operators whose results cost more to recompute than to keep. FlexAttention's are kept in compiled blocks; elsewhere its
-kernel is compiled by itself, what happens within is not seen here, and its forward is computed again."""
+"""Operators whose results cost more to recompute than to keep. FlexAttention's results are kept only in compiled blocks. In
+other blocks its kernel is compiled separately, so this policy does not see the operator, and backward recomputes its
+forward."""
 
 
 def recomputed(block: nn.Module, how: str) -> nn.Module:

@@ -1,6 +1,7 @@
-"""Bytes that two processes of one machine sum per second over gloo: ``python -m springtide.distributed.gloo_speed FILE RANK``.
+"""Speed of a gloo all-reduce between two processes of one machine: ``python -m springtide.distributed.gloo_speed FILE RANK``.
 
-Both meet in a new file. Each prints one JSON object, with facts about torch. ``springtide doctor`` starts and ends them.
+Both processes rendezvous through a new FILE. Each prints one JSON object with the speed and facts about torch. ``springtide
+doctor`` starts and ends them.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ import torch
 import torch.distributed as dist
 
 _SIZE = 16 * 2**20
-"""Bytes of the gradient that is summed: many times a socket's buffers."""
+"""Size of the summed tensor, many times that of a socket's buffers [bytes]."""
 _ROUNDS = 3
 _TIMEOUT = datetime.timedelta(seconds=30)
 
 
 def measure(store: dist.Store, rank: int) -> dict[str, Any]:
-    """Return the speed of an all-reduce between two processes, and torch's facts.
+    """Return the speed of an all-reduce between two processes [bytes/s], and facts about torch, CUDA and NCCL.
 
     Args:
-        store: in which both meet.
-        rank: 0 or 1.
+        store: the store through which both processes rendezvous.
+        rank: this process's rank, 0 or 1.
     """
     group: Any = dist.ProcessGroupGloo(store, rank, 2, _TIMEOUT)
     gradient, times = torch.zeros(_SIZE // 4), []
-    for _ in range(1 + _ROUNDS):  # the first one connects
+    for _ in range(1 + _ROUNDS):  # the first round includes connecting, and is not counted
         group.barrier().wait()
         began = time.perf_counter()
         group.allreduce([gradient]).wait()
@@ -41,11 +42,12 @@ def measure(store: dist.Store, rank: int) -> dict[str, Any]:
 
 
 def _code() -> dict[str, list[str]]:
-    """Return what this machine's GPUs are capable of, and what torch has code for; nothing where CUDA does not start."""
+    """Return the compute capabilities of this machine's GPUs, and those that torch has code for; empty if CUDA does not
+    start."""
     try:
         found = {torch.cuda.get_device_capability(number) for number in range(torch.cuda.device_count())}
         return {"capabilities": [f"{one}.{two}" for one, two in sorted(found)], "archs": torch.cuda.get_arch_list()}
-    except (RuntimeError, AssertionError):  # as with a driver that is too old
+    except (RuntimeError, AssertionError):  # such as with a driver that is too old
         return {"capabilities": [], "archs": []}
 
 

@@ -1,10 +1,10 @@
-"""What a step keeps in the host's memory in place of the device's (``parallel.offload``).
+"""Offloading of a step's tensors from device memory to host memory (``parallel.offload``).
 
-    parameters    shards of weights, gradients and the optimizer's state, by FSDP2; the update is computed on the host
-    activations   inputs of blocks that are recomputed in backward: copied to pinned memory as forward goes, and back
+    parameters    shards of weights, gradients and optimizer state, by FSDP2; the update is computed on the host
+    activations   inputs of recomputed blocks: copied to pinned host memory in forward, and back in backward
 
-Copies run in the stream that computes, in its order: the host does not wait for them, and the device does. Checkpoints are the
-same with and without.
+Copies run in the compute stream. So the device waits for them, but the host does not. Checkpoints are the same with and without
+offloading.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _as_if: ContextVar[bool] = ContextVar("as_if", default=False)
 
 @contextlib.contextmanager
 def as_if_offloaded() -> Iterator[None]:
-    """In this block activations that would be on the host are nowhere, and come back as any numbers: for a step on tensors
-    without memory, whose device and host are one."""
+    """In the body of the ``with`` statement, drop offloaded activations, and return uninitialized numbers for them in backward.
+    For a step on tensors without memory, where device and host are the same."""
     before = _as_if.set(True)
     try:
         yield
@@ -36,7 +36,7 @@ def as_if_offloaded() -> Iterator[None]:
 
 
 def weights_on(config: ParallelConfig, device: torch.device) -> torch.device:
-    """Return where a rank that computes on ``device`` holds its weights and updates them."""
+    """Return the device on which a rank that computes on ``device`` stores and updates its weights."""
     return torch.device("cpu") if config.offloads_parameters else device
 
 
@@ -46,7 +46,8 @@ def offload_policy(config: ParallelConfig, device: torch.device) -> OffloadPolic
 
 
 def offload_activations(model: nn.Module) -> None:
-    """Have ``model`` keep on the host what forward keeps for backward, weights and what has no gradient aside."""
+    """Make ``model`` keep the tensors that forward saves for backward on the host, except weights and tensors without
+    gradient."""
     entered: list[saved_tensors_hooks] = []
 
     def enter(*_: Any) -> None:
@@ -56,14 +57,14 @@ def offload_activations(model: nn.Module) -> None:
     def leave(*_: Any) -> None:
         entered.pop().__exit__()
 
-    # the model's own hooks: those of a compiled block would be compiled with it
+    # hooks of the whole model, because hooks of a compiled block would be compiled with it
     model.register_forward_pre_hook(enter)
     model.register_forward_hook(leave, always_call=True)
 
 
 def _pack(tensor: Tensor) -> Tensor | tuple[torch.device, Tensor]:
     base = tensor if tensor._base is None else tensor._base
-    if isinstance(base, nn.Parameter) or not tensor.requires_grad:  # masks and rotary tables are those of all blocks
+    if isinstance(base, nn.Parameter) or not tensor.requires_grad:  # masks and rotary tables are shared by all blocks
         return tensor
     if _as_if.get():
         return tensor.device, tensor.to("meta")

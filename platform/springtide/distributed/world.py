@@ -1,4 +1,4 @@
-"""The processes of a run and the device mesh they form."""
+"""The world of a worker group: ranks, device mesh, environment variables and process group."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from springtide.errors import ConfigError, explain
 _TIMEOUT = timedelta(minutes=10)
 
 _NCCL = {
-    # the watchdog would end the process on a timeout or a peer's error, but ``elastic.hang`` finds hangs, and a process
-    # outlives its group; _abort_process_group requires it too
+    # the watchdog would end the process on a timeout or a peer's error. But ``elastic.hang`` detects hangs, and a process is
+    # reused by the next worker group. _abort_process_group requires this setting, too
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "TORCH_NCCL_PROPAGATE_ERROR": "0",
-    # the watchdog's monitor ends a process that is stuck in an abort, even if errors are not handled
+    # the watchdog's monitor would end a process that is stuck in an abort, even without error handling: wait an hour
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3600",
 }
-"""Environment variables that ProcessGroupNCCL reads when it is created. Ray Train and torchrun both set the first to 1."""
+"""Environment variables that ProcessGroupNCCL reads when it is created. Ray Train and torchrun both set the first one to 1."""
 _ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""What torch's allocator reads when it is loaded: a process lives through groups whose tensors have other sizes, and segments
-that grow leave no holes between them."""
+"""Environment variables that torch's CUDA allocator reads when it is loaded. A process serves several worker groups, whose
+tensors have different sizes; expandable segments avoid fragmentation."""
 _DETERMINISTIC = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-"""What cuBLAS reads when it is first used: with workspaces of its own choice its products may differ from call to call."""
+"""Environment variables that cuBLAS reads at its first use. With its default workspaces, results may differ from call to
+call."""
 
 
 def gpu_environment(given: Mapping[str, str], deterministic: bool) -> dict[str, str]:
-    """Return the environment variables of a process that trains on a GPU, set before it uses one. ``given``: those of the
-    user, ``elastic.env``; ``deterministic``: whether products are to have the same bits each time.
+    """Return the environment variables that a process must set before it trains on a GPU. ``given``: the user's environment
+    variables, ``elastic.env``. ``deterministic``: whether matrix products must have the same bits each time.
 
     Examples:
         >>> found = gpu_environment({"PYTORCH_ALLOC_CONF": "backend:cudaMallocAsync"}, deterministic=True)
@@ -48,16 +49,16 @@ def gpu_environment(given: Mapping[str, str], deterministic: bool) -> dict[str, 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """The position of this process among all processes of the group."""
+    """The rank of this process in its worker group, its device, and the device mesh."""
 
     rank: int
     size: int
     device: torch.device
     mesh: DeviceMesh | None = None
-    """One axis, ``shard``, over all ranks; or ``replicate`` and ``shard`` if there are several copies of the model. None
-    without a process group."""
+    """Mesh with the axis ``shard`` over all ranks, or with the axes ``replicate`` and ``shard`` if there are several copies of
+    the model. None without a process group."""
     aborted: threading.Event = dataclasses.field(default_factory=threading.Event, compare=False)
-    """Set when this process is cut off from the group; from then on no result of a collective may be used."""
+    """Set when this process is cut off from the group. From then on, no result of a collective may be used."""
 
     @property
     def copies(self) -> int:
@@ -66,8 +67,9 @@ class World:
 
     @property
     def is_first_copy(self) -> bool:
-        """Return True on the ranks of one copy of the model. What every copy has is added to a sum over ranks by this one
-        alone: a sum of shares is inexact where the number of copies is no power of two."""
+        """Return True on the ranks of the first copy of the model. A value that every copy has is added to a sum over ranks by
+        the first copy alone. Adding 1 / copies of it on each copy would be inexact if the number of copies is no power of
+        two."""
         return self.mesh is None or self.copies == 1 or self.mesh.get_local_rank("replicate") == 0
 
     @property
@@ -86,21 +88,21 @@ def backend(device_type: str) -> str:
 
 
 def why_no_gpu() -> str:
-    """Return why torch sees no GPU, as far as it says: its build, the driver, or what hides them."""
+    """Return why torch finds no GPU, as far as torch reports it: its build, the driver, or CUDA_VISIBLE_DEVICES."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is built without CUDA"
     try:
         torch.cuda.init()
-    except (RuntimeError, AssertionError) as error:  # no driver, one that is too old, a device that is lost
+    except (RuntimeError, AssertionError) as error:  # no driver, a driver that is too old, or a lost device
         return f"torch {torch.__version__}: {(str(error).splitlines() or ['no reason'])[0][:200]}"
     return "the driver has none, or CUDA_VISIBLE_DEVICES hides them"
 
 
 def device_index(local_rank: int) -> int:
-    """Return the index of the CUDA device that this process uses: 0 if it sees only one, because its launcher has chosen that
-    one (Ray sets CUDA_VISIBLE_DEVICES for each worker), else ``local_rank``.
+    """Return the index of the CUDA device that this process uses. It is 0 if the process sees only one device, because its
+    launcher has chosen this device (Ray sets CUDA_VISIBLE_DEVICES for each worker). Otherwise it is ``local_rank``.
 
-    Raises: ConfigError if it sees none, or too few.
+    Raises: ConfigError if the process sees no device, or too few.
     """
     visible = torch.cuda.device_count()
     if visible == 1:
@@ -116,8 +118,8 @@ def device_index(local_rank: int) -> int:
 
 
 def world(device_type: str, local_rank: int = 0, shards: int = 0, aborted: threading.Event | None = None) -> World:
-    """Return this process's world in the initialised process group. ``shards`` ranks share a copy of the model, 0 means all;
-    ``aborted`` is as in ``World``. ConfigError if ``shards`` does not divide the world size."""
+    """Return this process's world in the initialised process group. ``shards``: number of ranks that share a copy of the model;
+    0 means all. ``aborted``: as in ``World``. Raises ConfigError if ``shards`` does not divide the world size."""
     device = torch.device("cuda", device_index(local_rank)) if device_type == "cuda" else torch.device("cpu")
     if device_type == "cuda":
         torch.cuda.set_device(device)
@@ -135,7 +137,8 @@ def world(device_type: str, local_rank: int = 0, shards: int = 0, aborted: threa
 
 @contextlib.contextmanager
 def process_group(device_type: str) -> Iterator[None]:
-    """Join the process group that torchrun's environment describes; if the block raises, abort it instead of destroying it."""
+    """Join the process group that torchrun's environment describes, for the body of the ``with`` statement. If the body raises,
+    abort the group instead of destroying it."""
     dist.init_process_group(backend(device_type), timeout=_TIMEOUT)
     clean = False
     try:

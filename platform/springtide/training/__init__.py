@@ -1,5 +1,7 @@
-"""Training in plain torch: state, optimizer, schedule, step, loop, parts. Rule: no Ray here; batches, requests and events pass
-through interfaces, and the same loop runs under torchrun."""
+"""Training in plain torch: state, optimizer, schedule, step, loop, parts.
+
+Layer rule: nothing here imports Ray. Batches, requests and events pass through interfaces, so the same loop runs with torchrun.
+"""
 
 from springtide.training.group_context import GroupContext
 from springtide.training.loop import Feed, TrainLoop

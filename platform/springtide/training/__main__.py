@@ -58,7 +58,7 @@ def main() -> None:
     )
     parser.add_argument("--trust-code", action="store_true", help="run the code that the config names")
     options = parser.parse_args()
-    config = configs.load_config(options.config, trust_code=True)  # checked below, where the run is known
+    config = configs.load_config(options.config, trust_code=True)  # trust is checked below, once the run is known
     if not config.shards.dataset or not config.run.id:
         raise ConfigError(
             explain("shards.dataset", config.shards.dataset, "must be set here, and run.id too", "use a saved config")
@@ -102,9 +102,10 @@ def train(
     from_scratch: bool = False,
     request: LeaveRequest | None = None,
 ) -> bool:
-    """Train in this process as one rank of the process group; return False if the group left before the last step.
-    ``request``: listens to signals, in the main thread; None listens to nothing. Raises RunExists, with nothing written, if
-    another process holds the run."""
+    """Train in this process as one rank of the process group. Returns False if the group left before the last step.
+
+    ``request`` handles signals and preemption notices, in the main thread; None ignores them. Raises RunExists, before anything
+    is written, if another process holds the run."""
     here, owner = world(device, local_rank, config.parallel.shards), secrets.token_hex(8)
     of_gpu, as_given = check_gpu(here.device), config
     config, remarks = on_first(lambda: with_old_sets(as_given))
@@ -121,7 +122,7 @@ def train(
     if config.objective.teacher:
         on_first(lambda: branch.keep(config.objective.teacher, config.run.id, TEACHER))
     claim = functools.partial(leases.claim, folder, owner, trains=False, sources=config.needs_trust)
-    term = on_first(lambda: claim().term)  # first: whoever is refused writes nothing
+    term = on_first(lambda: claim().term)  # before any write: a process that cannot claim the run must write nothing
     try:
         if from_scratch and not on_first(lambda: begin_once(folder, term, job_of_torchrun())):
             remarks = [*remarks, "--from-scratch: this job has begun the run at step 0 before, and goes on"]
@@ -132,8 +133,8 @@ def train(
 
 
 def job_of_torchrun() -> str:
-    """Return what tells this job of torchrun from others, and is the same in each group that it starts; empty without torchrun.
-    Raises ConfigError if there is nothing: several nodes, and no ``--rdzv-id``."""
+    """Return an id of this torchrun job, the same in each worker group that the job starts; empty without torchrun. Raises
+    ConfigError if there is no such id, because the job has several nodes and no ``--rdzv-id``."""
     job = os.environ.get("TORCHELASTIC_RUN_ID")
     if job is None:
         return ""
@@ -146,8 +147,8 @@ def job_of_torchrun() -> str:
 
 
 def check_begin(run: TrainLoop) -> None:
-    """Raise ConfigError if the run has no checkpoint of its own yet and cannot begin with the one of another run that it
-    names; have that run keep it."""
+    """If the run has no checkpoint yet, check that it can start from ``train.start_from``, and have the other run keep that
+    checkpoint. Raises ConfigError if it cannot."""
     config, data = run.config, run.data
     if committed(run.folder):
         return
@@ -164,7 +165,7 @@ def _train(
     request: LeaveRequest | None,
     remarks: Sequence[str],
 ) -> bool:
-    """As ``train``, under lease ``term``. ``remarks``: for the user."""
+    """Train under lease ``term``, and return as ``train`` does. ``remarks``: shown to the user on the console."""
     config, folder, is_first = run.config, run.folder, run.world.is_first
 
     def feed(reader: RankReader, step: StepsDone) -> Iterator[Batch]:
@@ -183,10 +184,10 @@ def _train(
             console.say(remark)
         if request:
             peers = Connections()
-            stack.callback(request.end)  # before the journal is closed: from here on the others may end
+            stack.callback(request.end)  # before the journal is closed: from then on the other ranks may end
         for event in run.events(feed, request or (lambda: None)):
             listeners(event)
-            if request and isinstance(event, Started):  # until then there is nothing to save: signals end the process
+            if request and isinstance(event, Started):  # before, signals may end the process: nothing to save
                 request.listen(config.elastic, socket.gethostname(), peers, poll_notices=local_rank == 0)
             left |= isinstance(event, Left)
     if left and is_first:
@@ -195,11 +196,11 @@ def _train(
 
 
 class HangWatchdog:
-    """Watchdog that ends this process, with the stacks of its threads on stderr, when no event comes for too long; torchrun
-    then restarts the worker group, as the driver does on Ray."""
+    """Watchdog that ends this process if no event or heartbeat comes for too long, and prints the stacks of its threads to
+    stderr. torchrun then restarts the worker group, as the driver does on Ray."""
 
     def __init__(self, num_steps: int, least_s: float) -> None:
-        """``least_s``: as elastic.hang [s]; 0 waits forever."""
+        """``least_s``: shortest silence that counts as a hang, ``elastic.hang`` [s]; 0 turns the watchdog off."""
         self._history, self._least_s = RunHistory(num_steps), least_s
 
     def __call__(self, event: Event) -> None:
@@ -207,7 +208,7 @@ class HangWatchdog:
         self.heartbeat()
 
     def heartbeat(self) -> None:
-        """Begin to wait again: this process is alive."""
+        """Restart the timeout: this process is alive."""
         if self._least_s:
             faulthandler.dump_traceback_later(self._history.longest_s(self._least_s), exit=True)
 
@@ -216,27 +217,30 @@ class HangWatchdog:
         faulthandler.cancel_dump_traceback_later()
 
 
-# The request to leave this machine, under torchrun: a signal, or a preemption notice. The whole group saves and ends.
+# The request to leave this machine, under torchrun. The whole group then saves and ends.
 #
 # SIGTERM or SIGINT, from torchrun's agent --+
-# a preemption notice of this machine -------+--> this rank asks, in the step's all-reduce --> every rank saves, ends
-# the agent has ended -----------------------+                                                  with status LEFT
+# a preemption notice of this machine -------+--> this rank sends a request in the step's all-reduce --> every rank saves and
+# the agent has ended -----------------------+                                                            ends with status LEFT
 #
-# An agent whose worker ends with LEFT starts the next group. The agent of a machine with a notice would start a worker there,
-# so it is asked to end, too. A rank whose peer is gone cannot reach the next step, and with NCCL it would wait there: it ends.
+# An agent whose worker ends with LEFT starts the next group. On a machine with a notice it would start a worker there again, so
+# this agent receives SIGTERM. A rank that has lost a peer cannot finish the next step, and NCCL would hang: the rank exits.
 #
-# Source: torch.distributed.elastic.agent.server of torch 2.13. An agent passes on the signal that ends it; it sends SIGTERM
-# when nodes join, and when another worker of its node has failed; after 30 s (--shutdown-timeout, for the first) it kills.
+# Source: torch.distributed.elastic.agent.server of torch 2.13. An agent passes on to its workers the signal that ends it.
+# It also sends them SIGTERM when nodes join, and when another worker of its node has failed. It kills them after 30 s; for a
+# signal that ends the agent, --shutdown-timeout sets this time.
 
 LEFT = os.EX_TEMPFAIL
 """Exit status of a rank whose group has saved and left before the run's last step: 75, "try again"."""
 _LOOK_S = 0.5
+"""Time between two checks whether the agent is alive [s]."""
 _RAISE_S = 3.0
-"""How long a rank that has lost a peer may take to raise that itself, as it does in a collective of gloo [s]."""
+"""Time that a rank has to raise an error of its own after it has lost a peer, as gloo's collectives do [s]."""
 
 
 class LeaveRequest:
-    """A request to leave this machine. Called by the loop at each step, it returns what this rank asks for."""
+    """Collects reasons to leave this machine. The loop calls it in each step; it returns EVACUATE if there is a reason, else
+    None."""
 
     def __init__(self, agent: int = 0) -> None:
         """``agent``: process id of the torchrun agent that started this process; 0 if none did."""
@@ -249,14 +253,14 @@ class LeaveRequest:
         return GroupRequest.EVACUATE if self._reason else None
 
     def listen(self, elastic: ElasticConfig, node: str, peers: Connections, poll_notices: bool) -> None:
-        """Listen to the end of this process, from its main thread; a second SIGINT raises KeyboardInterrupt. Called again, it
-        does nothing.
+        """Start to handle signals and to watch the peers, the agent and preemption notices. Call it in the main thread; a
+        second call does nothing. A second SIGINT raises KeyboardInterrupt.
 
         Args:
-            elastic: where notices come from.
+            elastic: settings of the sources of notices.
             node: the name of this node.
             peers: the connections to the other ranks.
-            poll_notices: whether this rank polls for the node's notices: one rank per node does.
+            poll_notices: True on the one rank per node that polls for the node's notices.
         """
         if self._listens:
             return
@@ -271,11 +275,11 @@ class LeaveRequest:
             poll(open_sources(elastic.notices, *where, node, self._on_notice))
 
     def end(self) -> None:
-        """Stop watching the other ranks: from now on they may end."""
+        """Ignore lost peers from now on: the other ranks may end."""
         self._ended = True
 
     def end_agent(self) -> None:
-        """Ask the agent to end if this machine has a notice: it would start a worker here again."""
+        """Send SIGTERM to the agent if this machine has a preemption notice, because it would start a worker here again."""
         if self._notice and self._agent == os.getppid():
             _say(f"asks torchrun's agent (process {self._agent}) to end: {self._notice.why}")
             os.kill(self._agent, signal.SIGTERM)
@@ -291,12 +295,12 @@ class LeaveRequest:
 
     def _watch_agent(self) -> None:
         while os.getppid() == self._agent:
-            time.sleep(_LOOK_S)  # between polls: nothing tells a process that its parent has ended
+            time.sleep(_LOOK_S)  # between polls: a process gets no signal when its parent ends
         self._ask("torchrun's agent has ended")
 
     def _watch_peers(self, peers: Connections) -> None:
         peers.wait_until_lost()
-        time.sleep(_RAISE_S)  # the main thread raises meanwhile, unless it is where nothing tells it
+        time.sleep(_RAISE_S)  # the main thread raises meanwhile, unless it hangs in a collective
         if not self._ended:
             _say("ends: another rank of its group is gone")
             os._exit(1)

@@ -1,4 +1,4 @@
-"""Penalties that keep weights near those that a run starts from (``objective.anchor``), so that it forgets less.
+"""Penalties that keep the weights w near the weights w0 that a run starts from (``objective.anchor``), so that it forgets less.
 
     l2sp              (weight / 2) sum of     (w - w0)^2     Li, Grandvalet and Davoine, "Explicit inductive bias for transfer
                                                              learning with convolutional networks", 2018
@@ -6,9 +6,9 @@
                                                              neural networks", 2017
 
 The penalty is a term of the loss per token. Its gradient, weight * p with p = F (w - w0), is elementwise: each rank adds it to
-its own shards, at any world size and in any layout. It is added before clipping, so that what is clipped is the gradient of the
-whole sum. That of the tokens, g, is off by a factor c (``correction``), which the ranks know only after they have agreed. So
-the norm comes from sums that travel in the all-reduce that each step has:
+its own shards, at any world size and in any layout. Clipping acts on the whole gradient: the norm includes the penalty, and
+both terms are multiplied by the clip factor. The gradient of the tokens, g, is off by a factor c (``correction``), which the
+ranks know only after the step's all-reduce. So the norm is computed from three sums that travel in this all-reduce:
 
     |c g + weight p|^2 = c^2 |g|^2 + 2 c weight <g, p> + weight^2 |p|^2
 """
@@ -41,10 +41,11 @@ _AGAIN = "compute it for that checkpoint: springtide train --fisher-tokens"
 
 
 class Anchor(Part):
-    """The penalty on the weights of a model that train: this rank's part of w0, and of F if there is one."""
+    """The penalty on a model's trainable weights, with this rank's shards of w0 and, for EWC, of F."""
 
     def __init__(self, model: nn.Module, config: Config, is_first_copy: bool = True) -> None:
-        """Make room for them; ``begin`` fills it. ``model`` is laid out. ``is_first_copy``: as in ``World``."""
+        """Allocate the shards of w0 and F, which ``begin`` fills. ``model`` must be sharded already. ``is_first_copy``: as in
+        ``World``."""
         self._config, self._is_first_copy = config, is_first_copy
         self._weight = config.objective.anchor_weight
         self._parameters = {f"model/{name}": parameter for name, parameter in trained(model).items()}
@@ -52,14 +53,14 @@ class Anchor(Part):
         has_fisher = config.objective.anchor != L2SP
         self._fishers = {name: torch.empty_like(one) for name, one in self._origins.items() if has_fisher}
         self._digests: dict[str, str] = {}
-        """URL of each checkpoint that was read -> digest of its manifest."""
+        """URL of each checkpoint that w0 and F were read from -> digest of its manifest."""
 
     def begin(self, found: Restored | None) -> None:
-        """Read w0 from the checkpoint that the run started from, and F; all ranks together, at each start: neither is in the
-        run's own checkpoints.
+        """Read w0 from the checkpoint that the run started from, and F; all ranks call it together. Both are read at each
+        start, because the run's own checkpoints do not contain them.
 
         Raises:
-            ConfigError: one of them has vanished, is of another model or checkpoint, or F is negative or not finite.
+            ConfigError: w0 or F has vanished or is of another model or checkpoint, or F is negative or not finite.
             CheckpointError: the state was trained with other bytes of w0 or F.
             OSError: the store cannot be reached.
         """
@@ -68,7 +69,7 @@ class Anchor(Part):
             self._load(self._config)
         except (SpringtideError, OSError) as error:
             fatal = error
-        except Exception as error:  # no memory, a bug: the others wait below
+        except Exception as error:  # such as no memory, or a bug: the other ranks wait below
             fatal = RuntimeError(f"rank {rank_here()} cannot read the anchor: {type(error).__name__}: {error}")
         for problem in gathered(fatal):
             if problem is not None:
@@ -84,18 +85,18 @@ class Anchor(Part):
 
     @torch.no_grad()
     def sums(self) -> Tensor:
-        """Return this rank's <g, p>, |p|^2 and sum of p (w - w0), float64 (3,), after backward. Every copy of the model has
-        them, so only the first one counts."""
+        """Return this rank's <g, p>, |p|^2 and sum of p (w - w0), float64 (3,), after backward. Every copy of the model would
+        add the same sums, so all copies but the first return zeros."""
         device = next(iter(self._parameters.values())).device
         found = torch.zeros(_NUM_SUMS, dtype=torch.float64, device=device)
         for gradient, pull, away in self._pulls() if self._is_first_copy else ():
             square = torch.linalg.vector_norm(pull, dtype=torch.float64).square()
-            # fp32 products of elements, float64 sums: where shards are cut does not show
+            # fp32 products of elements, float64 sums: the result does not depend on where shards are cut
             found += torch.stack([_sum(gradient * pull), square, _sum(pull * away)])
         return found
 
     def receive(self, result: StepResult) -> None:
-        """Make the gradient norm that of the whole sum."""
+        """Set the gradient norm to that of the loss and the penalty together, and report the penalty."""
         inner, square, value = result.agreed[_COMPONENT]
         whole = result.grad_norm**2 + 2 * self._weight * result.correction * inner + self._weight**2 * square
         result.grad_norm = 0.0 if whole < 0 else math.sqrt(whole)
@@ -104,11 +105,11 @@ class Anchor(Part):
     @torch.no_grad()
     def add_gradients(self, clip: float) -> None:
         for gradient, pull, _ in self._pulls():
-            # two roundings per element, whether or not it fills a vector register
+            # multiply, then add: two roundings per element, whether or not a vector register is full
             gradient.add_(pull.mul_(self._weight * clip))
 
     def _pulls(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield this rank's shards of each gradient, of p and of w - w0."""
+        """Yield for each trainable tensor this rank's shards of the gradient, of p and of w - w0."""
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 away = local(parameter.detach()) - local(self._origins[name])
@@ -131,8 +132,14 @@ class Anchor(Part):
 
 
 def check_digests(meta: Meta, component: str, digests: Mapping[str, str], problem: str) -> None:
-    """Raise CheckpointError if the state of ``meta`` was trained beside other checkpoints than those of ``digests`` (URL ->
-    ``digest_of``), which are read at every start; its ``component`` knows them."""
+    """Raise CheckpointError if auxiliary checkpoints, which are read at every start, have changed since the state was saved.
+
+    Args:
+        meta: metadata of the restored state.
+        component: name of the component of ``meta`` that holds their digests.
+        digests: URL of each auxiliary checkpoint -> its ``digest_of`` now.
+        problem: what the change would cause, for the message.
+    """
     known = meta.components.get(component)
     for url, found in digests.items():
         if isinstance(known, dict) and known.get(url, found) != found:
@@ -141,12 +148,12 @@ def check_digests(meta: Meta, component: str, digests: Mapping[str, str], proble
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that train, by name."""
+    """Return the trainable parameters, by name."""
     return {plain_name(name): one for name, one in model.named_parameters() if one.requires_grad}
 
 
 def what_is_bad(fisher: Tensor) -> str:
-    """Return what no Fisher information can be, as text; empty for a good one.
+    """Return which invalid value a Fisher tensor contains, as text; empty if it is valid.
 
     Examples:
         >>> what_is_bad(torch.tensor([0.0, 1.0])), what_is_bad(torch.tensor([1.0, -1.0]))
@@ -158,7 +165,7 @@ def what_is_bad(fisher: Tensor) -> str:
 
 
 def check_settings(config: Config) -> None:
-    """Raise ConfigError for an anchor that cannot be, whatever the checkpoints are."""
+    """Raise ConfigError if ``objective.anchor`` contradicts other settings. Reads no checkpoint."""
     anchor, problem = config.objective.anchor, ""
     if anchor and not config.train.start_from:
         problem = "pulls to the weights that a run starts from, and train.start_from names none"
@@ -171,8 +178,8 @@ def check_settings(config: Config) -> None:
 
 
 def check_fisher(config: Config, model: nn.Module) -> None:
-    """Check, before the run begins, that what ``objective.anchor`` names is a Fisher of the checkpoint that the run starts
-    from, with each weight of ``model`` that trains. Reads indexes, and no data. Raises ConfigError."""
+    """Check, before the run begins, that ``objective.anchor`` names a Fisher of the checkpoint that the run starts from, with a
+    tensor for each trainable weight of ``model``. Reads indexes, but no data. Raises ConfigError if not."""
     if config.objective.anchor in ("", L2SP):
         return
     run, name, manifest = fisher_of(config)
@@ -181,8 +188,8 @@ def check_fisher(config: Config, model: nn.Module) -> None:
 
 
 def fisher_of(config: Config) -> tuple[Folder, str, Manifest]:
-    """Return the folder, the name and the manifest of the Fisher that ``config`` names. Raises ConfigError if there is none, or
-    if it is of another checkpoint than the run starts from."""
+    """Return the run folder, the checkpoint name and the manifest of the Fisher that ``config`` names. Raises ConfigError if
+    there is none, or if it is of another checkpoint than the run starts from."""
     url, start = config.objective.anchor, config.train.start_from
     run, name = split(url)
     name = name or (committed(run) or [""])[-1]
@@ -199,7 +206,7 @@ def fisher_of(config: Config) -> tuple[Folder, str, Manifest]:
 
 
 def labels_of_fisher(run: Folder, name: str) -> dict[str, str]:
-    """Return the labels of a Fisher of checkpoint ``name``."""
+    """Return the labels that mark a stored Fisher as that of checkpoint ``name`` of ``run``."""
     url = redacted(f"{run.url}/checkpoints/{name}")
     return {FISHER: digest_of(run, name, read_manifest(run, name)), f"{FISHER}_of": url}
 
@@ -209,7 +216,7 @@ def _sum(tensor: Tensor) -> Tensor:
 
 
 def digest_of(run: Folder, name: str, manifest: Manifest) -> str:
-    """Return the digest of a checkpoint's manifest, and so of all that is in it."""
+    """Return the digest of a checkpoint's manifest. The manifest has checksums of all files, so it covers their bytes too."""
     return digest.of_bytes((checkpoints(run) / name).read(manifest.name))
 
 
@@ -226,7 +233,7 @@ def _unreadable(field: str, url: str, error: CheckpointError) -> ConfigError:
 
 
 def _read(run: Folder, name: str, manifest: Manifest, into: Mapping[str, Tensor], field: str, url: str) -> None:
-    """Fill this rank's part of each tensor."""
+    """Fill this rank's shard of each tensor of ``into`` from the checkpoint. Errors name ``field`` and ``url``."""
     try:
         pieces = [one for one in read_pieces(run, name, manifest) if one.tensor in into]
         read_into(checkpoints(run), pieces, into)
@@ -237,7 +244,7 @@ def _read(run: Folder, name: str, manifest: Manifest, into: Mapping[str, Tensor]
 
 
 def _check(run: Folder, name: str, manifest: Manifest, wanted: Mapping[str, Tensor], field: str, url: str) -> None:
-    """Check names, shapes and types as ``_read`` does, without data."""
+    """Check names, shapes and types of tensors as ``_read`` does, without reading data."""
     try:
         check_names(by_tensor(one for one in read_pieces(run, name, manifest) if one.tensor in wanted), wanted)
     except Mismatch as error:

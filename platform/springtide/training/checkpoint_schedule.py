@@ -1,4 +1,4 @@
-"""When the loop saves, and the events it yields about that. All ranks decide the same, from the step's all-reduce."""
+"""The schedule of checkpoint saves, and the events about them. All ranks decide the same, from the step's all-reduce."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from springtide.training.requests import Requests
 State = Callable[[], tuple[Mapping[str, Tensor], Meta]]
 _SAVING, _FAILED = "saving", "save failed"
 _TOLD_AGAIN = 0.2
-"""A save interval that changes by less is not reported [ratio]."""
+"""A change of the save interval by a smaller share is not reported [ratio]."""
 _LOOK_S = 0.05
 _AWAY_S = 1800.0
-"""How long saves may fail beside training, because the store is away [s]."""
+"""How long saves may fail because the store is unreachable while training continues [s]."""
 _LONGEST_SAVE_S = 3600.0
-"""A save that is waited for longer than this may count as hung [s]."""
+"""While the loop waits for a save, it sends heartbeats for this long. A longer wait may count as a hang [s]."""
 
 
 class CheckpointSchedule(Part):
-    """The saves of one worker group."""
+    """Decides when one worker group saves a checkpoint, and handles the outcomes of saves."""
 
     def __init__(
         self,
@@ -52,15 +52,15 @@ class CheckpointSchedule(Part):
         state: State,
         heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
-        """``requests`` gets one for a save that is due by the clock; ``state`` returns what to save; ``heartbeat`` is called
-        while a save is waited for."""
+        """``requests`` receives a SAVE request when a save is due by the clock. ``state`` returns the tensors and metadata to
+        save. ``heartbeat`` is called while the loop waits for a save."""
         self._heartbeat, self._run, self._lease, self._requests = heartbeat, run, lease, requests
         self._config, self._checkpoint, self._world, self._state = config, config.checkpoint, world, state
 
     def begin(self, found: Restored | None) -> None:
         checkpoint, lease, world = self._checkpoint, self._lease, self._world
         self._num_lost = leases.losses(self._run) if world.is_first else 0
-        """Worker groups that this run has lost so far."""
+        """Number of worker groups that this run has lost so far; known on rank 0 alone."""
         self._saver = AsyncSaver(
             self._run,
             lease.term,
@@ -74,9 +74,9 @@ class CheckpointSchedule(Part):
         if checkpoint.stage:
             self._saver.start()
         self._failed: BaseException | None = None
-        """Why the save failed on this rank, until all ranks know."""
+        """Error of the save on this rank, until all ranks know of it."""
         self._given_up = False
-        """Whether the newest save was declared failed on all ranks; its late outcome is ignored."""
+        """True if all ranks have declared the newest save failed. An outcome that arrives later is ignored."""
         self._failed_in_a_row, self._failing_since_s = 0, 0.0
         self._began = 0.0
         self._stall_s = 0.0
@@ -87,13 +87,13 @@ class CheckpointSchedule(Part):
         self._nats = 0.0, 0
         """Sum of the finite losses since the last save, and their number."""
         self.last_step = found.meta.step if found else StepsDone(0)
-        """Step of the newest save that has begun; before the first save, the step of the restored state."""
+        """Step of the newest save that was started; before the first save, the step of the restored state."""
 
     def close(self) -> None:
         self._saver.close()
 
     def end(self) -> None:
-        """Stop saving: no save follows."""
+        """End the saver: no save follows."""
         self._saver.end()
 
     @property
@@ -107,14 +107,14 @@ class CheckpointSchedule(Part):
         self._stall_s += time.perf_counter() - begin
 
     def before_step(self, work: Work) -> None:
-        """Request a save if one is due with ``auto``."""
+        """Request a save if ``checkpoint.every_steps`` is ``auto`` and a save is due by the clock."""
         if self._waited_since == math.inf:  # the first step: evaluations before it do not count
             self._waited_since = time.monotonic()
         if self._asks():
             self._requests.ask(GroupRequest.SAVE)
 
     def contribute(self, message: StepMessage, share: Share) -> None:
-        """Add how the saves here go."""
+        """Add whether this rank's save is in progress, and whether it has failed."""
         message.any(_SAVING, self.busy)
         message.any(_FAILED, self._failed is not None)
 
@@ -130,14 +130,15 @@ class CheckpointSchedule(Part):
         return meta.adding({}, {"loss": total / number}) if number else meta
 
     def _asks(self) -> bool:
-        """Return True on rank 0, with ``auto``, if a save is due. The other ranks learn it in the step's all-reduce."""
+        """Return True on rank 0 if ``checkpoint.every_steps`` is ``auto`` and a save is due. The other ranks receive the
+        request in the step's all-reduce."""
         if self._checkpoint.every_steps != "auto" or not self._world.is_first or self._saver.busy:
             return False
         every = self._cadence.every_s if self._cadence else LEAST_SAVE_INTERVAL_S
         return time.monotonic() - self._waited_since >= every
 
     def between_steps(self, done: DoneStep) -> Iterator[Event]:
-        """Yield the outcomes of saves since the last step, and begin the save that is due now, if any."""
+        """Yield the outcome of a save that has ended since the last step. Start a save if one is due now."""
         step, result = done.step, done.result
         self._trained_s += done.step_time_s
         yield from self._hear(self._saver.poll())
@@ -149,20 +150,20 @@ class CheckpointSchedule(Part):
         if not (due or asked) or step == self.last_step:
             return
         if result.agreed[_SAVING]:
-            if self._checkpoint.when_busy == "skip" and not asked:  # someone waits for a requested save
+            if self._checkpoint.when_busy == "skip" and not asked:  # never skip a requested save: its caller waits
                 yield SaveSkipped(step=step, reason=f"the save of step {self.last_step} is still being written")
                 return
             yield from self.settle(trains_on=True)
         self._begin(step)
 
     def at_end(self, verdict: Verdict) -> Iterator[Event]:
-        """Wait for a save that is under way before a rollback. ``Handover`` does what the others need."""
+        """Before a rollback, wait for the save in progress. For the other verdicts ``Handover`` does the last save."""
         if verdict is Verdict.ROLL_BACK:
             yield from self.settle()
 
     def finish(self, step: StepsDone) -> Iterator[Event]:
-        """Save ``step`` and wait until it is safe. Raises CheckpointError if that fails, StoreUnavailable if it may pass, and
-        DiskFull at once if the disk is full."""
+        """Save ``step`` and wait until it is committed, with retries. Raises CheckpointError if too many saves in a row fail,
+        StoreUnavailable if the cause may be temporary, and DiskFull without a retry if the disk is full."""
         yield from self.settle()
         if step == self.last_step and self._failed_in_a_row == 0:
             return
@@ -174,7 +175,7 @@ class CheckpointSchedule(Part):
                 return
 
     def _begin(self, step: StepsDone) -> None:
-        if not self._given_up:  # the last save is safe on every rank, else it would be reported
+        if not self._given_up:  # the previous save succeeded on every rank: a failure would have been reported
             self._failed_in_a_row = 0
         self._given_up = False
         begin = time.perf_counter()
@@ -185,8 +186,8 @@ class CheckpointSchedule(Part):
         self._stall_s = time.perf_counter() - begin
 
     def settle(self, trains_on: bool = False) -> Iterator[Event]:
-        """Wait, all ranks together, until no save is under way; a failed save ends the wait of all ranks. ``trains_on``: as
-        in ``_give_up``."""
+        """Wait until no save is in progress on any rank; all ranks call it together. A failed save ends the wait of all ranks.
+        ``trains_on``: as in ``_give_up``."""
         begin_s = time.monotonic()
         while True:
             if time.monotonic() - begin_s < _LONGEST_SAVE_S:
@@ -219,8 +220,8 @@ class CheckpointSchedule(Part):
             yield from self._cadence_now()
 
     def _give_up(self, trains_on: bool = False) -> Iterator[Event]:
-        """Handle a save that failed on some rank: all ranks learn why, and rank 0 stops waiting for its parts. ``trains_on``:
-        training goes on whatever becomes of it, and a store that is away may come back."""
+        """Handle a save that failed on some rank: exchange the errors and cancel the save on all ranks. ``trains_on``:
+        training continues after this save, so for up to ``_AWAY_S`` an unreachable store is no reason to raise."""
         if not self._failed_in_a_row:
             self._failing_since_s = time.monotonic()
         errors, failing_s = zip(*gathered((self._failed, time.monotonic() - self._failing_since_s)), strict=True)

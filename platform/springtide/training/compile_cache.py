@@ -1,16 +1,16 @@
-"""Compiled code kept with a run, so that a new node does not compile what another one has compiled.
+"""Cache of compiled code in the run's folder, so that a new node does not compile again what another node has compiled.
 
-    <run>/compiled/KIND/8-group.bin    a head, the seal of what follows, and torch's cache artifacts
+    <run>/compiled/KIND/8-group.bin    a head, the seal of the rest, and torch's cache artifacts
 
-KIND is the digest of what the code depends on: versions, kind of device, model; 8 are the rows of a micro-batch, which follow
-from the number of workers.
+KIND is the digest of everything that the code depends on: versions, kind of device, model. 8 is the number of rows of a
+micro-batch, which follows from the number of workers.
 
-torch runs what it loads from there. A digest would tell damage, but anybody who may write the store could make one. So the file
-has a seal (HMAC-SHA256), whose key only the run's user can make: the driver derives it and hands it to the workers. What does
-not have it is not loaded, and the node compiles. Without a key (no ``~/.springtide``) nothing is kept.
+torch executes the code that it loads from there. A digest would reveal damage, but anyone who can write to the store could make
+one. So the file has a seal (HMAC-SHA256), whose key only the run's user can derive: the driver derives it and passes it to the
+workers. A file without a valid seal is not loaded, and the node compiles. Without a key (no ``~/.springtide``) nothing is kept.
 
-Only rank 0 of the group with the newest lease writes, in a thread, after the first step and when more has been compiled since:
-no step waits for the store. A new process reads all files of its kind before its preflight, once a node.
+Only rank 0 of the group with the newest lease writes: after the first step, and later when it has compiled more. It writes in a
+thread, so no step waits for the store. A new process loads all files of its kind before its preflight, each once per node.
 """
 
 from __future__ import annotations
@@ -47,29 +47,30 @@ _HEAD = b"springtide compiled code 1\n"
 _SEAL_BYTES = hashlib.sha256().digest_size
 _FILE = re.compile(r"\d{1,6}-(alone|group)\.bin")
 _MOST_FILES = 16
-"""Files that a node loads: a run has few sizes of micro-batches."""
+"""Largest number of files that a node loads. A run has only few sizes of micro-batches."""
 _MOST_BYTES = 256 * 2**20
-"""Most bytes of a file of compiled code; larger ones are neither written nor read."""
+"""Size limit of a file of compiled code [bytes]. Larger files are neither written nor read."""
 
 
 def key_of(run: Folder, config: Config) -> str:
-    """Return the key of the seals of a run's compiled code, 64 hex digits, the same whenever this user derives it; empty if the
-    user has no key of his own, or the run compiles nothing.
+    """Return the key that seals a run's compiled code, 64 hex digits; empty if the user has no key or the run compiles nothing.
+
+    The same user always derives the same key.
 
     Args:
         run: the run's folder.
-        config: of the run.
+        config: the run's config.
     """
     flexes = config.shards.mask_across_documents and config.elastic.gpus_per_worker
     return seal(f"compiled code of {run.url}") if config.parallel.compile or flexes else ""
 
 
 def padded_rows(config: Config, workers: int) -> int:
-    """Return the rows of a micro-batch, with which blocks are called.
+    """Return the number of rows to which micro-batches are padded when blocks are compiled.
 
     Args:
-        config: of the run.
-        workers: of the group.
+        config: the run's config.
+        workers: number of workers in the group.
     """
     order, exact = config.stream, config.parallel.exact
     most_lanes = -(-order.num_lanes // workers)
@@ -77,12 +78,12 @@ def padded_rows(config: Config, workers: int) -> int:
 
 
 def sealed(name: str, artifacts: bytes, key: str) -> bytes:
-    """Return the contents of file ``name``: ``artifacts`` under the seal of ``key``."""
+    """Return the contents of file ``name``: ``artifacts``, sealed with ``key``."""
     return _HEAD + _mac(name, artifacts, key) + artifacts
 
 
 def unsealed(name: str, data: bytes, key: str) -> bytes | None:
-    """Return the artifacts in the contents of file ``name``; None if they are not under the seal of ``key``."""
+    """Return the artifacts in ``data``, the contents of file ``name``; None if they are not sealed with ``key``."""
     begin = len(_HEAD) + _SEAL_BYTES
     artifacts = data[begin:]
     if not data.startswith(_HEAD) or not hmac.compare_digest(data[len(_HEAD) : begin], _mac(name, artifacts, key)):
@@ -98,15 +99,15 @@ def _mac(name: str, artifacts: bytes, key: str) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class CompileCache:
-    """The compiled code of a run."""
+    """Cache of the compiled code of a run."""
 
     run: Folder
     key: str
-    """From ``key_of``, where the run's driver is; empty keeps nothing."""
+    """Key of the seals, from ``key_of`` in the run's driver; empty turns the cache off."""
     config: Config
 
     def kind(self, device: torch.device) -> str:
-        """Return the folder, in the run's, of code for a device of this kind."""
+        """Return the path, in the run's folder, of the folder with code for devices of the same kind as ``device``."""
         config, model = self.config, platform.machine()
         if device.type == "cuda":
             model = f"{torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
@@ -123,18 +124,19 @@ class CompileCache:
         return f"compiled/{of_bytes(to_json(about).encode())}"
 
     def name(self, device: torch.device, workers: int) -> str:
-        """Return the name of the file, in the run's folder, that rank 0 of a group of this size writes."""
+        """Return the path, in the run's folder, of the file that rank 0 of a group of ``workers`` workers writes."""
         return f"{self.kind(device)}/{padded_rows(self.config, workers)}-{'alone' if workers == 1 else 'group'}.bin"
 
     def load(self, device: torch.device) -> int:
-        """Put the run's compiled code into this node's cache, each file once a node; return how many this process did. What
-        cannot be had is compiled. Raises ConfigError if the node's cache is not this user's alone."""
+        """Load the run's compiled code into this node's torch cache, each file once per node. Returns the number of files that
+        this process has loaded. A file that cannot be read is skipped with a warning, and its code is compiled again. Raises
+        ConfigError if the node's cache is not this user's alone."""
         if not self.key:
             return 0
         kind, folder = self.kind(device), Path(compiled_folder())
         try:
             with (folder / "springtide.lock").open("a") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # the other processes of this node wait for its result
+                fcntl.flock(lock, fcntl.LOCK_EX)  # other processes of this node wait, and then find the files loaded
                 names = [f"{kind}/{name}" for name in (self.run / kind).names() if _FILE.fullmatch(name)]
                 return sum(self._load(name, folder) for name in sorted(names)[:_MOST_FILES])
         except OSError as error:
@@ -147,7 +149,7 @@ class CompileCache:
             return False
         try:
             found = load_compiled(self._read(name))
-        except Exception as error:  # torch raises what it likes
+        except Exception as error:  # torch raises errors of many types
             _log.warning("compiled code is not loaded from %s: %s", self.run.where(name), error)
             return False
         mark.touch()
@@ -162,8 +164,9 @@ class CompileCache:
         return artifacts
 
     def save(self, name: str, lease: GroupLease, term: int) -> bool:
-        """Write what this process has compiled; return whether it did: not if the file has as much or more. Raises RunExists,
-        with nothing written, if lease ``term`` is not the newest any more."""
+        """Write the code that this process has compiled to file ``name``. Returns False, and writes nothing, if there is no
+        code, if it is too large, or if the file already has at least as many bytes. Raises RunExists, before anything is
+        written, if lease ``term`` is no longer the newest."""
         artifacts = compiled_artifacts()
         if not artifacts or len(artifacts) + len(_HEAD) + _SEAL_BYTES > _MOST_BYTES:
             return False
@@ -176,7 +179,7 @@ class CompileCache:
 
 
 class CompiledCode(Part):
-    """Saver of what rank 0 of a worker group compiles."""
+    """Saves the code that rank 0 of a worker group compiles."""
 
     def __init__(self, cache: CompileCache | None, world: World, lease: GroupLease) -> None:
         self._cache = cache if cache is not None and cache.key and world.is_first else None
@@ -184,10 +187,10 @@ class CompiledCode(Part):
         self._saved, self._thread = 0, threading.Thread()
 
     def begin(self, found: Restored | None) -> None:
-        self._saved = 0  # a save that was under way may have lost its lease
+        self._saved = 0  # save again: a save in progress may have failed because its lease ended
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
-        """Begin to save if something was compiled since the last save."""
+        """Start a save in a thread if code was compiled since the last save and no save is in progress."""
         if self._cache is not None and not self._thread.is_alive() and (compiled := num_compiled()) != self._saved:
             self._saved = compiled
             given = self._cache, self._cache.name(self._world.device, self._world.size), self._lease.term
@@ -196,7 +199,7 @@ class CompiledCode(Part):
         return iter(())
 
     def wait(self) -> None:
-        """Wait until nothing is being saved."""
+        """Wait until no save is in progress."""
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -204,19 +207,19 @@ class CompiledCode(Part):
         try:
             cache.save(name, self._lease, term)
         except RunExists:
-            pass  # a newer group has the run, and saves what it compiles
+            pass  # a newer group has claimed the run, and saves the code that it compiles
         except Exception as error:  # training does not need it
             _log.warning("compiled code is not kept in %s: %s", cache.run.where(name), error)
 
 
-# Warning when blocks that should be compiled no longer are.
+# Warning when blocks fall back from compiled to eager execution.
 
 
 class Recompiles(Part):
-    """Watch of one worker group's compiled blocks."""
+    """Watches whether the blocks of one worker group still run compiled."""
 
     def __init__(self, compiles: bool) -> None:
-        """``compiles``: whether blocks should be compiled."""
+        """``compiles``: ``parallel.compile``, whether blocks should run compiled."""
         self._watching = compiles
 
     def after_step(self, done: DoneStep) -> Iterator[Warned]:

@@ -16,12 +16,13 @@ _FIELD = "data wait"
 
 
 class DataWaits(Part):
-    """Counts the waits of one worker group, and reports them after each save: after ``saves`` in the list of parts."""
+    """Sums up the waits of one worker group, and reports them after each save. It must come after ``saves`` in the list of
+    parts."""
 
     def __init__(self, world: World, saves: CheckpointSchedule) -> None:
         self._saves, self._step = saves, StepsDone(0)
         self._waits_s = [0.0] * world.size
-        """Of each rank since this worker group began [s]."""
+        """Total wait of each rank since this worker group began [s]."""
 
     def begin(self, found: Restored | None) -> None:
         self._step = StepsDone(0)

@@ -1,4 +1,4 @@
-"""Rows on the device in time for the loop, and the device's peak memory and peak FLOP/s."""
+"""Device helpers: copy batches ahead of the loop, choose kernels, and measure peak memory and peak FLOP/s."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ Tensors = dict[str, Tensor]
 
 
 def to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[Batch, Tensor, Tensors]]:
-    """Return the batches, their tokens on ``device``, int64 (n, L + 1), negative where they are not predicted
-    (``shards.signed``), and their labels there, ids as int32. For a GPU a thread puts them in pinned memory one batch ahead:
-    the copy runs during computation."""
+    """Return each batch with its tokens and its labels on ``device``.
+
+    Tokens are int64 (n, L + 1), negative where they are not predicted (``shards.signed``); label ids are int32. For a GPU, a
+    thread puts the next batch in pinned memory, so that its copy overlaps with computation.
+    """
     found: Iterator[tuple[Batch, Tensor, Tensors]] = (
         (batch, torch.from_numpy(signed(batch.tokens)), _tensors(batch)) for batch in batches
     )
@@ -39,7 +41,7 @@ def to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[tuple[
 
 
 def _tensors(batch: Batch) -> Tensors:
-    # torch computes little with unsigned integers
+    # torch supports few operations on unsigned integers
     return {
         name: torch.from_numpy(column.astype(np.int32) if column.dtype.kind == "u" else column)
         for name, column in batch.columns.items()
@@ -51,7 +53,7 @@ def _each(function: Callable[[Tensor], Tensor], tensors: Tensors) -> Tensors:
 
 
 def choose_kernels(parallel: ParallelConfig) -> None:
-    """Set for this process how many threads compute on its CPUs, and whether kernels give the same bits each time.
+    """Set for this process the number of CPU threads, and whether kernels must be deterministic.
 
     Examples:
         >>> choose_kernels(ParallelConfig(threads=1))
@@ -60,20 +62,20 @@ def choose_kernels(parallel: ParallelConfig) -> None:
     """
     if parallel.threads:
         torch.set_num_threads(parallel.threads)
-    if parallel.deterministic:  # otherwise as it is: a user's own code may have asked for it
+    if parallel.deterministic:  # never turned off: a user's own code may have turned it on
         torch.use_deterministic_algorithms(True)
-        # all that is read here was written before
+        # not needed: this code reads no memory before it is written
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def peak_memory(device: torch.device) -> int:
-    """Return the peak bytes held so far: by tensors on a GPU, by the whole process on a CPU."""
+    """Return the peak memory so far [bytes]: of tensors on a GPU, of the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-# The peak FLOP/s of a device, the denominator of MFU, and where the figure came from.
+# The peak FLOP/s of a device, the denominator of MFU, and the source of the number.
 
 _SIZES = {"cpu": 1024, "cuda": 8192}
 _ROUNDS = 10
@@ -81,7 +83,7 @@ _ROUNDS = 10
 
 @functools.cache  # a process keeps its device from one worker group to the next
 def peak_flops(device: torch.device) -> tuple[float, str]:
-    """Return the FLOP/s of one device, and where the figure is from: a data sheet, or a matmul that is timed now."""
+    """Return the peak FLOP/s of one device and the source of the number: a data sheet, or a matmul that is timed now."""
     if device.type == "cuda" and (known := data_sheet(torch.cuda.get_device_name(device))):
         return known
     dtype = torch.float32

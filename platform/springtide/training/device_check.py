@@ -1,4 +1,4 @@
-"""Check of a device before it joins a worker group, and search for stragglers while it trains."""
+"""Check of a device before it joins a worker group, and detection of stragglers during training."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ from springtide.training.part import DoneStep, Part, Share
 
 _SIZES = {"cpu": 768, "cuda": 4096}
 _COPY_BYTES = {"cpu": 64 * 2**20, "cuda": 512 * 2**20}
-"""Many times the last cache: an H100's has 50 MB."""
+"""Many times the size of the last-level cache, so that a copy measures memory bandwidth. An H100's L2 cache has 50 MB."""
 _ROUNDS = 5
 _PERIOD = 16
-"""Summands after which the sum of a product of the check is back at its small result."""
+"""Number of summands of the test product that cancel each other: 8 positive and 8 negative ones (``matrices``)."""
 _RESULTS = 5
 _MEASURE, _SPEED = "measure devices", "device speed"
 _SLOW_SHARE = {"cpu": SLOW_SHARE, "cuda": 0.9}
-"""As ``SLOW_SHARE``: a GPU that throttles loses 10 to 25%, and other programs take none of it."""
+"""``SLOW_SHARE`` per device type. The GPU limit is tighter: a throttling GPU loses 10 to 25%, and it is not shared with other
+programs, as CPUs are."""
 
 
 def check_device(device: torch.device) -> Health:
-    """Measure how fast the device multiplies and copies, and check that the results are right. On a CPU only this thread's
-    time counts: other users of the machine do not matter. A GPU multiplies on its tensor cores."""
+    """Measure how fast the device multiplies and copies, and check that the results are right. On a CPU, time is CPU time of
+    this thread, so that other programs do not matter. On a GPU, the product uses the tensor cores."""
     a, b = matrices(_SIZES[device.type], _dtype(device), device)
     multiply_s, product = _best_s(device, lambda: a @ b)
     wrong = "" if is_right(product) else "multiplies wrong"
@@ -43,13 +44,14 @@ def check_device(device: torch.device) -> Health:
 
 
 def matrices(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return two square matrices of small integers, whose product is known exactly whatever the order of its sums and wherever
-    they are cut, in bf16 too: each 16 summands add up to nothing, but for the first ones.
+    """Return two square matrices of small integers whose product is exact for any order or blocking of the sums, in bf16 too.
+
+    Each 16 successive summands of an element cancel, except for the small result that the first row of ``b`` adds.
 
     Args:
-        size: rows and columns, a multiple of 16.
+        size: number of rows and of columns, a multiple of 16.
         dtype: bf16, fp16 or fp32.
-        device: where they are made.
+        device: the device that holds them.
     """
     place = torch.arange(size, device=device)
     sign = 1 - 2 * (place % _PERIOD // (_PERIOD // 2))
@@ -60,7 +62,7 @@ def matrices(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tenso
 
 
 def is_right(product: Tensor) -> bool:
-    """Return whether ``product`` is that of ``matrices``."""
+    """Return whether ``product`` is the exact product of the two matrices that ``matrices`` returns."""
     place = torch.arange(product.shape[1], device=product.device)
     return bool((product == (place % _RESULTS).to(product.dtype)).all())
 
@@ -89,7 +91,7 @@ def _clock(device: torch.device) -> float:
 
 
 def speed(device: torch.device) -> float:
-    """Measure the FLOP/s that the device gives this process now, all disturbances included."""
+    """Measure the FLOP/s that this process gets from the device now, in wall-clock time, with all disturbances."""
     a, b = matrices(_SIZES[device.type], _dtype(device), device)
     a @ b
     wait_for(device)
@@ -101,16 +103,16 @@ def speed(device: torch.device) -> float:
 
 
 def _flops(a: Tensor) -> float:
-    """Return the FLOPs of a product of two matrices of this size."""
+    """Return the FLOPs of a product of two square matrices of the size of ``a``."""
     return 2.0 * len(a) ** 3
 
 
 class StragglerDetector(Part):
-    """Detector of ranks whose devices hold up the others: all ranks measure their device after the same step, and the
-    results travel in the next step's all-reduce."""
+    """Detects ranks whose devices hold up the others. All ranks measure their devices after the same step, and the results
+    travel in the next step's all-reduce."""
 
     def __init__(self, world: World, nodes: Sequence[str], every_s: float) -> None:
-        """``nodes``: the node of each rank, if known; ``every_s``: time between measurements [s], 0 never measures."""
+        """``nodes``: the node of each rank; empty if unknown. ``every_s``: time between measurements [s]; 0 never measures."""
         self._world, self._nodes, self._every_s = world, nodes, every_s
         self.begin(None)  # makes the attributes
 
@@ -119,10 +121,10 @@ class StragglerDetector(Part):
         self._slow_before: set[int] = set()
         self._told: set[int] = set()
         self.speed = 0.0
-        """What this rank has measured since the last step [FLOP/s]; 0 if it has not."""
+        """Speed that this rank has measured since the last step [FLOP/s]; 0 if it has not measured."""
 
     def contribute(self, message: StepMessage, share: Share) -> None:
-        """Add this rank's measurement, and on rank 0 whether devices are measured after this step."""
+        """Add this rank's measured speed. On rank 0, add whether all ranks measure after this step."""
         due = self._world.is_first and self._world.size > 1 and bool(self._every_s) and time.monotonic() >= self._next_s
         if due:
             self._next_s = time.monotonic() + self._every_s
@@ -130,7 +132,8 @@ class StragglerDetector(Part):
         message.by_rank(_SPEED, self.speed)
 
     def between_steps(self, done: DoneStep) -> Iterator[Straggling]:
-        """Report each rank once that was far slower twice in a row; measure this device if it is time."""
+        """Report each rank, once, that was far slower in two measurements in a row. Measure this device if a measurement is
+        due."""
         speeds = done.result.agreed[_SPEED]
         if all(speeds):
             found = slow(speeds, _SLOW_SHARE[self._world.device.type])

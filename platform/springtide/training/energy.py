@@ -1,11 +1,11 @@
-"""What a run's ranks use, in joules. Each rank counts its own; the sum over ranks travels in the step's one all-reduce.
+"""Energy that a run uses, in joules. Each rank measures its own; the sum over ranks travels in the step's one all-reduce.
 
-    nvml      the energy counter of the rank's GPU: of the card alone, not of its host
-    rapl      the counters of the host's CPU packages and memory, shared equally by the host's ranks; root reads them
-    estimate  CPU time of the rank's process x a constant: what it computes, not what the machine uses while it waits
+    nvml      energy counter of the rank's GPU: the card alone, without its host
+    rapl      energy counters of the host's CPU packages and memory, split equally among the host's ranks; readable by root
+    estimate  CPU time of the rank's process x a constant: the energy of computing, without that of the machine while it waits
 
-The first that can be read counts. A step's message leaves before the step ends: what a rank uses after it has left counts in
-the next step, and what it uses after its group's last message is not counted. Neither is what a process used before its loop.
+The first source that can be read is used. The step's message is sent before the step ends, so later energy counts in the next
+step. Not counted: energy used after the last message of a worker group, and energy of a process before its training loop.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ from springtide.training.nvml import Gpu, gpu_of
 from springtide.training.part import DoneStep, Part, Share, StepResult, Work
 
 _EVERY_S = 1.0
-"""Least time between two reads of a counter of the machine [s]: a read can take milliseconds. Between two, joules grow as
-they did between the two before, and the next read makes up for the difference."""
+"""Least time between two reads of a hardware counter [s], because a read can take milliseconds. In between, the energy is
+extrapolated from the power between the last two reads, and the next read corrects the difference."""
 _MONITOR_EVERY_S = 30.0
+"""Time between two reports of the GPU's state [s]."""
 _CORE_W = 3.5
-"""Power of a busy CPU as a cloud counts them (a hyperthread). Source: Cloud Carbon Footprint, methodology, "average max watts"
-of AWS; GCP's is 4.26, Azure's 3.76."""
+"""Power of a busy vCPU, which is a hyperthread [W]. Source: Cloud Carbon Footprint, methodology, "average max watts" of AWS;
+GCP's is 4.26, Azure's 3.76."""
 _MOST_W = 10_000.0
-"""No device or host of today uses as much: a counter that moves faster was set back."""
+"""More power than any device or host of today uses [W]. A counter that grows faster was reset."""
 _POWERCAP = Path("/sys/class/powercap")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _FIELDS = "energy_j", "energy_between_j"
-"""Of the step's message, and of its event."""
+"""Fields of the step's message and of the event ``StepDone``: all energy of a step, and the part of it between steps [J]."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,23 +46,23 @@ class Counter(NamedTuple):
 
     name: str
     joules: Callable[[], float]
-    """What was used since some moment [J]; raises OSError if it cannot be read."""
+    """Returns the energy used since a fixed moment [J]. Raises OSError if the counter cannot be read."""
     every_s: float = _EVERY_S
     """Least time between two reads [s]."""
     host: str = ""
-    """The host whose ranks share these joules; empty if they are this rank's alone."""
+    """Id of the host whose ranks share this counter; empty if the counter is this rank's alone."""
 
 
 class Rapl:
-    """The RAPL counters of this host's CPU packages, and of their memory where it has one of its own."""
+    """The RAPL counters of this host's CPU packages, and of its memory where memory has separate counters."""
 
     def __init__(self, powercap: Path = _POWERCAP) -> None:
-        """``powercap``: folder of the zones. Raises OSError if there is none that this user may read."""
+        """``powercap``: folder of the RAPL zones. Raises OSError if it has no zone that this user may read."""
         self._zones: list[tuple[Path, float]] = []
         self._last: list[float] = []
         self._joules = 0.0
         for zone in sorted(powercap.glob("intel-rapl:*")):
-            # a zone "core" is a part of its package, and "psys" contains the packages
+            # the zones "core" and "psys" would count twice: "core" is a part of its package, and "psys" contains the packages
             if (zone / "name").read_text().strip().startswith(("package", "dram")):
                 self._zones.append((zone / "energy_uj", _microjoules(zone / "max_energy_range_uj")))
         if not self._zones:
@@ -69,8 +70,8 @@ class Rapl:
         self._last = [_microjoules(zone) for zone, _ in self._zones]
 
     def joules(self) -> float:
-        """Return what the host has used since this object was made [J]. A counter that has wrapped twice since the last call,
-        which takes a quarter of an hour or more, is seen as wrapped once."""
+        """Return the energy that the host has used since this object was made [J]. If a counter has wrapped twice since the
+        last call, which takes a quarter of an hour or more, one of the two wraps is missed."""
         for number, (zone, most) in enumerate(self._zones):
             now = _microjoules(zone)
             passed, self._last[number] = now - self._last[number], now
@@ -86,8 +87,8 @@ def _microjoules(file: Path) -> float:
 
 
 def counter_of(gpu: Gpu | None, device_type: str = "cpu", powercap: Path = _POWERCAP) -> Counter:
-    """Return the best counter that can be read here. ``gpu``: this rank's, None if NVML cannot be asked; ``device_type``:
-    what it trains on, ``cpu`` or ``cuda``; ``powercap``: folder of the RAPL zones."""
+    """Return the best energy counter that can be read here: NVML, RAPL, or an estimate. ``gpu``: this rank's GPU; None without
+    NVML. ``device_type``: device that it trains on, ``cpu`` or ``cuda``. ``powercap``: folder of the RAPL zones."""
     if gpu is not None:
         try:
             gpu.joules()
@@ -103,8 +104,8 @@ def counter_of(gpu: Gpu | None, device_type: str = "cpu", powercap: Path = _POWE
 
 
 class EnergyMeter(Part):
-    """Counts this rank's joules, those in steps apart from those between them, and looks at its GPU now and then: rank 0 tells
-    all, the others only critical errors."""
+    """Measures this rank's energy, in steps and between steps separately, and checks its GPU every 30 s. Rank 0 reports all
+    figures of its GPU; the other ranks log only critical errors."""
 
     def __init__(
         self,
@@ -115,8 +116,9 @@ class EnergyMeter(Part):
         clock: Callable[[], float] = time.monotonic,
         tells: bool = True,
     ) -> None:
-        """``share``: this rank's share of what is counted, above 0 and at most 1; ``source``: of all ranks' joules, as text;
-        ``gpu``: the one to look at, None for none; ``clock``: returns seconds; ``tells``: whether its figures are told."""
+        """``share``: this rank's share of the counter's energy, above 0 and at most 1. ``source``: text that names the sources
+        of all ranks. ``gpu``: the GPU to check; None checks none. ``clock``: returns seconds. ``tells``: whether to report the
+        GPU's figures."""
         self.started = {"energy_source": source or counter.name}
         self._counter, self._share, self._gpu, self._clock, self._tells = counter, share, gpu, clock, tells
         if gpu is not None:
@@ -137,13 +139,13 @@ class EnergyMeter(Part):
         result.fields |= {name: round(result.agreed[name], 6) for name in _FIELDS}
 
     def take(self) -> tuple[float, float]:
-        """Return the joules since the last call, and how many of them were used between steps [J]."""
+        """Return the energy since the last call, and the part of it that was used between steps [J]."""
         in_step_j, between_j = self._in_step_j + self._passed(), self._between_j
         self._in_step_j = self._between_j = 0.0
         return in_step_j + between_j, between_j
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
-        """Yield the figures of rank 0's GPU, every 30 s; those of the others are looked at for errors, which are logged."""
+        """Every 30 s, log the critical errors of this rank's GPU. On rank 0, also yield the GPU's figures."""
         self._in_step_j += self._passed()
         if self._gpu is not None and self._clock() - self._looked_s >= _MONITOR_EVERY_S:
             self._looked_s = self._clock()
@@ -154,12 +156,12 @@ class EnergyMeter(Part):
                 yield found
 
     def _passed(self) -> float:
-        """Return this rank's joules since the last call."""
+        """Return this rank's energy since the last call [J], partly extrapolated (``_EVERY_S``)."""
         now_s = self._clock()
         if now_s - self._read_s >= self._counter.every_s:
             self._read(now_s)
         grown_j = self._counted_j + self._power_w * (now_s - self._read_s) - self._told_j
-        if grown_j <= 0:  # it has grown faster than it went on
+        if grown_j <= 0:  # the last extrapolation was too high: return nothing until the counter catches up
             return 0.0
         self._told_j += grown_j
         return grown_j * self._share
@@ -173,7 +175,7 @@ class EnergyMeter(Part):
             return
         passed_s, self._read_s = now_s - self._read_s, now_s
         grown_j, self._last_j = now_j - self._last_j, now_j
-        if not 0 <= grown_j <= _MOST_W * (passed_s + 1.0):  # counters move in jumps
+        if not 0 <= grown_j <= _MOST_W * (passed_s + 1.0):  # + 1 s: a counter is updated in jumps
             self._warn(f"moved by {grown_j:,.0f} J in {passed_s:.1f} s, which is skipped")
             return
         self._counted_j += grown_j
@@ -187,7 +189,7 @@ class EnergyMeter(Part):
 
 
 def energy_meter(world: World) -> EnergyMeter:
-    """Return this rank's meter, from the best counter there is; all ranks call it together."""
+    """Return this rank's energy meter with the best counter that can be read; all ranks call it together."""
     gpu = gpu_of(world.device)
     counter = counter_of(gpu, world.device.type)
     share, source = shared(counter, gathered((counter.name, counter.host)))
@@ -195,10 +197,10 @@ def energy_meter(world: World) -> EnergyMeter:
 
 
 def shared(counter: Counter, everyone: Sequence[tuple[str, str]]) -> tuple[float, str]:
-    """Return a rank's share of what its ``counter`` counts, and the source of all ranks' joules.
+    """Return a rank's share of the energy that its ``counter`` counts, and a text that names the sources of all ranks.
 
     Args:
-        counter: the rank's.
+        counter: the rank's counter.
         everyone: name and host of every rank's counter, this rank's included.
 
     Examples:

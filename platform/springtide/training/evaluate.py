@@ -1,4 +1,4 @@
-"""Held-out loss and bits per byte."""
+"""Evaluation on held-out sets: loss and bits per byte."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ class Evaluations(Part):
         state: TrainState,
         heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
-        """``data`` returns the data of the current order of samples; ``heartbeat`` is called before each forward pass."""
+        """``data``: returns the data with the current order of samples. ``heartbeat``: called before each forward pass."""
         self._config, self._data, self._world, self._state, self._heartbeat = config, data, world, state, heartbeat
         self.losses: dict[StepsDone, float] = {}
-        """Step -> held-out loss, of this trajectory alone."""
+        """Step -> held-out loss at that step, of the current trajectory alone: cleared at each restore."""
         self._first = FirstLosses()
-        """Losses at step 0 of the held-out sets of the run whose weights this run started from."""
+        """Losses of this run at step 0 on the held-out sets of the run whose weights it started from."""
         self._has_time = False
-        """A step was done in this stretch, and no request to end came with it."""
+        """True if the last step of this stretch came without a request to stop or leave; False before its first step."""
 
     def begin(self, found: Restored | None) -> None:
-        self.losses.clear()  # after a rollback they are those of other weights
+        self.losses.clear()  # after a rollback these losses are of weights that are abandoned
         self._has_time = False
         if found is None:
             return
@@ -66,7 +66,8 @@ class Evaluations(Part):
             self.losses[found.meta.step] = found.meta.metrics["heldout_loss"]
 
     def at_start(self) -> Iterator[Event]:
-        """Evaluate before the first step, and where the group before had to leave at once."""
+        """Evaluate at the first step of the run, and at a restored step whose evaluation is due and missing, because the
+        previous group had to leave at once."""
         if self._state.step == branch.first_step(self._config.train) or self._is_due:
             yield from self.now()
 
@@ -79,12 +80,13 @@ class Evaluations(Part):
             yield from self.now()
 
     def at_end(self, verdict: Verdict) -> Iterator[Event]:
-        """Evaluate before the last save. A group that has to leave, or that begins at the last step, saves first."""
+        """Evaluate after the last step, before the last save. A group that must end soon, or that starts at the last step,
+        saves first (``sample.Closing``)."""
         if verdict is Verdict.FINISH and self._has_time:
             yield from self.now()
 
     def describe(self, meta: Meta) -> Meta:
-        """Add the held-out loss of this step, and the first losses."""
+        """Add the held-out loss of this step if there is one, and the losses at step 0."""
         metrics = {"heldout_loss": self.losses[meta.step]} if meta.step in self.losses else {}
         return meta.adding(self._first.components, metrics)
 
@@ -94,7 +96,7 @@ class Evaluations(Part):
         return train.eval_every > 0 and self._state.step % train.eval_every == 0 and not train.eval_async
 
     def now(self) -> Iterator[Evaluated]:
-        """Evaluate the current weights and their average, once a step; all ranks together."""
+        """Evaluate the current weights and their average, at most once per step; all ranks call it together."""
         train, state = self._config.train, self._state
         if not train.eval_tokens or state.step in self.losses:
             return
@@ -123,12 +125,13 @@ def evaluate(
     padded: bool = False,
     heartbeat: Callable[[], None] = lambda: None,
 ) -> Evaluated:
-    """Return the losses on rows of ``num_tokens`` of held-out text, the same number from each held-out set, at least one.
+    """Return the losses on about ``num_tokens`` tokens of held-out text. Each held-out set gives the same number of rows, at
+    least one, or all its rows if it has fewer.
 
-    Rows of all sets share micro-batches, which the ranks share: the bits do not depend on the world size, and the cost not on
-    the number of sets. ``padded``: the model is never called with fewer than ``micro_batch`` rows; ``heartbeat`` is called
-    before each forward pass. The first two figures weigh the corpora as the mixture of the last step does. Raises
-    CorpusError if the rows of a set have no predicted token.
+    Micro-batches hold rows of several sets and are spread over the ranks. So the bits of the result do not depend on the world
+    size, and the cost does not depend on the number of sets. ``padded``: the model is never called with fewer than
+    ``micro_batch`` rows. ``heartbeat``: called before each forward pass. ``heldout_loss`` and ``heldout_bits_per_byte`` weigh
+    the corpora as the mixture of the last step does. Raises CorpusError if the rows of a set have no predicted token.
     """
     rows = HeldoutRows(data, num_tokens)
     model.eval()
@@ -136,7 +139,7 @@ def evaluate(
     model.train()
     nats, num_bytes = {}, {}
     for number, name in enumerate(data.eval_names):
-        # correctly rounded sums: they do not depend on the order either
+        # correctly rounded sums, so that the order of rows does not matter either
         total, tokens, size = (math.fsum(column) for column in sums[rows.sets == number].T.tolist())
         if not tokens or not size:
             limit = f"the rows of the held-out set {name!r} predict no text"
@@ -168,7 +171,8 @@ class HeldoutRows:
         self._rows = np.concatenate(found)
 
     def read(self, where: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Return the token ids of some of them, int64 (n, L + 1), and their bytes of text, (n,)."""
+        """Read the slice ``where`` of the evaluation's rows. Returns token ids, int64 (n, L + 1), negative where they are not
+        predicted (``shards.signed``), and the bytes of text of each row, int64 (n,)."""
         sets, rows = self.sets[where], self._rows[where]
         tokens, num_bytes = np.empty((len(rows), self.length + 1), np.int64), np.empty(len(rows), np.int64)
         for number in np.unique(sets).tolist():
@@ -186,8 +190,8 @@ def _sums(
     micro_batch: int,
     heartbeat: Callable[[], None],
 ) -> np.ndarray:
-    """Return nats, tokens and bytes of each row, float64 (rows, 3). Micro-batches do not depend on the world size; all ranks
-    run the same number of forwards."""
+    """Return nats, tokens and bytes of each row, float64 (rows, 3). Micro-batches do not depend on the world size. All ranks
+    run the same number of forward passes, some of them without rows."""
     count = len(rows.sets)
     table = torch.zeros(count, 3, dtype=torch.float64, device=world.device)
     forwards = math.ceil(math.ceil(count / micro_batch) / world.size)
@@ -200,15 +204,15 @@ def _sums(
         counted = loss_mask(rows_BL).sum(dim=1)
         columns = row_nats(model, rows_BL, padded_rows), counted, torch.from_numpy(num_bytes).to(world.device)
         table[where] = torch.stack([column.double() for column in columns], dim=1)
-    if world.size > 1:  # each row has one rank that does not add zeros, so sums are exact
+    if world.size > 1:  # all ranks but one add zeros to a row, so sums are exact
         return np.array(sum_over_ranks(table.flatten(), world)).reshape(-1, 3)
     return table.cpu().numpy()
 
 
 def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str = "cpu") -> Evaluated:
-    """Evaluate a committed checkpoint, and its averaged weights if it has them, in a single process, in the precision of
-    training. Raises CheckpointError if its bytes are not those that were committed."""
-    data = open_data(dataclasses.replace(config.data, labels=""))  # which may be gone: they are learned from only
+    """Evaluate a committed checkpoint, and its averaged weights if it has them, in a single process and in the precision of
+    training. Raises CheckpointError if the bytes of the checkpoint have changed since its commit."""
+    data = open_data(dataclasses.replace(config.data, labels=""))  # labels may be gone; only training needs them
     train, world = config.train, alone(torch.device(device_type))
 
     def evaluated(averaged: bool = False) -> Evaluated:

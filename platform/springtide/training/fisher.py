@@ -1,10 +1,11 @@
-"""Diagonal empirical Fisher information of weights: how much the loss on a text grows when each of them changes.
+"""Diagonal empirical Fisher information F: how much the loss on a text grows when each weight changes.
 
-    rows of the text -> of each: gradient of its summed cross-entropy, squared -> added up, over the number of tokens
+    for each row of the text: square the gradient of the row's summed cross-entropy
+    F = sum of the squares over all rows / number of tokens
 
-Divided by tokens it is in the unit of the loss per token, which then grows by about 1/2 sum of F * (w - w0)^2 near w0
-(Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", 2017). It is empirical: tokens are those of the
-text, not drawn from the model (Kunstner, Hennig and Balles, "Limitations of the empirical Fisher approximation", 2019).
+Near the weights w0, the loss per token then grows by about 1/2 sum of F * (w - w0)^2 (Kirkpatrick et al., "Overcoming
+catastrophic forgetting in neural networks", 2017). F is empirical because its tokens are those of the text, not drawn from the
+model (Kunstner, Hennig and Balles, "Limitations of the empirical Fisher approximation", 2019).
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ from springtide.training.losses import loss_mask, row_losses
 def fisher_of_checkpoint(
     run: Folder, name: str, config: Config, num_tokens: int, field: str
 ) -> tuple[dict[str, Tensor], int]:
-    """Return what ``fisher_information`` does of a committed checkpoint, on the training text of ``config``. ``field``: what
-    errors about that text name. Raises as that does; ConfigError if the text has another tokenizer, CheckpointError if bytes of
-    the checkpoint are bad."""
+    """Return the Fisher information of a committed checkpoint on the training text of ``config``, and the number of tokens.
+
+    ``field``: the setting that errors about this text name. Raises as ``fisher_information``; also ConfigError if the text was
+    prepared with another tokenizer, and CheckpointError if bytes of the checkpoint are damaged."""
     manifest, data = read_manifest(run, name), open_data(config.data)
     if manifest.meta.tokenizer_digest not in ("", data.tokenizer_digest):
         problem = f"has another tokenizer than {name}, {data.tokenizer_digest}"
@@ -49,11 +51,11 @@ def fisher_of_checkpoint(
 
 
 def fisher_information(model: nn.Module, rows: Iterator[Tensor]) -> tuple[dict[str, Tensor], int]:
-    """Return the Fisher information of each weight of ``model``, by name, fp32, and the tokens that it was computed on.
+    """Return the Fisher information of each trainable weight of ``model``, by name, fp32, and the number of tokens used.
 
     Args:
-        model: whole, in this process; adapters are skipped.
-        rows: each int64 (L + 1,), negative where it is not predicted (``shards.signed``).
+        model: the whole model, not sharded. Its adapters are skipped.
+        rows: rows of token ids, int64 (L + 1,) each, negative where they are not predicted (``shards.signed``).
 
     Raises:
         ConfigError: no token of the rows is predicted, or a gradient is not finite.
@@ -81,8 +83,9 @@ def fisher_information(model: nn.Module, rows: Iterator[Tensor]) -> tuple[dict[s
 
 
 def training_rows(data: Data, done: StepsDone, num_tokens: int) -> Iterator[Tensor]:
-    """Yield rows of ``num_tokens`` of the text that is trained on, int64 (L + 1,), evenly spread over each corpus, which has
-    its share in the mixture of the last of ``done`` steps; no row twice."""
+    """Yield rows with about ``num_tokens`` tokens of the training text, int64 (L + 1,) each, no row twice.
+
+    Each corpus gets its share in the mixture of the last of ``done`` steps. Its rows are spread evenly over the corpus."""
     shares, num_rows = data.shares(done), math.ceil(num_tokens / data.sequence_length)
     for corpus, reader in zip(data.corpora, data.splits(TRAIN), strict=True):
         if share := shares.get(corpus.name):

@@ -1,9 +1,9 @@
-"""What a run forgets of the run whose weights it starts from.
+"""Forgetting: how much worse a run has become on the held-out sets of the run whose weights it starts from.
 
-    held-out sets of the run before -> evaluated in this one, too -> loss now - loss at step 0, of the same rows
+    forgetting of a held-out set = loss now - loss at step 0, on the same rows
 
-The losses at step 0 are those of the weights that the run started from. They travel in its checkpoints, so that every
-evaluation can tell the difference, whichever worker group makes it.
+The losses at step 0 are those of the weights that the run started from. They are stored in the run's checkpoints, so that every
+later worker group can compute the difference. Below, the run whose weights this run starts from is the base run.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _COMPONENT, _ROWS, _LOSSES = "forgetting", "rows", "losses"
 
 @dataclasses.dataclass(frozen=True)
 class FirstLosses:
-    """Held-out losses at step 0 of the sets that the run before had; empty in a run that starts from none."""
+    """Losses at step 0 on the held-out sets of the base run; empty in a run without a base run."""
 
     losses: dict[str, float] = dataclasses.field(default_factory=dict)
     """Nats per token of each set."""
     rows: int = 0
-    """Rows of all sets in that evaluation: another number of rows is not compared."""
+    """Total number of rows in that evaluation. An evaluation with another number of rows cannot be compared."""
 
     @classmethod
     def of(cls, config: Config, data: Data, found: Evaluated) -> FirstLosses:
-        """Return the losses of the evaluation ``found``, made before the first step of a run of ``config``."""
+        """Return the losses of ``found``, the evaluation before the first step of a run of ``config``."""
         names = old_names(config, data)
         return cls({name: found.losses[name] for name in names if name in found.losses}, found.rows)
 
     @classmethod
     def in_state(cls, meta: Meta) -> FirstLosses:
-        """Return those of a checkpoint; empty if it has none that make sense."""
+        """Return the first losses that a checkpoint's metadata contains; empty if it has none that are valid."""
         found = meta.components.get(_COMPONENT)
         losses, rows = (found.get(_LOSSES), found.get(_ROWS)) if isinstance(found, dict) else (None, None)
         if not isinstance(losses, dict) or not isinstance(rows, int):
@@ -55,11 +55,11 @@ class FirstLosses:
 
     @property
     def components(self) -> dict[str, Any]:
-        """``Meta.components`` of a checkpoint."""
+        """Entry for ``Meta.components`` of a checkpoint."""
         return {_COMPONENT: {_LOSSES: self.losses, _ROWS: self.rows}} if self.losses else {}
 
     def compared(self, found: Evaluated) -> Evaluated:
-        """Return the evaluation with how much each set got worse."""
+        """Return the evaluation ``found`` with the forgetting of each set added [nats per token]."""
         if found.rows != self.rows:
             return found
         worse = {name: found.losses[name] - loss for name, loss in self.losses.items() if name in found.losses}
@@ -67,8 +67,9 @@ class FirstLosses:
 
 
 def with_old_sets(config: Config) -> tuple[Config, list[str]]:
-    """Return ``config`` with the held-out sets of the run whose weights it starts from among ``stream.eval_datasets``, unless
-    they are evaluated anyway; and remarks for the user on those that cannot be. A branch has those of its trunk."""
+    """Return ``config`` with the held-out sets of the base run added to ``stream.eval_datasets``, except those already
+    evaluated. Also return remarks for the user about sets that cannot be evaluated. A branch (``start_with = state``) is
+    unchanged: it has the sets of its trunk."""
     if not config.train.start_from or config.train.start_with == "state" or not config.train.eval_tokens:
         return config, []
     remarks: list[str] = []
@@ -92,7 +93,7 @@ def with_old_sets(config: Config) -> tuple[Config, list[str]]:
 
 
 def old_names(config: Config, data: Data) -> list[str]:
-    """Return the names of the held-out sets of ``data`` that the run whose weights a run of ``config`` starts from had."""
+    """Return the names of the held-out sets of ``data`` that belong to datasets of the base run of ``config``."""
     if not config.train.start_from or config.train.start_with == "state":
         return []
     digests = set(_digests(_saved(config)))
@@ -100,16 +101,16 @@ def old_names(config: Config, data: Data) -> list[str]:
 
 
 def _saved(config: Config) -> Config | None:
-    """Return the config of the run before; None if there is none: a training loop of your own saves none."""
+    """Return the config that the base run saved; None if there is none, because a user's own training loop may save none."""
     try:
         saved = read_manifest(*split(config.train.start_from)).config
-    except CheckpointError:  # told where the run is to begin with it
+    except CheckpointError:  # reported when the run starts from the checkpoint (``start_check``)
         return None
     return configs.build_stored(saved) if saved else None
 
 
 def _urls(config: Config | None) -> dict[str, str]:
-    """Return the datasets that a run trains on or evaluates, by name."""
+    """Return the URLs of the datasets that a run of ``config`` trains on or evaluates, by name."""
     if config is None:
         return {}
     datasets = config.stream.mixture or {WHOLE: config.shards.dataset}
@@ -120,5 +121,5 @@ def _digests(config: Config | None) -> Iterator[str]:
     for url in _urls(config).values():
         try:
             yield load_manifest(Folder(url)).digest
-        except (SpringtideError, OSError):  # it is gone: then it is not evaluated here either
+        except (SpringtideError, OSError):  # the dataset is gone, so this run does not evaluate it either
             continue

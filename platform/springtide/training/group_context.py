@@ -1,4 +1,4 @@
-"""Where a worker group runs, who watches it there, and what compiled code it has."""
+"""The environment of a worker group: its nodes, the callbacks of its driver, and the cache of compiled code."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class GroupContext:
-    """Where a worker group runs, and who watches it there."""
+    """Nodes of a worker group, callbacks of its driver, and its cache of compiled code."""
 
     owner: str = ""
-    """Owner id of the driver that has claimed the run; empty if there is no driver: the worker group claims the run itself."""
+    """Owner id of the driver that has claimed the run. Empty without a driver: the worker group claims the run itself."""
     nodes: Sequence[str] = ()
-    """Node of each rank, if known."""
+    """Node of each rank; empty if unknown."""
     markets: Sequence[str] = ()
-    """Market of each rank's node, if known."""
+    """Market of each rank's node, such as spot; empty if unknown."""
     read_elsewhere: ReadElsewhere | None = None
-    """Reads a file that this group's nodes found bad on another node; None: there is none."""
+    """Reads a file once more on another node than those that found it damaged. None: there is no such reader."""
     heartbeat: Callable[[], None] = lambda: None
-    """Called again and again while a save or an evaluation lasts: the group is alive, although it makes no step."""
+    """Called repeatedly during a save or an evaluation: the group is alive, although it makes no steps."""
     time_to_leave_s: Callable[[], float] = lambda: math.inf
-    """Called on rank 0 of a group that was asked to leave: returns how long its copy in memory may take [s]."""
+    """Called on rank 0 of a group that received a request to leave. Returns how long its in-memory snapshot may take [s]."""
     compiled: CompileCache | None = None
-    """The run's compiled code; None keeps none."""
+    """Cache of the run's compiled code; None keeps no compiled code."""

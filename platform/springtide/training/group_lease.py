@@ -1,4 +1,4 @@
-"""What a worker group does in the folder of the run that it holds: claim the run, and roll it back. Rank 0 alone."""
+"""Leases of a worker group on its run: claim the run, and roll it back. Only rank 0 calls these methods."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from springtide.storage import Folder
 
 @dataclasses.dataclass
 class GroupLease:
-    """A worker group's leases on its run, one after the other."""
+    """The lease of a worker group on its run. Each claim and each rollback replaces it by a new one."""
 
     run: Folder
     owner: str
-    """Owner id of the driver that has claimed the run; empty if there is no driver: the group claims the run itself."""
+    """Owner id of the driver that has claimed the run. Empty without a driver: the group claims the run itself."""
     node: str
     """Node of this rank; empty if unknown."""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """The user's own code, which a group without a driver trusts (``Config.needs_trust``)."""
+    """Sources of the user's own code (``Config.needs_trust``), which a claim without a driver records as trusted."""
     term: int = 0
     """Term of the lease that the group holds now; every rank knows it."""
 
     def claim(self, ends: int = 0) -> int:
-        """Claim the run and return the group's term; ``ends``: the one that it has held until now. Raises RunExists if another
-        owner holds the run, UnfitNode if this node does not see the driver's claim."""
+        """Claim the run and return the new term. ``ends``: the term that the group has held until now; 0 if none. Raises
+        RunExists if another owner holds the run, UnfitNode if this node does not see the driver's claim."""
         again, self.owner = bool(self.owner), self.owner or secrets.token_hex(8)
         fault_point("claim", "before")
         try:
@@ -45,23 +45,23 @@ class GroupLease:
         return term
 
     def go_back_to(self, ended: int, step: StepsDone, reason: str) -> int:
-        """Claim the run again, end lease ``ended``, and abandon every checkpoint and snapshot after ``step``. If no checkpoint
-        is left, the run does not begin again by itself: ``checkpoint/fresh_start.py``. Returns the new term."""
+        """Claim the run again, end lease ``ended``, and abandon every checkpoint and snapshot after ``step``. Returns the new
+        term. If no checkpoint is left, the run does not restart at step 0 on its own (``checkpoint/fresh_start.py``)."""
         mine = self.claim(ends=ended)  # first: a group that was fenced off must write nothing
         leases.end(self.run, ended)
-        leases.note_gone_back(self.run, mine, step)  # before marks: a snapshot must not count any more
+        leases.note_gone_back(self.run, mine, step)  # before the marks: later snapshots no longer count
         abandon_after(self.run, step, reason, mine)
         return mine
 
     def go_back(self, ended: int, config: Config, identity: Identity, skip: tuple[int, ...]) -> int:
-        """Claim the run again, end lease ``ended``, and set aside the checkpoints whose steps are skipped from now on;
-        ``skip`` in the run's config makes every later worker group skip them. Returns the new term."""
+        """Claim the run again, end lease ``ended``, and abandon the checkpoints that were trained on steps skipped from now on.
+        ``skip``, written to the run's config, makes every later worker group skip these steps. Returns the new term."""
         mine = self.claim(ended)  # first: a group that was fenced off must write nothing
-        leases.note_rollback(self.run, mine)  # a device may have spoilt what is in memory
+        leases.note_rollback(self.run, mine)  # snapshots no longer count: a faulty device may have corrupted them
         leases.end(self.run, ended)
         if not check_order(self.run, identity, go_back=True, term=mine):
             begin_from_scratch(self.run, mine)  # all checkpoints contain skipped steps
-        known = self.run.exists(configs.RUN_CONFIG)  # this group's config may have a smaller micro-batch
+        known = self.run.exists(configs.RUN_CONFIG)  # prefer it: this group's may have a smaller micro-batch
         saved = (
             configs.parse(self.run.read(configs.RUN_CONFIG), self.run.where(configs.RUN_CONFIG)) if known else config
         )

@@ -1,4 +1,4 @@
-"""The end of a stretch of training: bring the state to safety, and end the lease."""
+"""The end of a stretch of training: save the last state, and end the lease."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from springtide.training.state import TrainState
 
 
 class Handover(Part):
-    """Saves the last state of a worker group: in memory if the next group can take it from there, else in the store."""
+    """Saves the last state of a worker group: in memory if the next group can restore it from there, else in the store."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Handover(Part):
             return
         yield from self._saves.finish(step)
         if verdict is Verdict.FINISH and not on_first(self._is_committed):
-            # a group was lost after the last step, and this one has its state from memory
+            # an earlier group was lost after the last step, and this group restored that step from memory: it was never saved
             self._saves.last_step = StepsDone(-1)
             yield from self._saves.finish(step)
         self._saves.end()

@@ -1,7 +1,7 @@
-"""Label the row groups of a dataset with a model: each by itself, so that a labelling may be killed at any moment and resumed,
-by any number of processes, and the bytes are the same.
+"""Label the row groups of a dataset with a model. Row groups are independent, so a labelling may be killed at any moment and
+resumed by any number of processes, and the resulting bytes are the same.
 
-    tokens of a row group -> the model, some rows at a time -> log-probabilities -> a file, then the record of its digest
+    tokens of a row group -> model, some rows at a time -> log-probabilities -> file of labels, then a record of its digest
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from springtide.shards import LabelLayout, Manifest, SplitReader, ids_of, label_
 from springtide.storage import Folder, digest
 
 _LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
-"""Logits computed at a time, per device; rows are never cut."""
+"""Device type -> number of logits computed at a time. At least one whole row is computed, even if it has more."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelModel:
-    """The model that labels: a checkpoint. Picklable."""
+    """The checkpoint of the model that computes the labels, and the arguments to build the model. Picklable."""
 
     run: str
     """URL of its run's folder."""
     checkpoint: str
     model: ModelConfig
     parallel: ParallelConfig
-    """Its precision is that of training."""
+    """The parallel config of its training: labels are computed in the same precision."""
     vocab_size: int
     eos_id: int | None
     bos_id: int | None
@@ -44,7 +44,7 @@ class LabelModel:
 
 @dataclasses.dataclass(frozen=True)
 class LabelJob:
-    """The input to label one row group. Picklable."""
+    """The job to label one row group. Picklable."""
 
     dataset: str
     split: str
@@ -52,17 +52,17 @@ class LabelJob:
     group: int
     """Number of the row group in its shard."""
     first_row: int
-    """Number of its first row in the split."""
+    """Index of the group's first row in the split."""
     rows: int
     by: LabelModel
     layout: LabelLayout
     out: Folder
     work: Folder
-    """Folder for records until the labels are sealed."""
+    """Folder for the records of finished groups, until the labels are sealed."""
 
     @property
     def name(self) -> str:
-        """Name of the file that it makes."""
+        """Name of the file of labels that the job writes."""
         return label_file(self.shard, self.group)
 
     @property
@@ -70,18 +70,18 @@ class LabelJob:
         return f"groups/{self.name}.json"
 
     def done(self) -> bool:
-        """Return whether the group was already labelled."""
+        """Return True if the group is already labelled."""
         return self.work.exists(self.record)
 
 
 def label_group(job: LabelJob) -> None:
-    """Label a row group and write its file, unless that was done."""
+    """Label a row group and write its file and its record, unless the record exists."""
     if job.done():
         return
     found = _reader(job.dataset, job.split).read(np.arange(job.first_row, job.first_row + job.rows))
     model, threads = _loaded(job.by), torch.get_num_threads()
     columns = {name: np.empty(shape, kind) for name, (kind, shape) in job.layout.columns(job.rows).items()}
-    torch.set_num_threads(1)  # sums of several threads may differ in their bits; other processes use the other cores
+    torch.set_num_threads(1)  # sums over several threads may differ in their bits; other processes use the other cores
     try:
         for part in _parts(model, found.tokens.shape):
             for name, values in columns_of(model, ids_of(found.tokens[part]), job.layout, job.by.vocab_size).items():
@@ -97,13 +97,13 @@ def label_group(job: LabelJob) -> None:
 
 @torch.inference_mode()
 def columns_of(model: nn.Module, tokens: np.ndarray, layout: LabelLayout, vocab_size: int) -> dict[str, np.ndarray]:
-    """Return the labels of rows.
+    """Return the labels of rows, by column name.
 
     Args:
-        model: maps ids (B, L) to logits.
+        model: maps ids (B, L) to logits (B, L, V).
         tokens: ids of the rows, (B, L + 1).
         layout: the columns to compute.
-        vocab_size: ids of ``topk`` are below it: a model may have more rows than the vocabulary has ids.
+        vocab_size: number of ids in the vocabulary. The model may compute logits for more; ``topk`` labels leave these out.
     """
     device = next(model.parameters()).device
     rows_BL = torch.from_numpy(tokens.astype(np.int64)).to(device)
@@ -111,7 +111,7 @@ def columns_of(model: nn.Module, tokens: np.ndarray, layout: LabelLayout, vocab_
     if layout.what == "logprob":
         return {"logprobs": log_BLV.gather(-1, rows_BL[:, 1:, None])[..., 0].cpu().numpy()}
     logprobs_BLK, ids_BLK = most_likely(log_BLV, layout.k, vocab_size)
-    least = torch.finfo(torch.float16).min  # a probability of zero
+    least = torch.finfo(torch.float16).min  # in place of -inf, for a probability of zero
     return {
         "logprobs": logprobs_BLK.clamp_min(least).half().cpu().numpy(),
         "ids": ids_BLK.cpu().numpy().astype(layout.id_type),
@@ -119,8 +119,8 @@ def columns_of(model: nn.Module, tokens: np.ndarray, layout: LabelLayout, vocab_
 
 
 def most_likely(log_BLV: Tensor, k: int, vocab_size: int) -> tuple[Tensor, Tensor]:
-    """Return the log-probabilities of the ``k`` most likely ids below ``vocab_size``, and these ids, int64, (B, L, k) each; all
-    ids in their order if that is all.
+    """Return the log-probabilities of the ``k`` most likely ids below ``vocab_size``, and these ids, int64, (B, L, k) each. If
+    ``k`` is ``vocab_size``, ids are in ascending order instead of by probability.
 
     Examples:
         >>> logprobs, ids = most_likely(torch.tensor([[[0.1, 0.6, 0.3]]]).log(), 2, 3)
@@ -135,8 +135,8 @@ def most_likely(log_BLV: Tensor, k: int, vocab_size: int) -> tuple[Tensor, Tenso
 
 
 def check_reads(field: str, by: str, model: ModelConfig, tokenizer: str, manifest: Manifest) -> None:
-    """Check that the model ``by``, which ``field`` names, can read the rows of a dataset. ``tokenizer``: digest of its own;
-    empty if it is not known. Raises ConfigError."""
+    """Check that the model ``by``, which the setting ``field`` names, can read the rows of a dataset. ``tokenizer``: digest of
+    the model's tokenizer; empty if unknown. Raises ConfigError if it cannot."""
     if tokenizer not in ("", manifest.tokenizer_digest):
         problem = f"has the tokenizer {tokenizer}, the dataset has {manifest.tokenizer_digest}: their ids differ"
         remedy = "prepare the text with corpus.tokenizer = the model's tokenizer.json"
@@ -151,7 +151,8 @@ def check_reads(field: str, by: str, model: ModelConfig, tokenizer: str, manifes
 
 
 def _parts(model: nn.Module, shape: tuple[int, ...]) -> Iterator[slice]:
-    """Yield slices of the rows of a group, (rows, L + 1), as many at a time as the device has room for their logits."""
+    """Return slices of the rows of a group, whose tokens have ``shape`` (rows, L + 1). Each has at most ``_LOGITS_AT_ONCE``
+    logits, but at least one row."""
     rows, length = shape
     logits = (length - 1) * getattr(model, "padded_vocab_size", 2**16)
     at_once = max(1, _LOGITS_AT_ONCE[next(model.parameters()).device.type] // logits)
@@ -166,7 +167,7 @@ def _reader(dataset: str, split: str) -> SplitReader:
 
 @functools.lru_cache(maxsize=1)
 def _loaded(by: LabelModel) -> nn.Module:
-    """Return the model, loaded once in each process, on its GPU if it has one."""
+    """Return the model, loaded once per process, on the process's GPU if it has one."""
     model = whole(by.model, by.vocab_size, by.eos_id, by.bos_id, by.whole_documents)
     load(Folder(by.run), by.checkpoint, model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -174,5 +175,5 @@ def _loaded(by: LabelModel) -> nn.Module:
 
 
 def release() -> None:
-    """Free the model that this process has loaded."""
+    """Free the labelling model that this process has loaded."""
     _loaded.cache_clear()

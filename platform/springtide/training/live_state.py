@@ -1,12 +1,12 @@
-"""The state that a rank still has when its worker group is lost: that after the last whole step, never one inside a step.
+"""The state that a rank still has on its device when its worker group is lost: that after the last whole step.
 
-    begin           the group has restored it: the step that it goes on from is offered
-    before_update   from now on the weights may change: nothing is offered
-    after_step      all has changed, and all that a checkpoint says of it: this step is offered
+    offer_restored  the group has restored its state: the restored step is offered
+    before_update   the weights may change from now on: nothing is offered
+    after_step      weights, optimizer and metadata have all changed: this step is offered
 
-A group fails where a rank waits for the others, which is before the weights change. So as a rule every survivor has the state
-after the last step, and where the model has several copies (DDP, HSDP) a whole copy of it outlives the loss of many nodes,
-however their snapshots were placed. The survivors deal it out among themselves, as a snapshot that has a part of each.
+A group fails where a rank waits for the others, which is before the weights change. So the survivors usually have the state
+after the last step. If the model has several copies (DDP, HSDP), a whole copy survives the loss of many nodes, wherever
+snapshots were placed. The survivors then store the state together as a snapshot, each a part of it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from springtide.training.state import TrainState
 
 
 class LiveState(Part):
-    """The live state of one rank. The last of its group's parts: the others may still change what a checkpoint
-    says."""
+    """The live state of one rank. It must be the last part of its group, because other parts may still change the metadata of
+    the checkpoint."""
 
     def __init__(
         self,
@@ -37,28 +37,28 @@ class LiveState(Part):
         store: SnapshotStore | None,
         stage_in: str,
     ) -> None:
-        """``described``: returns the term of the lease and the metadata of a checkpoint of the current step. ``store``: None
-        keeps nothing."""
+        """``described``: returns the term of the lease and the metadata of a checkpoint of the current step. ``store``: the
+        rank's snapshot store; None offers nothing. ``stage_in``: folder for staging, in a memory file system."""
         self._state, self._world, self._described = state, world, described
         self._store, self._stage_in = store, stage_in
         self._whole: tuple[int, Meta] | None = None
         """Term and metadata of the last whole step; None while the weights may change."""
         self._updated: torch.cuda.Event | None = None
-        """Whether the device has carried out that step's update."""
+        """CUDA event that completes when the device has executed the update of that step; None on a CPU."""
         self._lock = threading.Lock()
 
     def offer_restored(self) -> None:
-        """Offer the state that the group has restored: what survivors of the last one hold has no copies, and the first step
-        may take long. A run that begins has nothing to lose, and no state of its optimizer yet."""
+        """Offer the restored state before the first step, which may take long: a state that was restored from survivors has no
+        copies. A run at its beginning has no optimizer state and nothing to lose, so it offers nothing."""
         if self._state.optimizer.state:
             self._offer()
 
     def before_update(self) -> None:
-        """Offer nothing: from now on the weights may change."""
+        """Stop offering the last step, because the weights may change from now on."""
         self._whole = None
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
-        """Offer the state after this step, unless it is to be rolled back, or the group was lost meanwhile."""
+        """Offer the state after this step, unless the step will be rolled back or the group was lost meanwhile."""
         if done.verdict is not Verdict.ROLL_BACK:
             self._offer()
         return iter(())
@@ -75,15 +75,16 @@ class LiveState(Part):
                 self._whole, self._updated = found, updated
 
     def freeze(self) -> None:
-        """Accept no later step; called, in any thread, when ``World.aborted`` is set and before anything is aborted. What the
-        device is still updating is not whole: an optimizer may wait in a collective, which an abort releases with garbage."""
+        """Drop the offered state if the device has not finished its update: an optimizer may wait in a collective, which an
+        abort releases with garbage. Call it, from any thread, after ``World.aborted`` is set, from which on no step is offered,
+        and before anything is aborted."""
         with self._lock:
             if self._updated is not None and not self._updated.query():
                 self._whole = None
 
     def offer(self, survivors: Sequence[int]) -> LiveShard | None:
-        """Return what this rank still has; None if that is not a whole step, or the ranks that may be left do not have all
-        shards. Call it when the training thread has ended."""
+        """Return the step and the shard that this rank still has. Returns None if its state is not that after a whole step, or
+        if the ranks ``survivors`` together lack a shard. Call it when the training thread has ended."""
         world = self._world
         num_shards = world.size // world.copies
         if self._whole is None or not covers([rank % num_shards for rank in survivors], num_shards):
@@ -91,8 +92,8 @@ class LiveState(Part):
         return LiveShard(world.rank, self._whole[1].step, world.rank % num_shards, num_shards)
 
     def deposit(self, ranks: Sequence[int]) -> None:
-        """Have this rank's part of the state held on its node, as one of ``ranks``, which all have the state after the same
-        step. Raises OSError if there is no room."""
+        """Store this rank's part of the state in the snapshot store of its node. ``ranks``: the ranks that share out the state,
+        all after the same step. Raises OSError if the node has too little memory."""
         assert self._store is not None
         assert self._whole is not None, "only a rank that has offered its state is asked for it"
         term, meta = self._whole

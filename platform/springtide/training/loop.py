@@ -1,8 +1,10 @@
-"""The training loop: an iterator of events. It knows nothing about Ray, consoles or trackers; they listen to the events.
-Features are parts, which it calls without knowing them: ``parts.py`` lists them.
+"""The training loop: an iterator of events. It does not depend on Ray, consoles or trackers; they consume the events.
+Features plug in as parts, which the loop calls only through the class ``Part``. ``parts.py`` lists them.
 
-feed(reader, done) -> the batches after ``done`` steps
-interrupt()        -> the request to the loop, read once per step, just before the step's all-reduce
+The caller of ``TrainLoop.events`` passes two functions:
+
+feed(reader, done) -> iterator of this rank's batches after the first ``done`` steps
+interrupt()        -> a request to the worker group, or None; called once per step, just before the step's all-reduce
 """
 
 from __future__ import annotations
@@ -54,24 +56,24 @@ Feed = Callable[[RankReader, StepsDone], Iterator[Batch]]
 
 @dataclasses.dataclass
 class TrainLoop:
-    """A run as one worker group trains it, from restore to the last step."""
+    """Training of a run by one worker group, from the restored state to the last step."""
 
     config: Config
     world: World
     data: Data
     folder: Folder
-    """The run's folder; checkpoints lie below it."""
+    """The run's folder, which contains its checkpoints."""
     labels: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Written into every checkpoint."""
+    """Labels that are written into every checkpoint."""
     snapshot_store: SnapshotStore | None = None
-    """The store of this rank's snapshots in memory; None takes none."""
+    """Store of this rank's in-memory snapshots. None: no snapshots are taken."""
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Duration of each phase of the start [s]."""
+    """Duration of each startup phase, by name [s]."""
     context: GroupContext = dataclasses.field(default_factory=GroupContext)
 
     def __post_init__(self) -> None:
         begin, config = time.perf_counter(), self.config
-        if self.folder.exists(configs.RUN_CONFIG):  # an earlier worker group may have rolled back
+        if self.folder.exists(configs.RUN_CONFIG):  # an earlier worker group may have rolled back and skipped steps
             saved = configs.parse(self.folder.read(configs.RUN_CONFIG), self.folder.where(configs.RUN_CONFIG))
             self.data = self.data.skipping(map(OrderStep, saved.stream.skip))
         choose_kernels(config.parallel)
@@ -93,20 +95,21 @@ class TrainLoop:
             model, optimizer, self.world, loss, config.optim.clip_norm, lambda: self.loss_scale.value, parts_of(self)
         )
         self._begun = contextlib.ExitStack()
-        """Closes the parts that have begun."""
+        """Closes the parts whose ``begin`` was called."""
         self.phases_s["model"] = time.perf_counter() - begin
         self.figures = figures.on(self.world.device)
         self.phases_s["peak"] = time.perf_counter() - begin - self.phases_s["model"]
 
     @property
     def parts(self) -> Sequence[Part]:
-        """All parts, in their order."""
+        """All parts, in the order in which they are called."""
         return self.setup.parts
 
     def events(
         self, feed: Feed, interrupt: Callable[[], GroupRequest | None], others: Sequence[Part] = ()
     ) -> Iterator[Event]:
-        """Train to the end of the run, or until asked to stop; yield the events. ``others``: parts of the caller, the last."""
+        """Train to the end of the run or until a request to stop or leave; yield the events. ``others``: the caller's own
+        parts, called after all other parts."""
         begin = time.perf_counter()
         self.requests.from_outside = interrupt
         self.setup.parts = [*self.parts, *others]
@@ -131,7 +134,7 @@ class TrainLoop:
             yield Stopped(step=step, status="finished")
 
     def _stretch(self, feed: Feed) -> Generator[Event, None, Verdict]:
-        """Train in one order of samples: to the end of the run, or until a part decides otherwise. Returns why it ended."""
+        """Train with one fixed order of samples, until the run ends or a part's verdict ends it. Returns the final verdict."""
         state, last, world = self.state, self.config.num_steps, self.world
         reader = RankReader(self.data, world.rank, world.size)
         batches = to_device(feed(reader, state.step) if state.step < last else (), world.device)
@@ -158,7 +161,7 @@ class TrainLoop:
         return verdict
 
     def _step(self, batch: Batch, tokens_NL: Tensor, columns: Columns, data_wait_s: float) -> tuple[StepResult, float]:
-        """Do one step. Returns its result and its learning rate."""
+        """Train one step. Returns its result and its learning rate."""
         config, state, order, world = self.config, self.state, self.data.order, self.world
         rate, order_step = rate_after(config, one_more(state.step)), order.step_after(state.step)
         set_learning_rate(state.optimizer, rate)
@@ -210,11 +213,11 @@ class TrainLoop:
         )
 
     def seed(self, rank: int) -> int:
-        """Return the seed with which ``rank`` begins the current step."""
+        """Return the generator seed with which ``rank`` begins the current step: that of its first lane."""
         return seed_of(self.config.train.seed, self.state.step, self.data.order.lanes_of(rank, self.world.size)[0])
 
     def checkpoint(self) -> tuple[dict[str, Tensor], Meta]:
-        """Return what a checkpoint of the current step holds."""
+        """Return the tensors and the metadata of a checkpoint of the current step."""
         return self.state.tensors(), self.described()[1]
 
     def described(self) -> tuple[int, Meta]:

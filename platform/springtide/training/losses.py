@@ -1,4 +1,4 @@
-"""Forward and backward of a micro-batch, and what is minimised: the cross-entropy of next tokens, or an objective.
+"""Forward and backward of a micro-batch. The loss is the cross-entropy of next tokens, or a configured objective.
 
 Shape suffixes: B rows, L positions, V ids, N tokens.
 """
@@ -19,23 +19,24 @@ from springtide.model import IGNORE_INDEX, are_watched, see_logits
 from springtide.model.objective import Columns, Objective
 
 _PER_NAT = 2.0**24
+"""Resolution of summed cross-entropies: 1 / 2**24 nats, so that sums over rows are exact (``row_losses``)."""
 NO_COLUMNS: Columns = {}
 
 
 @dataclasses.dataclass(frozen=True)
 class LossOptions:
-    """What a step minimises."""
+    """The loss that a step minimises."""
 
     z_weight: float = 0.0
-    """Weight of the squared logarithm of the softmax's denominator (``optim.z_loss``)."""
+    """Weight of z-loss, the squared logarithm of the softmax's denominator (``optim.z_loss``)."""
     objective: Objective | None = None
-    """Minimised in place of the cross-entropy of next tokens."""
+    """Objective that is minimised instead of the cross-entropy of next tokens; None for the cross-entropy."""
 
     def weight(self, sums: Sequence[float], num_tokens: float) -> float:
-        """Return what the loss of a step is divided by: its tokens, or the weight of the objective.
+        """Return the divisor of a step's loss: its number of tokens, or the total weight of the objective.
 
         Args:
-            sums: over all ranks, of what a ``Compute`` returns; of cross-entropies, their sum.
+            sums: sums over all ranks and micro-batches of the sums of the objective, or of the cross-entropies.
             num_tokens: predicted tokens of all ranks.
 
         Raises:
@@ -44,7 +45,7 @@ class LossOptions:
         return self.objective.checked_weight(sums) if self.objective else num_tokens
 
     def metrics(self, sums: Sequence[float]) -> dict[str, float]:
-        """Return the parts of the objective, each divided by its weight. ``sums``: as in ``weight``."""
+        """Return the parts of the objective, each divided by the objective's total weight. ``sums``: as in ``weight``."""
         return self.objective.metrics_from_sums(sums) if self.objective else {}
 
 
@@ -52,31 +53,32 @@ class MicroBatch(NamedTuple):
     """Everything that the result of a micro-batch depends on, except the weights and random numbers."""
 
     rows: Tensor
-    """int64 (B, L + 1), negative where they are not predicted (``shards.signed``)."""
+    """Token ids, int64 (B, L + 1), negative where they are not predicted (``shards.signed``)."""
     loss_weight: float
-    """Gradients are of the loss times this."""
+    """Factor by which the summed loss is multiplied before backward."""
     loss: LossOptions
     padded_rows: int = 0
+    """Rows up to which the micro-batch is padded."""
     columns: Mapping[str, Tensor] = NO_COLUMNS
     """Labels of the rows, (B, ...) each, for the objective."""
     number: int = 0
-    """Among the micro-batches of this rank in the step."""
+    """Index among the micro-batches of this rank in the step."""
 
 
 Compute = Callable[[nn.Module, MicroBatch], Tensor]
-"""Runs forward and backward of a micro-batch; returns the cross-entropy of each row, as ``row_losses``. With an objective: its
-sums, (size,), of which the first is minimised."""
+"""Runs forward and backward of a micro-batch. Returns the cross-entropy of each row, as ``row_losses`` does. With an objective:
+returns the objective's sums, (size,), of which the first is minimised."""
 
 
 def compute(model: nn.Module, one: MicroBatch) -> Tensor:
-    """Run forward and backward of a micro-batch: a ``Compute``."""
+    """Run forward and backward of a micro-batch. This is the ``Compute`` that parts wrap."""
     total, sums = loss_of(model, one)
     (total * one.loss_weight).backward()
     return sums
 
 
 def loss_of(model: nn.Module, one: MicroBatch) -> tuple[Tensor, Tensor]:
-    """Run forward of a micro-batch. Returns the sum that is minimised, and what ``compute`` returns."""
+    """Run forward of a micro-batch. Returns the scalar to minimise, and the result of ``compute``."""
     objective = one.loss.objective
     if objective is None:
         return row_losses(model, one.rows, one.loss.z_weight, one.padded_rows)
@@ -84,29 +86,31 @@ def loss_of(model: nn.Module, one: MicroBatch) -> tuple[Tensor, Tensor]:
     outputs_BLV, B = _checked(model(tokens_BL), targets_BL), len(one.rows)
     if are_watched():
         see_logits(outputs_BLV.detach().flatten(0, 1), targets_BL.flatten() != IGNORE_INDEX)
-    # without the rows that fill it up: an objective may count rows
+    # without the padding rows, because an objective may count rows
     return objective(outputs_BLV[:B] if B else outputs_BLV, tokens_BL[:B], targets_BL[:B], one.columns)
 
 
 def row_losses(model: nn.Module, rows_BL: Tensor, z_weight: float = 0.0, padded_rows: int = 0) -> tuple[Tensor, Tensor]:
-    """Return the loss, summed over the tokens of ``rows_BL`` (B, L + 1), fp32 scalar, and the cross-entropy in it of each row,
-    float64 (B,), without gradient; see ``head_loss``. Rows that do not count fill it up to ``padded_rows``, the one shape that
-    a compiled model is called with; a rank without rows still runs the model, on one such row, because the others'
-    collectives wait for it. Raises TrainingFailed if a model does not return logits (B, L, V)."""
+    """Return the loss of ``rows_BL`` (B, L + 1), summed over its tokens, fp32 scalar, and the cross-entropy of each row,
+    float64 (B,), without gradient. The loss is that of ``head_loss``, with z-loss.
+
+    The rows are padded up to ``padded_rows``, so that a compiled model is called with a single shape; padding rows do not
+    count. A rank without rows still runs the model, on one padding row, because the collectives of the other ranks wait for it.
+    Raises TrainingFailed if the model does not return logits (B, L, V)."""
     tokens_BL, targets_BL = _padded(rows_BL, padded_rows)
     if getattr(model, "computes_loss", False):
         total, nats_N = model(tokens_BL, targets_BL, z_weight)
     else:
         total, nats_N = _of_logits(model(tokens_BL), targets_BL, z_weight)
     nats_B = nats_N.view_as(targets_BL)[: len(rows_BL)].sum(dim=1, dtype=torch.float64)
-    # multiples of 2**-24: their sums are exact below 2**29, so they do not depend on which rank has which row
+    # round to multiples of 2**-24: their sums are exact below 2**29, so they do not depend on which rank has which row
     return total, torch.round(nats_B * _PER_NAT) / _PER_NAT
 
 
 @torch.no_grad()
 def row_nats(model: nn.Module, rows_BL: Tensor, padded_rows: int = 0) -> Tensor:
-    """Return the cross-entropy of each of ``rows_BL`` (B, L + 1), summed over its tokens, float64 (B,); rows that do not count
-    are added as in ``row_losses``. Raises as that does."""
+    """Return the cross-entropy of each row of ``rows_BL`` (B, L + 1), summed over its tokens, float64 (B,). Rows are padded,
+    and errors raised, as in ``row_losses``."""
     tokens_BL, targets_BL = _padded(rows_BL, padded_rows)
     if getattr(model, "computes_loss", False):
         nats_BL = model(tokens_BL, targets_BL, by_token=True)
@@ -118,7 +122,8 @@ def row_nats(model: nn.Module, rows_BL: Tensor, padded_rows: int = 0) -> Tensor:
 
 
 def _padded(rows_BL: Tensor, padded_rows: int) -> tuple[Tensor, Tensor]:
-    """Return ids and targets, int64 (B, L) each, of rows and of as many that do not count as are missing."""
+    """Return ids and targets of the rows, int64 (B, L) each, padded to ``padded_rows`` rows and at least one. Targets that do
+    not count are IGNORE_INDEX."""
     B, num_missing = len(rows_BL), max(1, padded_rows) - len(rows_BL)
     if num_missing > 0:
         rows_BL = F.pad(rows_BL, (0, 0, 0, num_missing))
@@ -145,7 +150,7 @@ def _logits(logits_BLV: Any, targets_BL: Tensor) -> Tensor:
 
 
 def _checked(logits_BLV: Any, targets_BL: Tensor) -> Tensor:
-    """Return what a model returned; raises TrainingFailed if it is not logits (B, L, V)."""
+    """Return the logits that a model returned. Raises TrainingFailed if they are not a tensor (B, L, V)."""
     if not isinstance(logits_BLV, Tensor) or logits_BLV.dim() != 3 or logits_BLV.shape[:2] != targets_BL.shape:
         B, L = targets_BL.shape
         found = tuple(logits_BLV.shape) if isinstance(logits_BLV, Tensor) else f"a {type(logits_BLV).__name__}"
@@ -154,11 +159,11 @@ def _checked(logits_BLV: Any, targets_BL: Tensor) -> Tensor:
 
 
 def loss_mask(rows_BL: Tensor) -> Tensor:
-    """Return which tokens of rows (B, L + 1), without the first, count in the loss, bool (B, L)."""
+    """Return a mask of the tokens of rows (B, L + 1) that count in the loss, without the first token, bool (B, L)."""
     return rows_BL[:, 1:] >= 0
 
 
-# Cutting a worker's rows of a step into micro-batches, in lockstep with every other worker.
+# Splitting the rows of a worker in a step into micro-batches, as many as every other worker has.
 
 
 def micro_batches(
@@ -166,9 +171,11 @@ def micro_batches(
 ) -> list[slice]:
     """Return the micro-batches of a worker whose lanes hold ``lane_rows`` rows in this step, as slices of its rows.
 
-    Each one runs collectives, so every worker makes the number that the worker with the most lanes, ``most_lanes``, needs;
-    some are empty. ``by_lane``: none holds rows of two lanes, so the same rows are computed together at any world size.
+    Each micro-batch runs collectives, so every worker makes as many as the worker with the most lanes, ``most_lanes``, needs.
+    Some of them are empty. ``rows_per_lane``: rows of a full lane. ``micro_batch``: most rows of a micro-batch. ``by_lane``: no
+    micro-batch holds rows of two lanes, so the same rows are computed together at any world size.
     """
+    # a cell is a group of rows that is split by itself: one lane, or all rows of the worker
     cells, most_cells = (list(lane_rows), most_lanes) if by_lane else ([sum(lane_rows)], 1)
     parts = -(-_most_rows(rows_per_lane, most_lanes, by_lane) // micro_batch)
     found, begin = [], 0
@@ -180,12 +187,12 @@ def micro_batches(
 
 
 def largest_micro_batch(rows_per_lane: int, most_lanes: int, micro_batch: int, by_lane: bool) -> int:
-    """Return the rows of the largest micro-batch of any worker in a step: the one shape that all can be padded to. Arguments
-    as for ``micro_batches``."""
+    """Return the number of rows of the largest micro-batch of any worker in a step. All micro-batches can be padded to it, for
+    a single shape. The arguments are those of ``micro_batches``."""
     rows = _most_rows(rows_per_lane, most_lanes, by_lane)
     return -(-rows // -(-rows // micro_batch))
 
 
 def _most_rows(rows_per_lane: int, most_lanes: int, by_lane: bool) -> int:
-    """Return the most rows that are cut into micro-batches together."""
+    """Return the number of rows of the largest cell of any worker: a lane, or all rows of a worker."""
     return rows_per_lane if by_lane else most_lanes * rows_per_lane

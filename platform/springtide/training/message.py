@@ -1,13 +1,13 @@
-"""What the ranks of a group agree on in a step: fields by name, summed over all ranks in one all-reduce.
+"""The step's message: named fields that all ranks of a group agree on, summed over the ranks in one all-reduce.
 
-    message.sum("loss", nats)         a sum over ranks; of a tensor (n,), n sums
+    message.sum("loss", nats)         a sum over ranks; for a tensor (n,), n sums
     message.any("saving", True)       True if it is True on any rank
     message.by_rank("speed", 0.2)     the value of each rank
     message.digest("samples", n)      a sum of 64-bit integers modulo 2**64
 
-Every rank adds the same fields in the same order, so positions follow from that. The fields are compared in the first step of
-a group. In a later step, a rank that cannot send them sends a flag and as many zeros as the others wait for. Either way all
-ranks raise an error that names the rank, and none of them waits for another one.
+Every rank adds the same fields in the same order, so a field's position in the all-reduced tensor needs no exchange. The ranks
+compare their fields in the first step of a group. In a later step, a rank whose part failed or whose fields changed sends a
+failure flag and zeros of the expected length. Either way all ranks raise an error that names this rank, and no rank hangs.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _LIMB_BITS = 16
 _FAILED = "failed"
 
 Fields = tuple[tuple[str, str, int, bool], ...]
-"""Name, kind, length of each field, and whether its values are on the device."""
+"""Name, kind and length of each field, and whether its values are on the device."""
 
 
 class PartFailed(RuntimeError):
-    """Parts of a rank add other fields than those of the other ranks, or than in the step before."""
+    """The parts of a rank add other fields than those of rank 0, or than the group's first step had."""
 
 
 class PeerFailed(PartFailed):
-    """A part raised on another rank, which raises the error itself."""
+    """A part raised an error on another rank. That rank raises the original error."""
 
 
 class FieldsOfGroup:
-    """The fields that every message of a worker group has; None before its first message."""
+    """The fields that every message of a worker group has: ``known``, None before the first message."""
 
     def __init__(self) -> None:
         self.known: Fields | None = None
@@ -51,24 +51,24 @@ class StepMessage:
         self._world = world
         self._fields: dict[str, tuple[str, int, bool]] = {}
         self._on_device: list[Tensor] = []
-        """Values that stay on the device until all have been summed."""
+        """Values that stay on the device until the all-reduce."""
         self._on_host: list[float] = []
         self._failure: Exception | None = None
         self.any(_FAILED, False)
 
     def sum(self, name: str, value: Tensor | float) -> None:
-        """Add a sum over ranks: of a number or a scalar tensor, or one for each element of a tensor (n,)."""
+        """Add a field that is summed over ranks: a number, a scalar tensor, or each element of a tensor (n,)."""
         if isinstance(value, Tensor):
             self._add(name, "sums" if value.dim() else "sum", value)
         else:
             self._add(name, "sum", [float(value)])
 
     def any(self, name: str, value: bool) -> None:
-        """Add a flag that is True if it is True on any rank."""
+        """Add a flag to the message. The agreed flag is True if it is True on any rank."""
         self._add(name, "any", [float(value)])
 
     def by_rank(self, name: str, value: Tensor | float) -> None:
-        """Add the value of this rank, a number or a scalar tensor."""
+        """Add this rank's value, a number or a scalar tensor. All ranks get the values of all ranks, in rank order."""
         rank, size = self._world.rank, self._world.size
         if isinstance(value, Tensor):
             slots = torch.zeros(size, dtype=torch.float64, device=self._world.device)
@@ -78,25 +78,27 @@ class StepMessage:
             self._add(name, "by_rank", [float(value) if one == rank else 0.0 for one in range(size)])
 
     def digest(self, name: str, value: int) -> None:
-        """Add a sum of unsigned 64-bit integers modulo 2**64. It is exact: float64 sums of limbs of 16 bits are."""
+        """Add an unsigned 64-bit integer, summed over ranks modulo 2**64. The sum is exact, because float64 sums of its four
+        16-bit limbs are exact."""
         self._add(name, "digest", [float(value >> _LIMB_BITS * limb & (2**_LIMB_BITS - 1)) for limb in range(_LIMBS)])
 
     def collect(self, source: str, contribute: Callable[[], None]) -> None:
-        """Call ``contribute``, which adds fields. If it raises, ``exchange`` raises its error on this rank, and on the others
-        one that names this rank and ``source``."""
+        """Call ``contribute``, which adds fields. If it raises, ``exchange`` raises that error on this rank. The other ranks
+        then raise an error that names this rank and ``source``."""
         try:
             contribute()
         except Exception as error:
             self._failure, self._source = self._failure or error, source
 
     def exchange(self, group: FieldsOfGroup) -> Agreed:
-        """Sum over all ranks, which call it together: the step's only wait for the device.
+        """Sum the fields over all ranks in one all-reduce and return the sums. All ranks call it together. This is the step's
+        only wait for the device. ``group``: the fields of the group's first message, set here if this is the first.
 
         Raises:
-            Exception: what a part raised on this rank, or a SpringtideError that it raised on another one.
-            PeerFailed: a part raised on another rank.
-            PartFailed: ranks or steps have different fields.
-            CollectiveError: the sums are garbage.
+            Exception: the error that a part raised on this rank, or a SpringtideError that a part raised on another rank.
+            PeerFailed: a part raised any other error on another rank.
+            PartFailed: the fields differ between ranks, or from those of the group's first step.
+            CollectiveError: the all-reduce returned garbage.
         """
         fields: Fields = tuple((name, *rest) for name, rest in self._fields.items())
         if group.known is None:
@@ -126,7 +128,7 @@ class StepMessage:
             self._on_host += values
 
     def _compare(self, fields: Fields) -> None:
-        """Raise PartFailed, on all ranks, if a part failed on any of them or their fields differ."""
+        """Compare the fields of all ranks. Raises on all ranks if a part failed on any rank or the fields differ."""
         mine = self._told(), fields
         everyone = [mine] if self._world.size == 1 else gathered(mine)
         self._raise([failure for failure, _ in everyone])
@@ -137,14 +139,14 @@ class StepMessage:
                 raise PartFailed(f"rank {rank}: other fields than rank 0: {difference}; start the same code")
 
     def _told(self) -> Exception | None:
-        """Return what the other ranks raise because of this one; None if nothing failed here."""
+        """Return the error that the other ranks raise because of this rank; None if nothing failed here."""
         error = self._failure
         if error is None or isinstance(error, PartFailed | SpringtideError):
             return error
         return PeerFailed(f"{self._source} raised {type(error).__name__}: {error}")
 
     def _raise(self, failures: Sequence[Exception | None]) -> None:
-        """Raise if a part has failed on some rank. ``failures``: by rank, what ``_told`` returns there."""
+        """Raise if a part has failed on some rank. ``failures``: the result of ``_told`` on each rank."""
         if self._failure is not None and not isinstance(self._failure, PartFailed):
             raise self._failure
         for rank, failure in enumerate(failures):
@@ -154,7 +156,7 @@ class StepMessage:
                 raise failure
 
     def _send_zeros(self, fields: Fields) -> None:
-        """Replace what was added: the other ranks wait for a message of this length."""
+        """Replace the added values by zeros and the failure flag: the others wait for a message of this length."""
         on_device = sum(length for _, _, length, is_on_device in fields if is_on_device)
         self._on_device = [torch.zeros(on_device, dtype=torch.float64, device=self._world.device)]
         self._on_host = [
@@ -165,11 +167,13 @@ class StepMessage:
 
 
 class Agreed(dict[str, Any]):
-    """What all ranks know after the exchange, by name: float, tuple of floats, bool or int, by the kind of the field."""
+    """The agreed values after the exchange, by field name. The kind of a field decides the type of its value: a sum gives a
+    float, or a tuple of floats for a tensor (n,); ``by_rank`` a tuple of floats; ``any`` a bool; ``digest`` an int."""
 
 
 def _read(fields: Fields, sums: list[float]) -> dict[str, Any]:
     found = dict[str, Any]()
+    # the tensor has the device's fields first, then the host's: the index of each of the two next values to read
     begins = [0, sum(length for _, _, length, is_on_device in fields if is_on_device)]
     for name, kind, length, is_on_device in fields:
         place = not is_on_device
@@ -188,7 +192,7 @@ def _read(fields: Fields, sums: list[float]) -> dict[str, Any]:
 
 
 def _difference(fields: Fields, expected: Fields) -> str:
-    """Return the first fields that differ, as text: name, kind and length."""
+    """Return a text with the first fields that differ between the two messages: name, kind and length."""
     more, less = (
         [f"{name} ({kind}, {length})" for name, kind, length, place in one if (name, kind, length, place) not in other]
         for one, other in ((fields, expected), (expected, fields))

@@ -1,4 +1,5 @@
-"""One GPU as NVML tells of it, through nvidia-ml-py, which is optional: without it, nothing is known."""
+"""State, energy and errors of a GPU from NVML, through nvidia-ml-py. The package is optional: without it ``gpu_of`` returns
+None."""
 
 from __future__ import annotations
 
@@ -19,26 +20,28 @@ _RECOVERY = {
     4: "a drain and a reset",
     5: "a reset of its bus",
 }
-"""NVML's recovery actions (NVML_GPU_RECOVERY_ACTION_...) -> what the GPU needs before it computes again."""
+"""NVML's recovery action (NVML_GPU_RECOVERY_ACTION_...) -> what the GPU needs before it can compute again."""
 _THROTTLED = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
-"""Bits of NVML's clock event reasons that cost speed and are not wanted; a power cap is usual under load."""
+"""Bits of NVML's clock event reasons that mean an unwanted loss of speed. A power cap is left out: it is usual under load."""
 
 
 class Gpu:
     """A GPU that NVML knows."""
 
     def __init__(self, nvml: Any, uuid: str) -> None:
-        """``nvml``: the module ``pynvml``, initialised; ``uuid``: as ``GPU-...``. Raises OSError if NVML does not know it."""
+        """``nvml``: the initialised module ``pynvml``. ``uuid``: such as ``GPU-...``. Raises OSError if NVML does not know the
+        GPU."""
         self._nvml = nvml
         self._handle = self._ask("DeviceGetHandleByUUID", uuid)
         self._xids: Any = None
 
     def joules(self) -> float:
-        """Return what the GPU has used since its driver was loaded [J]. Raises OSError if the card does not count it."""
+        """Return the energy that the GPU has used since its driver was loaded [J]. Raises OSError if the card has no energy
+        counter."""
         return float(self._ask("DeviceGetTotalEnergyConsumption", self._handle)) / 1e3  # it counts millijoules
 
     def figures(self, step: StepsDone) -> Monitored:
-        """Return the GPU's state now, after ``step`` steps; a figure that NVML does not tell is None."""
+        """Return the GPU's state now, after ``step`` steps. A figure that NVML does not report is None."""
         nvml = self._nvml
         utilisation, memory = self._told("DeviceGetUtilizationRates"), self._told("DeviceGetMemoryInfo")
         milliwatts = self._told("DeviceGetPowerUsage")
@@ -53,7 +56,7 @@ class Gpu:
         )
 
     def fault(self) -> str:
-        """Return why the GPU must not train, as what follows "its device"; empty if NVML knows no reason."""
+        """Return why the GPU must not train, as a text to put after "its device"; empty if NVML reports no reason."""
         if (action := self._field("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")) in _RECOVERY:
             return f"needs {_RECOVERY[action]}, its driver says"
         rows = self._told("DeviceGetRemappedRows")
@@ -62,7 +65,7 @@ class Gpu:
         return ""
 
     def remarks(self) -> list[str]:
-        """Return what costs speed or will need a reset, though the GPU may train."""
+        """Return warnings about a GPU that may train: throttled clocks, or memory rows that a reset would remap."""
         found = []
         reasons = int(self._told("DeviceGetCurrentClocksEventReasons") or 0)
         if why := [text for bit, text in _THROTTLED.items() if reasons & bit]:
@@ -75,7 +78,7 @@ class Gpu:
         return found
 
     def watch_xids(self) -> None:
-        """Begin to note the GPU's critical errors (XID); without NVML's events nothing is noted."""
+        """Start to record the GPU's critical errors (XID). Does nothing if NVML has no events for this GPU."""
         events = self._told_all("EventSetCreate")
         if events is not None:
             with contextlib.suppress(OSError, AttributeError):
@@ -83,17 +86,17 @@ class Gpu:
                 self._xids = events
 
     def xids(self) -> list[int]:
-        """Return the critical errors (XID) since the last call; none unless they are watched."""
+        """Return the critical errors (XID) since the last call; none before ``watch_xids``."""
         found: list[int] = []
         while self._xids is not None and len(found) < _MOST_XIDS:
             event = self._told_all("EventSetWait", self._xids, 0)
-            if event is None:  # none is left: a time-out
+            if event is None:  # time-out: no more events
                 break
             found.append(int(event.eventData))
         return found
 
     def _field(self, name: str) -> int | None:
-        """Return a field's value, of an unsigned type; None if this NVML or this card has no such field."""
+        """Return the value of an unsigned NVML field; None if this NVML or this card does not have it."""
         field = getattr(self._nvml, name, None)
         values = self._told("DeviceGetFieldValues", [field]) if field is not None else None
         return int(values[0].value.uiVal) if values is not None and not values[0].nvmlReturn else None
@@ -110,12 +113,12 @@ class Gpu:
     def _ask(self, name: str, *arguments: Any) -> Any:
         try:
             return getattr(self._nvml, f"nvml{name}")(*arguments)
-        except (self._nvml.NVMLError, AttributeError) as error:  # an older nvidia-ml-py has not all of them
+        except (self._nvml.NVMLError, AttributeError) as error:  # an older nvidia-ml-py lacks some functions
             raise OSError(f"NVML: {name}: {error}") from error
 
 
 def gpu_of(device: torch.device) -> Gpu | None:
-    """Return the GPU behind ``device``; None if it is none, or NVML cannot be asked about it, as about a MIG slice."""
+    """Return the GPU behind ``device``. None if it is not a GPU, or NVML cannot report on it, such as on a MIG slice."""
     if device.type != "cuda":
         return None
     try:

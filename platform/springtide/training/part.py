@@ -1,22 +1,24 @@
-"""A part of training: what a feature does in the steps of a worker group. The step and the loop know parts only by ``Part``.
+"""The class ``Part``, the interface through which a feature hooks into the steps of a worker group. The step and the loop know
+parts only through it.
 
-Each method is called on every rank, on one part after the other, in the order of ``parts.py``:
+Each method is called on every rank, on one part after the other, in the order of ``parts.py``. Method, then when it is called
+and what it may do:
 
-    begin            a stretch of training begins: the state is restored
-    at_start         the worker group has begun; before its first step
-    before_step      the step's batch is there
-    wrap_compute     how the micro-batches of this step are computed
+    begin            after the state is restored: a stretch of training begins
+    at_start         once, before the first step of the worker group
+    before_step      the step's batch has arrived
+    wrap_compute     before forward: wrap the function that computes each micro-batch of this step
     contribute       after backward: add fields to the step's message
-    receive          read what all ranks agreed on; may change the gradient norm and add figures
-    add_gradients    the gradients are clipped
-    before_update    the weights may change when this returns
-    allows_update    return False to leave the weights as they are
-    verdict          what training does after this step
+    receive          after the all-reduce: read what all ranks agreed on; may change the gradient norm and add figures
+    add_gradients    after clipping: add to the gradients
+    before_update    wait until the weights may change
+    allows_update    return False to skip the update of the weights
+    verdict          return what training does after this step
     after_step       after every step
-    between_steps    after a step that training continues from: its weights may be copied
-    at_end           the stretch ends
-    describe         add what a checkpoint records of this part
-    close            release what is held, also after an error; in the opposite order
+    between_steps    after a step whose verdict is CONTINUE: the weights may be copied
+    at_end           when the stretch ends
+    describe         when the metadata of a checkpoint is made: add this part's state
+    close            when the stretch ends, also after an error, in reverse order: release resources
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ _NO_SAMPLES = np.zeros(0, dtype=np.uint64)
 
 
 class Verdict(enum.IntEnum):
-    """What training does after a step. The largest one of all parts counts."""
+    """What training does after a step. The largest verdict of all parts wins, in the numeric order below."""
 
     CONTINUE = 0
     ROLL_BACK = 1
@@ -57,45 +59,46 @@ class Verdict(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """One rank's share of a step: what it computes."""
+    """The input of one rank in a step."""
 
     rows: Tensor
-    """This rank's rows, int64 (n, L + 1), negative where they are not predicted (``shards.signed``), on its device."""
+    """This rank's rows of token ids on its device, int64 (n, L + 1). A token that is not predicted is negative, ``~id``
+    (``shards.signed``)."""
     micro_batches: Sequence[slice]
-    """Of the rows; as many as on every other rank."""
+    """Slices of ``rows``, some of them empty. Every rank has the same number."""
     tokens_per_step: int
-    """Tokens of a step whose rows are all full, over all ranks."""
+    """Tokens of a step over all ranks if every token were predicted."""
     padded_rows: int = 0
-    """Each micro-batch is filled up to these."""
+    """Rows up to which each micro-batch is padded; 0 pads only an empty one."""
     sample_ids: np.ndarray = dataclasses.field(default_factory=lambda: _NO_SAMPLES)
-    """Of the rows, uint64 (n,)."""
+    """Sample id of each row, uint64 (n,)."""
     columns: Mapping[str, Tensor] = dataclasses.field(default_factory=lambda: NO_COLUMNS)
     """Labels of the rows, (n, ...) each, for the objective."""
     seeds: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    """As from ``lane_seeds``."""
+    """Row at which a lane begins -> seed of the random number generators there (``lane_seeds``)."""
     step: StepsDone = _NONE_DONE
-    """Steps done before."""
+    """Steps done before this one."""
     name: str = "a step"
-    """For errors."""
+    """Name of the step in error messages."""
     data_wait_s: float = 0.0
     """How long this rank waited for its batch [s]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """One rank's share of a step after backward: what it computed."""
+    """What one rank has computed in a step, after backward."""
 
     work: Work
     sums: Tensor
-    """The loss of this rank's rows in nats, float64 (1,); with an objective all of its sums, (size,)."""
+    """Summed cross-entropy of this rank's rows in nats, float64 (1,). With an objective: all sums of the objective, (size,)."""
     row_nats: Tensor | None
     """Cross-entropy of each row, float64 (n,); None with an objective."""
     row_tokens: Tensor
     """Predicted tokens of each row, float64 (n,)."""
     gradients: list[Tensor]
-    """This rank's shards."""
+    """This rank's shards of the gradients."""
     loss_weight: float
-    """The gradients are those of the loss times this."""
+    """Factor of the loss before backward: ``gradients`` are those of the summed loss times this."""
 
 
 @dataclasses.dataclass
@@ -109,89 +112,90 @@ class StepResult:
     digest: int
     """64 bits over the sample ids of all ranks."""
     agreed: Agreed = dataclasses.field(default_factory=Agreed)
-    """All fields of the step's message."""
+    """All fields of the step's message, summed over ranks."""
     correction: float = 1.0
-    """The gradients of ``Share`` times this are those of the loss per token."""
+    """Factor that turns the gradients of ``Share`` into those of the loss per token."""
     requests: frozenset[GroupRequest] = frozenset()
-    """Made to any rank until this step."""
+    """Requests that any rank received since the step before."""
     updated: bool = True
-    """The weights have changed."""
+    """True if the weights were updated, False if the update was skipped."""
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
     """Figures that only some runs report (``events.metrics.EXTRA_METRICS``)."""
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of the event ``StepDone``."""
+    """Further fields of the event ``StepDone``, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DoneStep:
-    """A step that is done, the same on every rank except for the times."""
+    """A finished step. All fields but the times are the same on every rank."""
 
     step: StepsDone
-    """Steps done, this one included."""
+    """Steps done, including this one."""
     result: StepResult
     learning_rate: float
     step_time_s: float
-    """From the end of the step before to the end of this one [s]."""
+    """Time from the end of the previous step to the end of this one [s]."""
     data_wait_s: float
     """How long this rank waited for its batch [s]."""
     verdict: Verdict = Verdict.CONTINUE
 
 
 class Part:
-    """Takes part in steps. All methods are no-ops; override the ones you need."""
+    """Base class of features that hook into training. All methods are no-ops; override the ones you need."""
 
     started: Mapping[str, Any] = {}
-    """Fields of the event ``Started``."""
+    """Fields that this part adds to the event ``Started``, by name."""
 
     def begin(self, found: Restored | None) -> None:
-        """Begin a stretch of training. ``found``: the state that it goes on from; None for new weights."""
+        """Begin a stretch of training. ``found``: the restored state that it continues from; None for new weights."""
 
     def at_start(self) -> Iterator[Event]:
-        """Yield events before the first step of a worker group. Not called again after a rollback."""
+        """Act before the first step of a worker group, and yield events. Not called again after a rollback."""
         return iter(())
 
     def before_step(self, work: Work) -> None:
-        """Prepare a step."""
+        """Prepare the step whose input is ``work``."""
 
     def wrap_compute(self, compute: Compute) -> Compute:
-        """Return ``compute`` with what this part does around each micro-batch of this step."""
+        """Return ``compute``, or a wrapper of it that this part puts around each micro-batch of this step."""
         return compute
 
     def contribute(self, message: StepMessage, share: Share) -> None:
-        """Add fields to the message: the same names, kinds and lengths in each step and on each rank. Does not wait."""
+        """Add fields to the step's message: the same names, kinds and lengths in each step and on each rank. Must not
+        block."""
 
     def receive(self, result: StepResult) -> None:
-        """Read what all ranks agreed on, before the weights change."""
+        """Read what all ranks agreed on in this step, before the weights change."""
 
     def add_gradients(self, clip: float) -> None:
-        """Add to the gradients, which were multiplied by ``clip`` (at most 1)."""
+        """Add to the gradients, which clipping has multiplied by ``clip`` (at most 1)."""
 
     def before_update(self) -> None:
         """Wait until the weights may change."""
 
     def allows_update(self, result: StepResult) -> bool:
-        """Return True if this step may change the weights; the same on every rank."""
+        """Return True if this step may update the weights. Must return the same on every rank."""
         return True
 
     def verdict(self, result: StepResult) -> Verdict:
-        """Return what training does after this step; the same on every rank."""
+        """Return what training does after this step. Must return the same on every rank."""
         return Verdict.CONTINUE
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
-        """Yield the events of a step."""
+        """Yield this part's events after the step ``done``."""
         return iter(())
 
     def between_steps(self, done: DoneStep) -> Iterator[Event]:
-        """Act on a step whose verdict is CONTINUE, and yield events."""
+        """Act after a step whose verdict is CONTINUE, and yield events."""
         return iter(())
 
     def at_end(self, verdict: Verdict) -> Iterator[Event]:
-        """Act at the end of a stretch, whose verdict is not CONTINUE, and yield events."""
+        """Act at the end of a stretch of training, and yield events. ``verdict``: why it ends, never CONTINUE."""
         return iter(())
 
     def describe(self, meta: Meta) -> Meta:
-        """Return ``meta`` with what a checkpoint of the current step records of this part."""
+        """Return ``meta``, the metadata of a checkpoint of the current step, with this part's state added."""
         return meta
 
     def close(self) -> None:
-        """Release what this stretch holds."""
+        """Release the resources of this stretch of training."""

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 def parts_of(loop: TrainLoop) -> list[Part]:
-    """Return the parts of a worker group. All ranks call it together, when ``loop`` has its model and optimizer, and before its
-    first step."""
+    """Return the parts of a worker group. All ranks call it together, after ``loop`` has made its model and optimizer and
+    before the first step."""
     config, world, state, context = loop.config, loop.world, loop.state, loop.context
 
     def data() -> Data:
@@ -57,7 +57,7 @@ def parts_of(loop: TrainLoop) -> list[Part]:
     if only_when:
         on_first(lambda: check_can_tell(only_when, sensors()))
     return [
-        loop.requests,  # first: the others read them in the step in which they were made
+        loop.requests,  # first: the other parts read the requests in the same step
         energy_meter(world),
         WeightAverage(config, state),
         *([loop.teacher] if loop.teacher else ()),
@@ -82,7 +82,8 @@ def parts_of(loop: TrainLoop) -> list[Part]:
 
 
 def own_parts(loop: TrainLoop) -> list[Part]:
-    """Return the user's own parts (``train.parts``); none if it is empty. Raises ConfigError if it names anything else."""
+    """Return the user's own parts, made by the code that ``train.parts`` names; none if the field is empty. Raises ConfigError
+    if that code raises or returns anything other than parts."""
     source = loop.config.train.parts
     if not source:
         return []

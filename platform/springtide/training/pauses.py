@@ -1,9 +1,9 @@
 """Pauses between steps (``train.only_when``): by hour, battery or temperature of the machine of rank 0.
 
-    rank 0 reads its sensors, every few seconds -> the step's all-reduce -> all ranks wait after the step, and ask each other
-    every few seconds whether rank 0 may go on, or somebody was asked to save, stop or leave
+    rank 0 reads its sensors every few seconds -> flag in the step's all-reduce -> all ranks pause after the step. During the
+    pause they exchange every few seconds whether rank 0 may continue, and whether a rank has a request to save, stop or leave
 
-A condition that has failed holds again only with some room, so that a run at the limit does not begin and pause in turn.
+A pause ends only when the sensor is past the limit by a margin, so that a run at the limit does not pause again and again.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from springtide.training.requests import Requests
 
 _FIELD = "pause"
 _LOOK_S = 2.0
-"""Time between looks at sensors, and between questions in a pause [s]."""
+"""Time between reads of the sensors, and between exchanges during a pause [s]."""
 _ROOM = 5
-"""Degrees below the limit, or percent above it, at which a pause ends."""
+"""Margin at which a pause ends: degrees below the temperature limit, or percent above the battery limit."""
 
 
 class Sensors(NamedTuple):
-    """What a machine says of itself; a function returns None where it cannot tell."""
+    """Functions that read the sensors of a machine. They return None if the machine has no such sensor."""
 
     hour: Callable[[], int]
     """Hour of the day, 0 to 23."""
@@ -41,7 +41,7 @@ class Sensors(NamedTuple):
 
 
 def sensors() -> Sensors:
-    """Return the sensors of this machine: those that psutil finds."""
+    """Return the sensors of this machine that psutil can read."""
     return Sensors(lambda: datetime.datetime.now().hour, _battery, _temperature)
 
 
@@ -65,7 +65,7 @@ def _ask_psutil(name: str) -> Any:
 
 
 def check_can_tell(text: str, machine: Sensors) -> None:
-    """Raise ConfigError for a condition of ``text`` that ``machine`` cannot tell."""
+    """Raise ConfigError if ``text``, as ``train.only_when``, has a condition for which ``machine`` has no sensor."""
     wanted = only_when(text)
     for name, asked, known in (
         ("battery", wanted.battery, machine.battery),
@@ -79,7 +79,8 @@ def check_can_tell(text: str, machine: Sensors) -> None:
 
 
 def why_not(wanted: OnlyWhen, machine: Sensors, paused: bool = False) -> tuple[str, str] | None:
-    """Return why ``machine`` may not train now and until when; None if it may. ``paused``: limits have some room."""
+    """Return why ``machine`` may not train now, and until when; None if it may. ``paused``: training is paused, so it may train
+    only if the sensors are past the limits by the margin ``_ROOM``."""
     room = _ROOM if paused else 0
     if wanted.hours is not None:
         (begin, end), hour = wanted.hours, machine.hour()
@@ -110,13 +111,14 @@ class Pauses(Part):
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``text``: as train.only_when; ``requests`` end a pause; ``heartbeat`` is called in a pause."""
+        """``text``: value of ``train.only_when``. ``requests``: a request to any rank ends a pause. ``heartbeat``: called
+        during a pause. ``machine``: sensors; None reads those of this machine."""
         self._wanted, self._world, self._machine = only_when(text), world, machine or sensors()
         self._requests, self._heartbeat, self._clock, self._sleep = requests, heartbeat, clock, sleep
         self._looked_s = -_LOOK_S
 
     def contribute(self, message: StepMessage, share: Share) -> None:
-        """Add, on rank 0, whether to pause after this step."""
+        """On rank 0, add whether to pause after this step."""
         pause = False
         if self._world.is_first and self._clock() - self._looked_s >= _LOOK_S:
             self._looked_s = self._clock()
@@ -124,7 +126,7 @@ class Pauses(Part):
         message.any(_FIELD, pause)
 
     def between_steps(self, done: DoneStep) -> Iterator[Event]:
-        """Wait, if rank 0 found that it has to, until it has not, or any rank is asked for something."""
+        """If rank 0 found a reason to pause, wait until it has none or any rank has a request."""
         if not done.result.agreed[_FIELD]:
             return
         begin, told = self._clock(), False

@@ -1,8 +1,8 @@
-"""Preflight of a new process before it joins a worker group: a step of a small model, alone but laid out as in a group, and a
-check of its device.
+"""Preflight of a new process before it joins a worker group: one step of a small model, sharded as in a group, and a check of
+the device.
 
-Everything that is loaded, compiled or allocated at first use is then ready before other ranks wait for it; and a device that
-computes wrong results, or slowly, is found before it trains.
+So everything that is loaded, compiled or allocated at first use is ready before other ranks wait for this process. A device
+that computes wrong results, or slowly, is found before it trains.
 """
 
 from __future__ import annotations
@@ -40,25 +40,26 @@ _ROWS = 2
 _LENGTH = 32
 _TIMES = 3
 _MOST_USED = 0.1
-"""Share of a GPU's memory that others may hold."""
+"""Largest share of a GPU's memory that other processes may use [ratio]."""
 _LEAST_USED = 2 * 2**30
-"""They may hold that much in any case: this process's context and libraries count too [bytes]."""
+"""Memory in use that is always accepted, because this process's CUDA context and libraries count too [bytes]."""
 _LOOKS, _LOOK_S = 10, 1.0
 
 
 def preflight(config: Config, compiled: CompileCache | None = None) -> Health:
-    """Run the preflight; return the device's health. The process must not be in a process group, and is in none afterwards.
+    """Run the preflight and return the device's health. The process must not be in a process group before, and is in none
+    afterwards.
 
     Args:
-        config: of the run.
-        compiled: the run's compiled code, which is loaded first.
+        config: the run's config.
+        compiled: cache of the run's compiled code, which is loaded first; None loads none.
     """
     with _alone("cuda" if config.elastic.gpus_per_worker else "cpu") as here:
         bind_to_gpu(here.device)
         choose_kernels(config.parallel)
         if compiled is not None:
             compiled.load(here.device)
-        if not config.model.source:  # a user's model may be large
+        if not config.model.source:  # not for a user's model, which may be large
             one_block = config.model.model_copy(update={"num_layers": 1})
             _step(config, here, one_block, _VOCABULARY, *_shape(config), as_several=config.elastic.max_workers > 1)
         peak_flops(here.device)
@@ -70,11 +71,11 @@ def preflight(config: Config, compiled: CompileCache | None = None) -> Health:
 
 
 def check_gpu(device: torch.device) -> list[str]:
-    """Return what a user should know of the device and its host, and mend, though they may train. Raises ConfigError if a GPU
-    must not train. For processes that a user starts; on Ray the node of such a GPU is excluded.
+    """Return warnings about a GPU and its host that may train, for the user to fix; none for a CPU. Raises ConfigError if the
+    GPU must not train. For processes that a user starts; on Ray the node of such a GPU is excluded instead.
 
     Args:
-        device: this process's.
+        device: this process's device.
     """
     if device.type != "cuda":
         return []
@@ -85,12 +86,12 @@ def check_gpu(device: torch.device) -> list[str]:
 
 
 def device_fault(device: torch.device, share: float = 1.0) -> str:
-    """Return why a GPU must not train, as what follows "its device"; empty if nothing is known against it. A GPU that is in use
-    is looked at for some seconds: a process that has just ended gives its memory back a little later.
+    """Return why a GPU must not train, as a text to put after "its device"; empty if no reason is known. If others use the GPU,
+    its memory is polled for about 10 s, because a process that has just ended frees its memory a little later.
 
     Args:
         device: the GPU.
-        share: of it that the worker has; with less than one GPU others may use it too.
+        share: share of the GPU that the worker has. With less than one GPU, others may use it too.
     """
     gpu = gpu_of(device)
     if gpu is not None and (fault := gpu.fault()):
@@ -107,14 +108,14 @@ def device_fault(device: torch.device, share: float = 1.0) -> str:
 
 
 def _used_by_others(device: torch.device) -> tuple[int, int]:
-    """Return the GPU's memory that this process's tensors do not hold, and all of it [bytes]."""
+    """Return the GPU memory in use except by this process's tensors, and the GPU's total memory [bytes]."""
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
     return total - free - torch.cuda.memory_reserved(device), total
 
 
 def host_remarks(device: torch.device) -> list[str]:
-    """Return what a user should know of a GPU and its host, and mend, though they may train.
+    """Return warnings about a GPU and its host that may train, for the user to fix.
 
     Args:
         device: the GPU.
@@ -127,8 +128,8 @@ def host_remarks(device: torch.device) -> list[str]:
 
 
 def measure_throughput(config: Config, vocab_size: int) -> float:
-    """Return the tokens per second that this device alone trains on, with micro-batches as in ``config``. The process must not
-    be in a process group, and is in none afterwards."""
+    """Return the tokens per second of training on this device alone, with micro-batches as in ``config``. The process must not
+    be in a process group before, and is in none afterwards."""
     with _alone("cuda" if config.elastic.gpus_per_worker else "cpu") as here:
         choose_kernels(config.parallel)
         rows = min(config.train.rows_at_once, config.stream.global_batch)
@@ -137,8 +138,8 @@ def measure_throughput(config: Config, vocab_size: int) -> float:
 
 
 def _shape(config: Config) -> tuple[int, int]:
-    """Return rows and length of a micro-batch that is enough for a preflight. Compilation is for one shape: the one that
-    blocks get in a worker group of the maximum size."""
+    """Return the number of rows and the length of the preflight's micro-batch: small, unless blocks are compiled. Compiled code
+    is for one shape, so it is then the shape that blocks get in a worker group of the maximum size."""
     if not config.parallel.compile:
         return _ROWS, min(_LENGTH, config.model.max_sequence_length)
     return padded_rows(config, config.elastic.max_workers), config.shards.sequence_length
@@ -154,13 +155,14 @@ def _step(
     times: int = 1,
     as_several: bool = False,
 ) -> list[float]:
-    """Return how long each of ``times`` steps of one micro-batch took [s]. ``as_several``: see ``parallelize``."""
+    """Run ``times`` steps of one micro-batch of random ids. Returns the duration of each step [s]. ``as_several``: see
+    ``parallelize``."""
     eos_id = _END_OF_TEXT if config.shards.mask_across_documents else None
     plain = skeleton(model_config, vocab_size, eos_id)
     freeze(plain, config.optim)
     model = parallelize(plain, config.parallel, here, as_several=as_several)
     initialize(model, model_config, vocab_size)
-    ours = config.optim.model_copy(update={"source": ""})  # a user's optimizer may know the names of his model only
+    ours = config.optim.model_copy(update={"source": ""})  # a user's optimizer may need the user's model
     optimizer = optimizer_of(model, ours, may_fuse(config.parallel, here.device))
     rows_NL = torch.randint(vocab_size, (rows, length + 1), device=here.device)
     setup, work, took_s = (
@@ -179,7 +181,7 @@ def _step(
 
 @contextlib.contextmanager
 def _alone(device_type: str) -> Iterator[World]:
-    """Create a process group of one rank."""
+    """Create a process group of one rank for the body of the ``with`` statement."""
     dist.init_process_group(backend(device_type), store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield world(device_type)
@@ -187,33 +189,33 @@ def _alone(device_type: str) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-# Keep a process near its GPU: on the CPUs of the memory node (NUMA) that the GPU's bus is attached to, so that what is staged
-# for it lies in near memory. As ``torchrun --numa-binding=node`` does.
+# Bind a process to the CPUs near its GPU: those of the NUMA node that the GPU's bus is attached to. Then host memory that is
+# staged for the GPU is allocated on that node. ``torchrun --numa-binding=node`` does the same.
 
 
 def bind_to_gpu(device: torch.device, sys: str = "/sys", tasks: str = "/proc/self/task") -> set[int]:
-    """Let all threads of this process run only on the CPUs near ``device``, of those that they may use. Returns these CPUs;
-    none, with nothing changed, if the host has one memory node, or does not say which is near, or none of them may be used.
+    """Restrict all threads of this process to those of their CPUs that are near ``device``. Returns these CPUs. Returns none,
+    and changes nothing, if the host has one NUMA node, if the near node is unknown, or if the process may use none of its CPUs.
 
     Args:
         device: the process's GPU.
-        sys: where the kernel shows its devices.
-        tasks: folder with this process's threads.
+        sys: path of sysfs.
+        tasks: folder with an entry for each thread of this process.
     """
     if device.type != "cuda" or not hasattr(os, "sched_setaffinity"):
         return set()
     near = near_cpus(pci_address(torch.cuda.get_device_properties(device)), sys) & os.sched_getaffinity(0)
     for thread in os.listdir(tasks) if near else ():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the thread has ended
             os.sched_setaffinity(int(thread), near)
     return near
 
 
 def pci_address(properties: object) -> str:
-    """Return the bus address of a device, as the kernel writes it, such as ``0000:dc:00.0``; empty if torch does not tell.
+    """Return the PCI address of a device, as the kernel writes it, such as ``0000:dc:00.0``; empty if torch does not report it.
 
     Args:
-        properties: as ``torch.cuda.get_device_properties`` returns them.
+        properties: result of ``torch.cuda.get_device_properties``.
     """
     parts = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
     if any(part is None for part in parts):
@@ -223,11 +225,11 @@ def pci_address(properties: object) -> str:
 
 
 def near_cpus(address: str, sys: str = "/sys") -> set[int]:
-    """Return the CPUs of the memory node that a device's bus is attached to; none if there is only one node, or it is unknown.
+    """Return the CPUs of the NUMA node that a device's bus is attached to; none if the host has only one node or it is unknown.
 
     Args:
-        address: of the device on its bus.
-        sys: where the kernel shows its devices.
+        address: PCI address of the device.
+        sys: path of sysfs.
     """
     nodes = Path(sys, "devices/system/node")
     try:

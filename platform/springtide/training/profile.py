@@ -1,4 +1,4 @@
-"""Profile of a few steps: where their time goes, as a sentence, and the trace for details."""
+"""Profile of a few steps: an event that reports what most of their time goes into, and a trace for details."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from springtide.training.part import DoneStep, Part, Work
 
 _log = logging.getLogger(__name__)
 _CLOSE_S = 10.0
-"""How long the end of a group waits for a trace that is being written: its node may be about to go [s]."""
+"""Longest wait of an ending group for a trace that is being written [s]. It is short because the node may be about to leave."""
 _WARM_UP_STEPS = 3
 _TOP = 5
 _ARITHMETIC = ("mm", "attention", "conv", "einsum", "gemm", "flash", "cutlass")
@@ -32,10 +32,11 @@ _ARITHMETIC_KERNELS = (
     *("gemm", "gemv", "nvjet", "xmma", "wgmma", "cutlass", "cublas", "cijk_", "triton_tem"),
     *("flash", "fmha", "sdpa", "attention", "fprop", "dgrad", "wgrad", "convolve"),
 )
-"""Parts of device kernels' names: cuBLAS's (nvjet on Hopper and later), CUTLASS's, cuDNN's, ROCm's, Inductor's own products."""
+"""Substrings of the names of kernels for matrix products and attention: cuBLAS (nvjet on Hopper and later), CUTLASS, cuDNN,
+ROCm, and matrix products by Inductor."""
 _COMMUNICATION_KERNELS = ("nccl", "rccl", "nvshmem", "multimem")
 _FUSED = "triton_"
-"""Prefix of Inductor's kernels. Fused ones list neighbouring operators in their names, but are not matrix products."""
+"""Prefix of Inductor's kernels. Names of fused kernels may contain those of matrix products, which they are not."""
 _TRY = {
     "arithmetic": "lower precision (parallel.precision), parallel.compile, faster devices",
     "memory": "parallel.compile, which fuses kernels that read and write the same data; larger train.micro_batch",
@@ -43,14 +44,15 @@ _TRY = {
     "input": "feed.reads_in_flight, feed.read_bytes, feed.cache, a nearer store",
     "waiting": "equally fast peers (springtide report names stragglers), larger train.micro_batch, parallel.compile",
 }
-"""What most of the time goes into -> what to try."""
+"""Kind of work that takes most of the time -> advice what to try."""
 
 
 class Profile(Part):
-    """Profiler of one worker group; rank 0 profiles ``steps`` steps after the first few."""
+    """Profiler of one worker group. Rank 0 profiles ``steps`` steps after ``_WARM_UP_STEPS`` steps."""
 
     def __init__(self, steps: int, world: World, folder: Folder, tools: Tools | None = None) -> None:
-        """``steps`` 0 profiles none; ``folder`` is the run's; ``tools``: of the device, such as ``tools_of`` returns."""
+        """``steps``: number of steps to profile; 0 profiles none. ``folder``: the run's folder, for the trace. ``tools``:
+        capture and ranges of the device's own profiler, from ``tools_of``; None for none."""
         self._steps, self._device, self._folder = steps if world.is_first else 0, world.device, folder
         self._ranges = StepRanges(tools)
         self._done, self._began, self._input_s = 0, 0.0, 0.0
@@ -61,16 +63,16 @@ class Profile(Part):
         self._done, self._input_s = 0, 0.0
 
     def before_step(self, work: Work) -> None:
-        """Begin the range of the step."""
+        """Open the range of the step."""
         self._ranges.before_step(one_more(work.step))
 
     def before_update(self) -> None:
-        """Begin the range of the update."""
+        """Open the range of the update."""
         self._ranges.before_update()
 
     def after_step(self, done: DoneStep) -> Iterator[Profiled | Warned]:
-        """Start, continue or end the profile. At the end, yield its summary, and write the trace in a thread: no step waits for
-        the store. Later, warn if the trace could not be written."""
+        """Start, continue or end the profile. At its end, yield its summary and write the trace in a thread, so that no step
+        waits for the store. After a later step, warn if the trace could not be written."""
         if self._problem:
             reason, self._problem = self._problem, ""
             yield Warned(step=done.step, reason=reason)
@@ -96,13 +98,13 @@ class Profile(Part):
             self._profile, self._steps = None, 0
 
     def close(self) -> None:
-        """Stop the profilers if training ends before the profile, and wait ``_CLOSE_S`` for the trace."""
+        """Stop the profilers if training ends before the profile does, and wait up to ``_CLOSE_S`` for the trace."""
         self._ranges.end()
         if self._profile is not None:
             self._profile.stop()
             self._profile = None
         self.wait(_CLOSE_S)
-        if self._problem:  # no step follows that could tell it
+        if self._problem:  # log it, because no step follows that could yield a warning
             _log.warning("%s", self._problem)
             self._problem = ""
 
@@ -147,8 +149,11 @@ class Profile(Part):
 
 
 def shares(times_s: Mapping[str, float], wall_s: float, input_s: float) -> dict[str, float]:
-    """Return the share of ``wall_s`` of each kind of work: of operations (``times_s`` by name), of the wait for batches
-    (``input_s``), and of the rest, ``waiting``, when the device had nothing to do. Shares add up to one."""
+    """Return the share of each kind of work in the time ``wall_s``, for operations that run one at a time. Shares add up to
+    one.
+
+    ``times_s``: operation -> its seconds, which count as communication, arithmetic or memory. ``input_s``: wait for batches.
+    The rest of the time, in which the device had nothing to do, is ``waiting``."""
     found = dict.fromkeys(_TRY, 0.0)
     found["input"] = input_s
     for name, seconds in times_s.items():
@@ -165,7 +170,7 @@ def shares(times_s: Mapping[str, float], wall_s: float, input_s: float) -> dict[
 
 
 class Kernel(NamedTuple):
-    """A kernel or copy that ran on a device from ``begin_s`` to ``end_s``, by the profiler's clock."""
+    """A kernel or copy that ran on a device from ``begin_s`` to ``end_s``, in seconds of the profiler's clock."""
 
     name: str
     begin_s: float
@@ -173,8 +178,8 @@ class Kernel(NamedTuple):
 
 
 def kernels_of(events: Iterable[Any]) -> list[Kernel]:
-    """Return the kernels and copies in a profiler's ``events``, each once: host operators carry the time of their kernels
-    too, and annotations that of everything within them."""
+    """Return the kernels and copies in a profiler's ``events``. Other events are left out, because they would count the same
+    time twice: host operators include the time of their kernels, and annotations that of everything within them."""
     return [
         Kernel(one.name, one.time_range.start / 1e6, one.time_range.end / 1e6)
         for one in events
@@ -183,7 +188,7 @@ def kernels_of(events: Iterable[Any]) -> list[Kernel]:
 
 
 def times_by_name(kernels: Iterable[Kernel]) -> dict[str, float]:
-    """Return the seconds of all kernels by name."""
+    """Return the total seconds of the kernels of each name."""
     found: dict[str, float] = defaultdict(float)
     for name, begin_s, end_s in kernels:
         found[name] += end_s - begin_s
@@ -191,9 +196,10 @@ def times_by_name(kernels: Iterable[Kernel]) -> dict[str, float]:
 
 
 def kernel_shares(kernels: Sequence[Kernel], wall_s: float, input_s: float) -> dict[str, float]:
-    """Return shares as ``shares`` does, for a device that runs several kernels at once. A moment counts as arithmetic if an
-    arithmetic kernel runs, else as memory, and as communication only if nothing else runs. The rest is idle: ``input`` is
-    the part of it in which batches were waited for."""
+    """Return the shares of each kind of work, as ``shares`` does, for a device that runs several kernels at once.
+
+    A moment counts as arithmetic if an arithmetic kernel runs, else as memory if a memory kernel runs, else as communication.
+    The rest is idle time: ``input`` is the part of it in which the loop waited for batches, ``waiting`` the remainder."""
     by_kind: dict[str, list[Kernel]] = defaultdict(list)
     for kernel in kernels:
         by_kind[kind_of(kernel.name)].append(kernel)
@@ -211,7 +217,7 @@ def kernel_shares(kernels: Sequence[Kernel], wall_s: float, input_s: float) -> d
 
 
 def kind_of(kernel: str) -> str:
-    """Return ``arithmetic``, ``memory`` or ``communication``, by the name of a device kernel."""
+    """Classify a device kernel by its name. Returns ``arithmetic``, ``memory`` or ``communication``."""
     plain = kernel.lower()
     if any(part in plain for part in _COMMUNICATION_KERNELS):
         return "communication"
@@ -228,34 +234,34 @@ def _covered_s(kernels: Iterable[Kernel]) -> float:
     return total_s
 
 
-# What NVIDIA's profilers see of profiled steps: the capture's begin and end, and named ranges.
+# Marks of the profiled steps for NVIDIA's profilers: start and stop of the capture, and named ranges.
 #
-# ``nsys profile --capture-range=cudaProfilerApi`` records from ``start`` to ``stop``; ranges (NVTX) name what it shows:
+# ``nsys profile --capture-range=cudaProfilerApi`` records from ``start`` to ``stop``. It shows these ranges (NVTX):
 #
-# step 5               one range for each profiled step
+# step 5               one range for each profiled step, here that after which 5 steps are done
 # compute          forward, backward, and the step's all-reduce
 # update           clipping and the optimizer
 # between steps        events, saves, snapshots, and the wait for the next batch
 
 
 class Tools(Protocol):
-    """Where capture and ranges go."""
+    """Interface to a device's own profiler: capture and ranges."""
 
     def start(self) -> None:
-        """Begin the capture."""
+        """Start the capture."""
 
     def stop(self) -> None:
-        """End the capture."""
+        """Stop the capture."""
 
     def push(self, name: str) -> None:
-        """Begin a range within those that are open."""
+        """Open a range inside the ranges that are open."""
 
     def pop(self) -> None:
-        """End the newest range."""
+        """Close the innermost open range."""
 
 
 class NvidiaTools:
-    """The driver's profiler switch and NVTX. Without a profiler attached, both do next to nothing."""
+    """Capture by the CUDA profiler API, and ranges by NVTX. Without a profiler attached, both cost next to nothing."""
 
     def start(self) -> None:
         torch.cuda.profiler.start()
@@ -271,40 +277,40 @@ class NvidiaTools:
 
 
 def tools_of(device: torch.device) -> Tools | None:
-    """Return the tools of a device; None where there are none: on CPUs, and on GPUs of another maker."""
+    """Return the profiler tools of a device; None on CPUs and on GPUs that are not NVIDIA's."""
     return NvidiaTools() if device.type == "cuda" and torch.version.hip is None else None
 
 
 class StepRanges:
-    """Capture and ranges of some steps; without tools, nothing."""
+    """Capture and ranges of the profiled steps. Without tools, all methods do nothing."""
 
     def __init__(self, tools: Tools | None) -> None:
         self._tools, self._open, self._captures = tools, 0, False
 
     def begin(self) -> None:
-        """Begin the capture, between two steps."""
+        """Start the capture. Call it between two steps."""
         if self._tools is not None:
             self._captures = True
             self._tools.start()
             self._enter("between steps")
 
     def before_step(self, step: int) -> None:
-        """Begin the step after which ``step`` steps are done."""
+        """Open the ranges of the step after which ``step`` steps are done."""
         self._leave()
         self._enter(f"step {step}", "compute")
 
     def before_update(self) -> None:
-        """Begin the part of the step that changes the weights."""
+        """Close the range ``compute`` and open ``update``, inside the range of the step."""
         self._leave(to=1)
         self._enter("update")
 
     def after_step(self) -> None:
-        """End the step."""
+        """Close the ranges of the step and open ``between steps``."""
         self._leave()
         self._enter("between steps")
 
     def end(self) -> None:
-        """End ranges and capture, whatever is open."""
+        """Close all open ranges, and stop the capture if it runs."""
         self._leave()
         if self._tools is not None and self._captures:
             self._tools.stop()

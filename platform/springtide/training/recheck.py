@@ -1,15 +1,15 @@
-"""Search for devices that compute wrong results without any error: each rank computes again what another one computed.
+"""Detection of devices that silently compute wrong results: each rank recomputes a micro-batch of another rank.
 
-    step n       rank 0 says in the step's all-reduce that step n + 1 is checked
-    step n + 1   the first micro-batch: keep a summary of its loss and of the gradient at the embedding's output
-                 the other micro-batches
-                 before the weights change: the next rank's first micro-batch, without gradients of weights
-                 compare all summaries, the same on every rank
+    step n       rank 0 announces in the step's all-reduce that step n + 1 is checked
+    step n + 1   compute the first micro-batch: keep a summary of its loss and of the gradient at the embedding's output
+                 compute the other micro-batches
+                 before the weights change: recompute the next rank's first micro-batch, without gradients of weights
+                 exchange all summaries; every rank compares them and reaches the same verdict
     all agree    the state after n steps counts as good
-    else         two more results of each micro-batch, to name the device that is wrong; the states since the last agreement
-                 are abandoned, the group ends, and the next one goes on from before, without that device's node
+    else         compute two more results of each micro-batch, to name the faulty device; abandon all states since the last
+                 agreement and end the group. The next group resumes from the last agreement, without that device's node
 
-One rank alone is not checked: a device that is wrong in the same way twice agrees with itself.
+A run of a single rank is not checked: a device that makes the same error twice agrees with itself.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ _FIELD = "recheck"
 
 
 class DevicesDisagree(RuntimeError):
-    """Devices compute different results, and none can be named. It may pass, so it is retried as other failures are."""
+    """Devices compute different results, and it is unclear which one is wrong. The cause may be temporary, so the run retries
+    as after other failures."""
 
 
 class Recheck(Part):
-    """The checks of one worker group."""
+    """Schedules and carries out the checks of one worker group."""
 
     def __init__(
         self,
@@ -64,7 +65,8 @@ class Recheck(Part):
         lease: GroupLease,
         seed: Callable[[int], int],
     ) -> None:
-        """``nodes``: the node of each rank, if known; ``seed`` returns the seed with which a rank begins the current step."""
+        """``nodes``: the node of each rank; empty if unknown. ``seed``: maps a rank to the generator seed with which it begins
+        the current step."""
         self._config, self._world, self._state, self._nodes = config, world, state, nodes
         self._saves, self._lease, self._seed = saves, lease, seed
         self._every_s = float(config.elastic.recheck)
@@ -76,14 +78,14 @@ class Recheck(Part):
     def begin(self, found: Restored | None) -> None:
         self._active = self._every_s > 0 and self._world.size > 1
         self._due = False
-        """Whether the next step is checked; every rank knows it."""
+        """True if the next step is checked; the same on every rank."""
         self._first: tuple[MicroBatch, Tensor] | None = None
-        """This rank's first micro-batch of the step that is checked, and the summary of its result."""
+        """In a step that is checked: this rank's first micro-batch, and the summary of its result."""
         self._verdict: Verdict | None = None
         self._last_s, self._cost_s, self._wanted = -math.inf, 0.0, False
         self._agreed_step: StepsDone | None = None
-        """Steps done when all devices last agreed; None if they are not checked."""
-        if self._active:  # nothing speaks against the state that this group has begun with
+        """Steps done at the last state on which all devices agreed; None if devices are not checked."""
+        if self._active:  # the restored state counts as good unless its checkpoint names an earlier agreement
             known = found.agreed_step if found else None
             self._agreed_step = self._state.step if known is None else known
 
@@ -91,12 +93,12 @@ class Recheck(Part):
         return meta.adding(components_of(self._agreed_step))
 
     def contribute(self, message: StepMessage, share: Share) -> None:
-        """Add on rank 0 whether the next step is checked."""
+        """On rank 0, add whether the next step is checked."""
         message.any(_FIELD, self._world.is_first and self._begins_check())
 
     def _begins_check(self) -> bool:
-        """Return True if the next step is checked. It is before its time if a save has begun since the last agreement, so
-        that the newest checkpoint is known to be good, or if an update was skipped."""
+        """Return True if the next step is checked. A check comes before its regular time if a save was started since the last
+        agreement, so that the newest checkpoint is known to be good, or if an update was skipped."""
         if not self._active or self._due:
             return False
         now, agreed = time.monotonic(), self._agreed_step
@@ -107,7 +109,7 @@ class Recheck(Part):
         return True
 
     def wrap_compute(self, compute: Compute) -> Compute:
-        """Return ``compute``; in a step that is checked, keep a summary of the result of the first micro-batch."""
+        """In a step that is checked, wrap ``compute`` to keep a summary of the first micro-batch's result."""
         return functools.partial(self._watch, compute) if self._due else compute
 
     def _watch(self, compute: Compute, model: nn.Module, one: MicroBatch) -> Tensor:
@@ -124,7 +126,7 @@ class Recheck(Part):
         return sums
 
     def before_update(self) -> None:
-        """In a step that is checked: compute the neighbour's micro-batch, with the weights that it was computed with."""
+        """In a step that is checked, recompute the next rank's micro-batch, with the weights still unchanged, and compare."""
         if self._first is None:
             return
         begin = time.perf_counter()
@@ -133,18 +135,18 @@ class Recheck(Part):
         self._cost_s = time.perf_counter() - begin
 
     def result_of(self, one: MicroBatch, owner: int) -> Tensor:
-        """Return the summary of a micro-batch of rank ``owner`` as this rank computes it."""
+        """Compute ``one``, a micro-batch of rank ``owner``, on this rank and return the summary of the result."""
         model, outputs = self._state.model, list[Tensor]()
         seed_generators(self._seed(owner))
         with torch.set_grad_enabled(self._embedding is not None), _output_seen(self._embedding, outputs.append):
             total, sums = loss_of(model, one)
-        # no gradients of weights: those of the step stay as they are
+        # only the gradient at the embedding's output: the step's gradients of the weights must stay unchanged
         found = torch.autograd.grad(total * one.loss_weight, outputs, allow_unused=True) if outputs else ()
-        reshard(model)  # whole weights would not see the update
+        reshard(model)  # unsharded weights would be stale after the optimizer's update
         return summary(_loss(one, sums), [of_gradient(gradient) for gradient in found if gradient is not None])
 
     def judge(self, results: dict[int, list[tuple[int, MicroBatchResult]]]) -> Verdict:
-        """Compare what ranks computed of each micro-batch."""
+        """Compare the results of each micro-batch. ``results``: as for the function ``judge``."""
         return judge(results, self._world.size, self._exact, TOLERANCES[self._config.parallel.precision])
 
     @property
@@ -152,7 +154,8 @@ class Recheck(Part):
         return self._world
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
-        """Report a device that is wrong, and go back. Raises UnfitNode, or DevicesDisagree if none can be named."""
+        """Act on the verdict of a check. If results differ, report it and go back to the last agreement. Raises UnfitNode if
+        a device can be named, else DevicesDisagree."""
         self._due = self._active and done.result.agreed[_FIELD]
         self._wanted |= not done.result.updated
         verdict, self._verdict = self._verdict, None
@@ -168,7 +171,8 @@ class Recheck(Part):
             yield from self._go_back(done.step, verdict)
 
     def _go_back(self, step: StepsDone, verdict: Verdict) -> Iterator[Event]:
-        """Abandon the states since the last agreement. All ranks raise the same error."""
+        """Report the devices, abandon the checkpoints and snapshots since the last agreement, and raise the same error on all
+        ranks."""
         agreed, ended = self._agreed_step, self._lease.term
         assert agreed is not None, "set while checks are on"
         size = self._world.size
@@ -180,7 +184,7 @@ class Recheck(Part):
         else:
             reason = f"{' and '.join(where)} compute different results for the same micro-batch, each the same again"
         yield Miscomputed(step=step, ranks=list(verdict.wrong), nodes=nodes, agreed_step=agreed, reason=reason)
-        yield from self._saves.settle()  # a save that is under way must not commit afterwards
+        yield from self._saves.settle()  # a save in progress must not commit after the others are abandoned
         self._lease.term = on_first(lambda: self._lease.go_back_to(ended, agreed, reason))
         told = f"step {step}: {reason}. The states after step {agreed} are abandoned"
         if verdict.wrong:
@@ -198,7 +202,7 @@ _IS_RANDOM = (
 
 
 class _Comparison:
-    """One check, in lockstep on all ranks."""
+    """One check, in lockstep on all ranks: computes the results and exchanges them."""
 
     def __init__(self, recheck: Recheck, one: MicroBatch) -> None:
         self._recheck, self._one, self._world = recheck, one, recheck.world
@@ -206,12 +210,13 @@ class _Comparison:
         mine = [float(len(rows)), checksum(rows), device_kind(self._world.device)]
         mine += [checksum(_bits(column)) for column in one.columns.values()]
         self._announced = by_rank(mine, self._world)
-        """Number of rows, a sum over them, the kind of the device, and a sum over each column of labels, by rank."""
+        """For each rank: number of rows of its micro-batch, their checksum, the kind of its device, and the checksum of each
+        column of labels."""
         self._results: dict[int, list[tuple[int, MicroBatchResult]]] = {rank: [] for rank in range(self._world.size)}
 
     def verdict(self, mine: Tensor) -> Verdict:
-        """Compare with one more result of each micro-batch, and if they differ, with more of them. ``mine``: the summary of
-        this rank's own micro-batch, from the step."""
+        """Compute each micro-batch once more and compare. If results differ, compute two further results of each and compare
+        again. ``mine``: the summary of this rank's own micro-batch from the step."""
         with kept_generators(self._world.device):
             self._share({0: mine, 1: self._again(1)})
             found = self._recheck.judge(self._results)
@@ -221,11 +226,11 @@ class _Comparison:
         found = self._recheck.judge(self._results)
         if found.wrong or found.is_random:
             return found
-        said = gathered(check_device(self._world.device).wrong)  # as a last resort
+        said = gathered(check_device(self._world.device).wrong)  # no rank was named: test the devices themselves
         return found._replace(wrong={rank: f"its device {wrong}" for rank, wrong in enumerate(said) if wrong})
 
     def _again(self, shift: int) -> Tensor:
-        """Return the summary of the micro-batch of the rank that is ``shift`` further on."""
+        """Fetch the micro-batch of the rank ``shift`` places after this one, compute it here, and return the summary."""
         owner = (self._world.rank + shift) % self._world.size
         lengths = [int(num_rows) for num_rows, *_ in self._announced]
         rows_BL = shifted(self._one.rows, shift, lengths, self._world)
@@ -237,7 +242,8 @@ class _Comparison:
         return self._recheck.result_of(self._one._replace(rows=rows_BL, columns=columns), owner)
 
     def _share(self, computed: dict[int, Tensor]) -> None:
-        """Give all ranks what this one has computed. ``computed``: shift -> summary."""
+        """Exchange the summaries that each rank has computed, and add them to ``_results``. ``computed``: shift -> summary of
+        the micro-batch of the rank ``shift`` places after this one."""
         for rank, values in enumerate(by_rank(torch.cat(list(computed.values())).tolist(), self._world)):
             for place, shift in enumerate(computed):
                 result = of_summary(values[place * SIZE :][:SIZE], device=int(self._announced[rank][2]))
@@ -249,13 +255,13 @@ def _bits(column: Tensor) -> Tensor:
 
 
 def _loss(one: MicroBatch, sums: Tensor) -> Tensor:
-    """Return the loss of a micro-batch, a scalar. ``sums``: what a ``Compute`` returned."""
+    """Return the loss of a micro-batch, a scalar. ``sums``: the result of a ``Compute``."""
     return sums.sum() if one.loss.objective is None else sums[0]
 
 
 @contextlib.contextmanager
 def _output_seen(embedding: nn.Module | None, observe: Callable[[Tensor], None]) -> Iterator[None]:
-    """Call ``observe`` with what the embedding first returns in the block."""
+    """In the body of the ``with`` statement, call ``observe`` with the embedding's first output. None observes nothing."""
     if embedding is None:
         yield
         return
@@ -263,7 +269,7 @@ def _output_seen(embedding: nn.Module | None, observe: Callable[[Tensor], None])
 
     def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
         nonlocal seen
-        if not seen:  # recomputed in backward, it is called once more
+        if not seen:  # with activation recomputation, backward calls the embedding again
             seen = True
             observe(output)
 
@@ -274,29 +280,31 @@ def _output_seen(embedding: nn.Module | None, observe: Callable[[Tensor], None])
         handle.remove()
 
 
-# The result of a micro-batch in a few numbers that ranks can exchange, computed where the gradient is.
+# The summary: the result of a micro-batch in a few numbers that ranks can exchange, computed on the device of the gradient.
 #
-# loss | norm | two projections: sums of all elements under random signs | a digest of all bits, as four numbers of 16 bits
+# loss | norm | two projections: sums of all elements with random signs | a digest of all bits, as four numbers of 16 bits
 #
-# Integers commute, so the digest is the same in any order of summation; the projections show how far two results are apart.
+# Integer addition is exact, so the digest is the same in any order of summation. The projections show how much two results
+# differ.
 
 _ODD = (0x5851F42D4C957F2D, -0x61C8864680B583EB, 0x2545F4914F6CDD1D)
-"""Multipliers that mix the bits of an element's index: for the digest, and for the signs of each projection."""
+"""Odd multipliers that mix the bits of an element's index: the first for the digest, the others for the signs of the
+projections."""
 _LIMBS = 4
 SIZE = 2 + len(_ODD[1:]) + _LIMBS
-"""Numbers in a summary."""
+"""Length of a summary."""
 
 
 def of_gradient(gradient_BLD: Tensor) -> Tensor:
-    """Return norm, projections and digest of a gradient, float64 (SIZE - 1,). Nothing waits for the device."""
+    """Return norm, projections and digest of a gradient, float64 (SIZE - 1,). Does not wait for the device."""
     squares, digest = torch.zeros((), dtype=torch.float64, device=gradient_BLD.device), 0
     sums = [torch.zeros_like(squares) for _ in _ODD[1:]]
     begin = 0
-    for part_LD in gradient_BLD:  # a part at a time: indices take as much memory as eight-byte numbers
+    for part_LD in gradient_BLD:  # one row at a time: the int64 indices take eight bytes per element
         values = part_LD.contiguous().flatten()
         bits = values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
         index = torch.arange(begin, begin + len(values), dtype=torch.int64, device=values.device)
-        digest = digest + (bits.long() * ((2 * index + 1) * _ODD[0])).sum()  # odd factors: no change of a bit is lost
+        digest = digest + (bits.long() * ((2 * index + 1) * _ODD[0])).sum()  # odd, so invertible: no change is lost
         doubles = values.double()
         squares = squares + doubles.square().sum()
         sums = [
@@ -308,7 +316,8 @@ def of_gradient(gradient_BLD: Tensor) -> Tensor:
 
 
 def summary(nats: Tensor, gradients: Sequence[Tensor]) -> Tensor:
-    """Return the numbers of a ``MicroBatchResult``, float64 (SIZE,). ``gradients``: the result of ``of_gradient``, if any."""
+    """Return the summary of a micro-batch, float64 (SIZE,). ``nats``: its loss. ``gradients``: results of ``of_gradient``, of
+    which the first is used; empty if there is no gradient."""
     rest = gradients[0] if gradients else torch.zeros(SIZE - 1, dtype=torch.float64, device=nats.device)
     loss_limbs = torch.stack(_limbs(nats.detach().float().view(torch.int32).long() * _ODD[0]))
     limbs = (rest[-_LIMBS:].long() ^ loss_limbs.long()).double()
@@ -316,19 +325,19 @@ def summary(nats: Tensor, gradients: Sequence[Tensor]) -> Tensor:
 
 
 def of_summary(values: Sequence[float], device: int) -> MicroBatchResult:
-    """Return the result that a summary describes; ``device``: the kind of device that computed it."""
+    """Convert a summary to a ``MicroBatchResult``. ``device``: the kind of the device that computed it."""
     nats, norm, *rest = values
     digest = sum(int(limb) << (16 * place) for place, limb in enumerate(rest[-_LIMBS:]))
     return MicroBatchResult(nats, norm, tuple(rest[:-_LIMBS]), digest, device)
 
 
 def _limbs(digest: Tensor) -> list[Tensor]:
-    """Return 64 bits as numbers of 16 bits, each exact as float64."""
+    """Split a 64-bit integer into four numbers of 16 bits, each exact as a float64."""
     return [((digest >> (16 * place)) & 0xFFFF).double() for place in range(_LIMBS)]
 
 
 def checksum(rows_BL: Tensor) -> float:
-    """Return 48 bits over ids and their places, exact as a float64."""
+    """Return a 48-bit checksum of token ids and their positions, exact as a float64."""
     ids = rows_BL.flatten()
     places = torch.arange(len(ids), dtype=torch.int64, device=ids.device)
     return float(int((ids * (2 * places + 1)).sum()) % 2**48)
@@ -336,7 +345,7 @@ def checksum(rows_BL: Tensor) -> float:
 
 @functools.cache
 def device_kind(device: torch.device) -> float:
-    """Return a number that devices share whose results are the same bit for bit."""
+    """Return a number that is equal for devices whose results must be equal bit for bit: same processor, torch and threads."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
@@ -345,62 +354,63 @@ def device_kind(device: torch.device) -> float:
 
 
 def _processor() -> str:
-    """Return the processor's name; empty where the system does not say."""
+    """Return the processor's name; empty if /proc/cpuinfo does not contain it."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
         return next((line for line in file if line.startswith("model name")), "")
     return ""
 
 
-# Find devices that compute wrong results: several ranks compute the same micro-batch, and their results are compared.
+# The verdict: several ranks compute the same micro-batch, and their results are compared.
 #
-# round 1   each rank computes again what the next rank computed in the step       all agree: done
-# round 2   two more results for each: with three ranks or more, the rank's own once more and one by a third rank;
-# with two, everything once more
+# round 1   each rank recomputes the next rank's micro-batch of the step           all agree: done
+# round 2   two more results of each micro-batch. With three or more ranks: one by its own rank, one by a third rank.
+#           With two ranks: each rank computes both micro-batches once more.
 #
-# A rank is named if it contradicts itself, or if two of three ranks contradict it. If two ranks disagree and each repeats its
-# own result, neither can be named.
+# A rank is named as wrong if it contradicts itself, or if two of three ranks contradict it. If two ranks disagree and each
+# repeats its own result, neither can be named.
 
 TOLERANCES = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.02, "fp8": 0.1, "fp8_rowwise": 0.1}
-"""Precision -> largest difference that rounding can make between two results, as a share of the loss or of the gradient's norm
+"""Precision -> largest difference that rounding may cause between two results, as a share of the loss or of the gradient norm
 [ratio]."""
 COST_SHARE = 0.01
-"""Largest share of the time that checks may take when they are made earlier than ``every_s`` [ratio]."""
+"""Largest share of the time that checks may take when they come more often than every ``every_s`` [ratio]."""
 
 
 class MicroBatchResult(NamedTuple):
-    """What a rank computed of a micro-batch, in a few numbers."""
+    """The result of a micro-batch on one rank, in a few numbers."""
 
     nats: float
     """Summed loss."""
     norm: float
-    """Norm of the gradient at the embedding's output; likewise the next field."""
+    """Norm of the gradient at the embedding's output."""
     projections: tuple[float, ...]
-    """Sums of its elements under random signs: if one element changes, each changes as much."""
+    """Sums of the elements of that gradient with random signs. A change of one element changes each sum by the same amount."""
     digest: int
-    """64 bits over the bits of the loss and of all elements."""
+    """64-bit digest of the bits of the loss and of all elements of that gradient."""
     device: int = 0
-    """The kind of device that computed it."""
+    """The kind of the device that computed the result (``device_kind``)."""
 
 
 class Verdict(NamedTuple):
-    """The outcome of a comparison."""
+    """The outcome of a check."""
 
     disputed: tuple[int, ...] = ()
-    """Ranks whose micro-batch has different results; empty if all agree."""
+    """Ranks whose micro-batch has results that differ; empty if all results agree."""
     wrong: Mapping[int, str] = {}
-    """Rank -> why it is named; empty if nobody can be."""
+    """Rank whose device is wrong -> the reason; empty if no rank can be named."""
     is_random: bool = False
-    """Whether every rank contradicts itself. Then the model draws random numbers of its own, and the devices may be right."""
+    """True if every rank contradicts itself. Then the model draws random numbers that are not seeded, and the devices may be
+    right."""
 
 
 def shifts(num_ranks: int) -> tuple[int, int]:
-    """Return whose micro-batch each rank computes in round 2, as distances to its own rank."""
+    """Return which micro-batches each rank computes in round 2: the distances from its own rank to their ranks."""
     return (0, 1) if num_ranks == 2 else (0, 2)
 
 
 def agree(one: MicroBatchResult, other: MicroBatchResult, exact: bool, tolerance: float) -> bool:
-    """Return whether two results are the same: bit for bit, if ``exact`` and both devices are of a kind, else within
-    ``tolerance``, as in ``TOLERANCES``.
+    """Return whether two results agree: bit for bit if ``exact`` and both devices are of the same kind, else within
+    ``tolerance``, a value of ``TOLERANCES``.
 
     >>> right = MicroBatchResult(700.0, 2.0, (0.5, -1.0), digest=1)
     >>> rounded = right._replace(projections=(0.5005, -1.0), digest=2)
@@ -426,7 +436,8 @@ def _near(one: float, other: float, limit: float) -> bool:
 def judge(
     results: Mapping[int, Sequence[tuple[int, MicroBatchResult]]], num_ranks: int, exact: bool, tolerance: float
 ) -> Verdict:
-    """Compare results. ``results``: the rank whose micro-batch it is -> each rank that computed it, and its result."""
+    """Compare the results of each micro-batch and return the verdict. ``results``: rank that owns the micro-batch -> list of
+    (rank that computed it, its result). ``exact`` and ``tolerance``: as for ``agree``."""
 
     def same(one: tuple[int, MicroBatchResult], other: tuple[int, MicroBatchResult]) -> bool:
         return agree(one[1], other[1], exact, tolerance)
@@ -440,7 +451,7 @@ def judge(
             continue
         disputed.append(owner)
         contradicting |= {one[0] for one, other in different if one[0] == other[0]}
-        by_rank = dict(reversed(computed))  # the first result of each
+        by_rank = dict(reversed(computed))  # the first result of each rank, because later assignments win
         if len(by_rank) < 3:
             continue
         votes = {rank: sum(same((rank, mine), one) for one in by_rank.items()) for rank, mine in by_rank.items()}
@@ -456,8 +467,8 @@ def judge(
 
 
 def is_due(since_s: float, every_s: float, cost_s: float, wanted: bool) -> bool:
-    """Return whether to check ``since_s`` after the last check, which took ``cost_s``. ``wanted``: there is a reason to check
-    before ``every_s`` have passed, as often as ``COST_SHARE`` allows.
+    """Return whether to check now. The last check was ``since_s`` ago and took ``cost_s``. ``wanted``: there is a reason to
+    check before ``every_s`` have passed, as often as ``COST_SHARE`` allows.
 
     >>> [is_due(since_s, 60.0, 0.1, wanted) for since_s, wanted in ((61.0, False), (11.0, False), (11.0, True), (9.0, True))]
     [True, False, True, False]

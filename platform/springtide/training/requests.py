@@ -1,4 +1,4 @@
-"""Requests to a worker group: to save, stop, leave or copy. What one rank is asked for, all ranks know after the step."""
+"""Requests to a worker group: to save, stop, leave or copy. A request to one rank reaches all ranks in the step's message."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from springtide.training.part import Part, Share, StepResult, Verdict
 
 
 class Requests(Part):
-    """The requests of one rank: from outside, and from other parts."""
+    """Collects the requests to one rank, from outside and from other parts, and shares them with all ranks."""
 
     def __init__(self) -> None:
         self.from_outside: Callable[[], GroupRequest | None] = lambda: None
-        """Returns the request to this rank. Called just before the ranks agree, so that all know it after that very step; does
-        not wait."""
+        """Returns the request to this rank, or None. Called just before the step's all-reduce, so that all ranks receive it in
+        the same step. Must not block."""
         self._asked: set[GroupRequest] = set()
 
     def ask(self, request: GroupRequest) -> None:
-        """Make a request in the next message."""
+        """Add a request to the next step's message."""
         self._asked.add(request)
 
     def contribute(self, message: StepMessage, share: Share) -> None:

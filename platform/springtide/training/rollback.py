@@ -1,4 +1,4 @@
-"""A rollback: the step of a spike, and those that may have led to it, are skipped, and the run goes back to before them."""
+"""Rollback: skip the step of a spike and the steps that may have led to it, and resume from a checkpoint before them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from springtide.training.group_lease import GroupLease
 
 
 def without_suspects(config: Config, data: Data, step: StepsDone) -> tuple[Data, RolledBack]:
-    """Return ``data`` without the suspect steps, and the event of the rollback.
+    """Return ``data`` without the suspect steps, and the event ``RolledBack``.
 
-    Suspect are the step of the spike, which is the last of ``step`` steps done, and the ``optim.rollback_steps`` before it.
-    Raises TrainingFailed if that skips too many steps in a row.
+    The suspect steps are the step of the spike, which is the last of the ``step`` steps done, and the ``optim.rollback_steps``
+    steps before it. Raises TrainingFailed if too many steps in a row would be skipped.
     """
     optim, order = config.optim, data.order
     here = step - branch.first_step(config.train)  # a branch keeps the steps of its trunk
-    suspects = min(here, optim.rollback_steps + 1)  # the last one is the spike's step
+    suspects = min(here, optim.rollback_steps + 1)  # + 1 for the step of the spike
     skipped: list[OrderStep] = [order.step_after(StepsDone(before)) for before in range(step - suspects, step)]
     data = data.skipping(skipped)
     in_a_row = next(count for count in itertools.count() if skipped[-1] - count not in data.order.skip)
@@ -36,7 +36,8 @@ def without_suspects(config: Config, data: Data, step: StepsDone) -> tuple[Data,
 
 
 def go_back(config: Config, data: Data, lease: GroupLease) -> None:
-    """Make every later worker group skip the steps that ``data`` skips; all ranks together. The run's config says so."""
+    """Write the steps that ``data`` skips to the run's config, so that every later worker group skips them, and claim a new
+    lease (``GroupLease.go_back``). All ranks call it together."""
     order = data.order
     call = functools.partial(lease.go_back, lease.term, config, order.identity_at, order.skip)
     lease.term = on_first(call)

@@ -1,5 +1,5 @@
-"""The text sample at the end of a run. The worker group writes it with the model sharded as it is: no process needs memory
-for the whole model."""
+"""The text sample at the end of a run. The worker group generates it with the sharded model, so no process needs memory for
+the whole model."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from springtide.training.part import Part, Verdict
 from springtide.training.state import TrainState
 
 _MOST_S = 60.0
-"""Time limit of a sample: a large model gathers all its weights for each token [s]."""
+"""Time limit of a sample [s]. It can take long because a large model gathers all its weights for each token."""
 
 
 class Closing(Part):
-    """After the last save: the last evaluation, if there was no time for it before, and a sample."""
+    """The end of a run, after the last save: the last evaluation, if it was not done before the save, and a text sample."""
 
     def __init__(
         self, config: Config, data: Callable[[], Data], world: World, state: TrainState, evaluations: Evaluations
@@ -44,16 +44,18 @@ class Closing(Part):
 def write_sample(
     model: nn.Module, data: Data, world: World, config: Config, step: StepsDone
 ) -> Iterator[Sampled | Warned]:
-    """Write a text of ``train.sample_tokens`` ids after the prompt, unless that is 0, and yield it, or why there is none. All
-    ranks call this, and the text is the same on all. ``springtide.sample`` writes the same from a checkpoint in fp32, if
-    ``model`` computes in fp32."""
+    """Generate up to ``train.sample_tokens`` ids after the prompt, unless that is 0. Yields the text, or a warning why there is
+    none.
+
+    All ranks call it together and get the same text. If ``model`` computes in fp32, ``springtide.sample`` generates the same
+    text from a checkpoint."""
     if not config.train.sample_tokens:
         return
     try:
         manifest, vocabulary = open_dataset(data.corpora[0].url) if world.is_first else (None, None)
         prompt, end = _prompt_of(manifest, vocabulary, SAMPLE_PROMPT) if manifest and vocabulary else ([], 0)
         problem = ""
-    except Exception as error:  # tokenizers raises no narrower type, and the other ranks wait for this one
+    except Exception as error:  # the package tokenizers raises plain Exception, and the other ranks wait for this rank
         vocabulary, prompt, end, problem = None, [], 0, f"the tokenizer cannot be read: {error}"
     prompt, end, problem = agreed((prompt, end, problem))
     if problem:
@@ -70,12 +72,12 @@ def write_sample(
             vocab_size=data.vocab_size,
             sampling=Sampling(SAMPLE_TEMPERATURE),
             ends=[end],
-            # all ranks use the draw of rank 0: another device might round differently, and end the text elsewhere
+            # all ranks use the ids that rank 0 draws: another device might round differently and end the text earlier or later
             agree=agreed,
         )
         return ids
 
-    with uncompiled():  # each new token makes another shape
+    with uncompiled():  # each new token is a new shape, which would be compiled
         begin = time.perf_counter()
         written(1)
         most = int(_MOST_S / (time.perf_counter() - begin))
@@ -85,7 +87,7 @@ def write_sample(
 
 
 def _prompt_of(manifest: Manifest, vocabulary: Any, prompt: str) -> tuple[list[int], int]:
-    """Return the ids to begin with, as training saw them (the begin-of-text id and the text, without the tokenizer file's own
-    special tokens before or after), and the end-of-document id. ``vocabulary``: the dataset's tokenizer."""
+    """Return the ids of the prompt as in training, and the end-of-document id. The ids are the begin-of-text id and the text,
+    without the special tokens that the tokenizer file would add. ``vocabulary``: the dataset's tokenizer."""
     [ids] = vocabulary.encode([prompt])
     return [manifest.begin_of_text, *ids[:-1].tolist()], manifest.end_of_text

@@ -1,4 +1,4 @@
-"""Random numbers in training: every generator is seeded at each step, as a function of the step and the lane."""
+"""Seeds of random numbers in training. Every generator is seeded anew in each step, as a function of step and lane."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from springtide.storage.digest import of_bytes
 
 
 def seed_of(seed: int, step: StepsDone, lane: int) -> int:
-    """Return the 64-bit seed of the generators for ``lane`` in the step after ``step``. ``seed``: ``train.seed``."""
+    """Return the 64-bit seed of the generators for ``lane`` in the step that follows ``step`` steps. ``seed``:
+    ``train.seed``."""
     return int(of_bytes(f"{seed} {step} {lane}".encode())[:16], 16)
 
 
 def lane_seeds(seed: int, step: StepsDone, lanes: range, lane_rows: Sequence[int], by_lane: bool) -> dict[int, int]:
-    """Return the seeds of a rank's rows in a step: row at which a lane begins -> seed.
+    """Return the seeds of a rank's lanes in a step: index of the first row of a lane among the rank's rows -> seed.
 
-    The rank seeds its generators where a micro-batch begins with such a row. So checkpoints hold no generator state, and a
-    resumed run draws the numbers of an uninterrupted one. ``by_lane``: no micro-batch holds rows of two lanes, so each lane
-    gets its seed, and the numbers do not depend on the world size. Else only the first lane gets one.
+    The rank seeds its generators when a micro-batch begins with such a row. So checkpoints contain no generator state, and a
+    resumed run draws the same numbers as an uninterrupted one.
 
     Args:
         seed: ``train.seed``.
-        step: steps done before.
-        lanes: of the rank.
-        lane_rows: rows in each of them.
+        step: steps done before this one.
+        lanes: the lanes of the rank.
+        lane_rows: number of rows in each of these lanes.
+        by_lane: whether no micro-batch holds rows of two lanes. Then each lane gets a seed, and the numbers do not depend on
+            the world size. Otherwise only the first lane with rows gets one.
     """
     found, begin = dict[int, int](), 0
     for lane, rows in zip(lanes, lane_rows, strict=True):
@@ -40,7 +42,8 @@ def lane_seeds(seed: int, step: StepsDone, lanes: range, lane_rows: Sequence[int
 
 
 def seed_generators(seed: int) -> None:
-    """Seed every generator that a model or a user's code may draw from. ``seed``: 64 bits, as from ``seed_of``."""
+    """Seed the generators of torch, Python and NumPy, from which a model or user code may draw. ``seed``: 64 bits, as from
+    ``seed_of``."""
     torch.manual_seed(seed)  # on every device
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -48,7 +51,7 @@ def seed_generators(seed: int) -> None:
 
 @contextlib.contextmanager
 def kept_generators(device: torch.device) -> Iterator[None]:
-    """Let the block seed the generators and draw from them, and go on afterwards as if it had not."""
+    """Restore the state of all generators after the body of the ``with`` statement, which may seed and use them."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -1,4 +1,4 @@
-"""When the loop takes snapshots in memory: as often as possible, within a fixed share of training time."""
+"""The schedule of in-memory snapshots: as often as possible, at a cost of at most a fixed share of training time."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ from springtide.training.part import DoneStep, Part, Share
 
 _KEEPING, _TURNED_OFF, _DUE = "snapshot under way", "snapshots turned off", "snapshot due"
 _SHARE = 0.03
+"""Largest share of the training time that snapshots may cost with ``auto`` [ratio]."""
 _REMEMBERED = 9
 _LOOK_S = 0.005
 
 
 class SnapshotSchedule(Part):
-    """The snapshots of one rank; rank 0 decides when, and the others learn it in the step's all-reduce."""
+    """The snapshots of one rank. Rank 0 decides when to take one, and the others receive this in the step's all-reduce."""
 
     def __init__(
         self, config: CheckpointConfig, memory: Callable[[], Snapshotter | None], state: State, is_first: bool
     ) -> None:
-        """``memory`` returns what takes the snapshots of a stretch of training; None takes none."""
+        """``memory`` returns the snapshotter of a stretch of training; None if no snapshots are taken. ``state`` returns the
+        tensors and the metadata of a snapshot."""
         self._config, self._open_memory, self._state, self._is_first = config, memory, state, is_first
 
     def begin(self, found: Restored | None) -> None:
@@ -43,21 +45,21 @@ class SnapshotSchedule(Part):
         self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._stall_s: float | None = None
         self._problem = ""
-        """Why no snapshot can be kept here, until all ranks know."""
+        """Why this rank cannot keep a snapshot, until all ranks know it; empty if it can."""
         self._is_off = False
-        """Whether all ranks have stopped, because some rank could not keep one."""
+        """True if all ranks have stopped taking snapshots, because some rank could not keep one."""
         self._again_at_s = 0.0
-        """When one is tried again then, of ``time.monotonic`` on rank 0 [s]."""
+        """Time at which the stopped ranks try a snapshot again, by ``time.monotonic`` of rank 0 [s]."""
         self._stops = 0
-        """How often they stopped since one was safe."""
+        """Number of stops since a snapshot was last kept on all ranks."""
         self._is_urgent = False
-        """Whether one is due whatever the interval: nodes will be taken away, and the last one may have its copies there."""
+        """True if a snapshot is due regardless of the interval, because nodes that may hold copies of the last one will go."""
         self._comes_back = False
-        """Whether the snapshot under way is the first one since then."""
+        """True if the snapshot in progress is the first one after a stop."""
 
     def must_not_begin(self) -> bool:
-        """Return whether the last snapshot is not safe yet, or none can be kept here: then no rank begins another. May turn
-        snapshots off."""
+        """Return True if this rank's last snapshot is not safe yet, or this rank cannot keep any. Then no rank begins another
+        snapshot. May turn snapshots off on this rank."""
         if self._memory is None or self._problem:
             return True
         try:
@@ -67,8 +69,9 @@ class SnapshotSchedule(Part):
             return True
 
     def contribute(self, message: StepMessage, share: Share) -> None:
-        """Add whether the last snapshot is safe, and on rank 0 whether one is due after this step."""
-        must_not_begin, step = self.must_not_begin(), one_more(share.work.step)  # first: the problem is read below
+        """Add whether this rank is not ready for the next snapshot and whether it cannot keep any. On rank 0, add whether one
+        is due after this step."""
+        must_not_begin, step = self.must_not_begin(), one_more(share.work.step)  # first: it may set ``_problem``
         every = 1 if self._is_urgent else self._every
         due = bool(self._is_first and self._memory and self._every and step - self._last >= every)
         due &= not self._is_off or time.monotonic() >= self._again_at_s
@@ -86,7 +89,7 @@ class SnapshotSchedule(Part):
         self._stall_s = None
 
     def between_steps(self, done: DoneStep) -> Iterator[Event]:
-        """Take a snapshot if all ranks know that one is due and no rank still keeps the one before."""
+        """Take a snapshot if one is due and the previous one is safe on all ranks. With ``auto``, adapt the interval."""
         step, agreed = done.step, done.result.agreed
         self._steps_s.append(done.step_time_s)
         if agreed[_TURNED_OFF]:
@@ -118,13 +121,13 @@ class SnapshotSchedule(Part):
                 self._every = every
 
     def leave(self, step: StepsDone, left_s: float = math.inf) -> bool:
-        """Take a snapshot of ``step`` and wait until it is safe; all ranks call it together. False if some rank fails, or is
-        not ready within ``left_s``: then there is just time for the store [s]."""
+        """Take a snapshot of ``step`` and wait until it is safe; all ranks call it together. Returns False if some rank fails
+        or is not ready within ``left_s`` [s]. Then the remaining time is just enough to save to the store."""
         until_s = time.monotonic() + left_s
-        if not all(gathered(self._move_copies())):  # first: copies go to nodes that stay from now on
+        if not all(gathered(self._move_copies())):  # first: from now on, copies are placed on nodes that stay
             return False
         self._settle(until_s)
-        if not all(gathered(not self._is_late)):  # the last snapshot is safe on every rank, and only then may it go
+        if not all(gathered(not self._is_late)):  # before a new one begins, the last must be safe on all ranks
             return False
         assert self._memory is not None
         self._last = step
@@ -138,12 +141,12 @@ class SnapshotSchedule(Part):
 
     @property
     def _is_late(self) -> bool:
-        """Whether the last snapshot is not safe here."""
+        """True if this rank's last snapshot is not safe."""
         return bool(self._problem) or self.must_not_begin()
 
     def _move_copies(self) -> bool:
-        """Move copies off nodes that leave; all ranks call it together. Returns whether a snapshot that this rank takes now
-        outlives them."""
+        """Place copies of snapshots on nodes that stay; all ranks call it together. Returns whether a snapshot that this rank
+        takes now survives the loss of the nodes that leave."""
         if self._memory is None or self._is_off:
             return False
         try:
@@ -154,8 +157,8 @@ class SnapshotSchedule(Part):
             return False
 
     def _stop(self, step: StepsDone) -> SnapshotIntervalChanged:
-        """Stop snapshots for a while, longer each time, because some rank cannot keep any: all ranks together learn why and
-        release their memory. Rank 0 reports it."""
+        """Stop snapshots for a while, because some rank cannot keep any; all ranks call it together. They exchange the reasons
+        and release their memory. Each stop in a row lasts longer. Returns the event."""
         assert self._memory is not None, "only ranks that take snapshots stop together"
         problems = {rank: problem for rank, problem in enumerate(gathered(self._problem)) if problem}
         self._memory.reset()
@@ -169,12 +172,12 @@ class SnapshotSchedule(Part):
         return SnapshotIntervalChanged(step=step, every_steps=0, reason=reason)
 
     def _settle(self, until_s: float) -> None:
-        """Wait until the last snapshot is safe here, cannot be, or it is ``until_s``."""
+        """Wait until this rank's last snapshot is safe or has failed, but not beyond ``until_s`` of ``time.monotonic``."""
         while self._memory is not None and not self._problem and self.must_not_begin() and time.monotonic() < until_s:
             time.sleep(_LOOK_S)  # between polls, while training waits anyway
 
     def close(self) -> None:
-        """Release the memory; the snapshot store still holds it."""
+        """Release this rank's staging buffers. The snapshot store still holds their memory."""
         if self._memory is not None:
             self._memory.close()
 

@@ -1,4 +1,4 @@
-"""Loss, tokens and epochs of each source in a step."""
+"""Metrics of each source of a data mixture in a step: loss, tokens and epochs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from springtide.training.message import StepMessage
 from springtide.training.part import Part, Share, StepResult, Work
 
 MOST_SOURCES = 32
-"""More are not told one by one: each adds two numbers to the step's all-reduce and three to its event."""
+"""Largest number of sources with separate metrics. Each adds two numbers to the step's all-reduce and three to its event."""
 _NATS, _TOKENS = "nats by source", "tokens by source"
 
 
 class SourceFigures(Part):
-    """The figures of each source; none of a single one, or of more than ``MOST_SOURCES``. It keeps the counts of the last
-    step, so that the next one costs no sum over all steps."""
+    """Reports the metrics of each source; none for a single source, or for more than ``MOST_SOURCES``. It keeps the row counts
+    of the last step, so that the next step needs no sum over all steps."""
 
     def __init__(self, data: Callable[[], Data], device: torch.device) -> None:
-        """``data`` returns the data of the current order of samples."""
+        """``data``: returns the data with the current order of samples."""
         self._data, self._device = data, device
         self._num_sources = len(data().corpora) if 1 < len(data().corpora) <= MOST_SOURCES else 0
         self.begin(None)  # makes the attributes
 
     def begin(self, found: Restored | None) -> None:
         self._step, self._done, self._drawn = StepsDone(0), StepsDone(-1), np.zeros(0, dtype=np.int64)
-        """Rows of each corpus that were drawn in the steps done."""
+        """``_drawn``: rows drawn of each corpus in the first ``_done`` steps, int64 (corpora,)."""
 
     def before_step(self, work: Work) -> None:
         self._step = one_more(work.step)
@@ -50,7 +50,7 @@ class SourceFigures(Part):
         message.sum(_TOKENS, by_source[1])
 
     def receive(self, result: StepResult) -> None:
-        """Add ``loss/NAME``, unless it is not known, ``step_tokens/NAME`` and ``epochs/NAME``."""
+        """Add ``step_tokens/NAME`` and ``epochs/NAME`` of each source, and ``loss/NAME`` if it is known."""
         if not self._num_sources:
             return
         data = self._data()
@@ -63,7 +63,8 @@ class SourceFigures(Part):
             result.extra[f"epochs/{corpus.name}"] = round(drawn / corpus.rows, 6)
 
     def _count(self, data: Data, done: StepsDone) -> None:
-        """Count the rows drawn until ``done`` steps are done; without sums over all steps if only one was added."""
+        """Update the rows drawn of each corpus to those of the first ``done`` steps. If only one step was added since the last
+        call, its rows are added, without a sum over all steps."""
         if done == self._done + 1:
             corpora = data.order.corpora(data.order.step_before(done))
             self._drawn = self._drawn + np.bincount(corpora, minlength=len(self._drawn))

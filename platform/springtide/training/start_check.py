@@ -1,4 +1,4 @@
-"""Whether a run can start from a checkpoint of another run: found out before anything of the run is written."""
+"""Checks that a run can start from a checkpoint of another run, before anything of the run is written."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from springtide.training.teacher import check_teacher
 
 
 def check_start(config: Config, identity: Identity, tokenizer_digest: str) -> Config:
-    """Check that a run of ``config`` can begin with the checkpoint that it names. Returns the config that it was saved with.
-    Raises ConfigError if the run cannot begin with it.
+    """Check that a run of ``config`` can begin with the checkpoint ``train.start_from``. Returns the config that this
+    checkpoint was saved with. Raises ConfigError if the run cannot begin with it.
 
     Args:
-        identity: of this run's data order.
-        tokenizer_digest: of this run's data; the weights of a checkpoint are useless with another tokenizer.
+        config: the run's config.
+        identity: maps a number of steps done to the identity of this run's data order.
+        tokenizer_digest: digest of this run's tokenizer. The weights of a checkpoint are useless with another tokenizer.
     """
     url = config.train.start_from
     run, name = split(url)
@@ -62,7 +63,8 @@ def check_start(config: Config, identity: Identity, tokenizer_digest: str) -> Co
 
 
 def check_adapter(config: Config) -> None:
-    """Raise ConfigError for an adapter of weights that nothing gives, an anchor to them, or new blocks between them."""
+    """Raise ConfigError if an adapter, an anchor or new blocks need weights of another run that ``train.start_from`` does not
+    name, or contradict other settings."""
     check_settings(config)
     _check_new_blocks(config)
     if config.model.adapter != "none" and not config.train.start_from:
@@ -72,7 +74,7 @@ def check_adapter(config: Config) -> None:
 
 
 def _check_new_blocks(config: Config) -> None:
-    """Raise ConfigError for new blocks that the run cannot begin with."""
+    """Raise ConfigError if the run cannot begin with the blocks that ``train.new_blocks`` inserts."""
     new, model, problem, remedy = config.train.new_blocks, config.model, "", ""
     if not new:
         return
@@ -95,8 +97,8 @@ def _check_new_blocks(config: Config) -> None:
 
 
 def check_objective(config: Config, data: Data) -> None:
-    """Raise ConfigError if the objective does not go with its labels or its teacher, or learns from pairs that the dataset does
-    not hold."""
+    """Raise ConfigError if the objective does not fit its labels or its teacher, or needs pairs of answers that the dataset
+    does not contain."""
     one, manifest = config.objective, data.corpora[0].whole
     if one.teacher:
         check_teacher(config, manifest)
@@ -110,9 +112,11 @@ def check_objective(config: Config, data: Data) -> None:
 
 
 def check_tensors(config: Config, data: Data) -> None:
-    """Check that the checkpoint that a run of ``config`` begins with has each tensor that is taken from it, with the shape that
-    the model has here. Reads its indexes and no data. Of a model of your own only its optimizer's state is looked for: the
-    worker group builds it. Raises ConfigError with the tensors that are missing, unexpected or of another shape."""
+    """Check that the checkpoint ``train.start_from`` has each tensor that the run takes from it, with the shape that it has in
+    the run's model. Reads the checkpoint's indexes, but no data.
+
+    For a user's own model (``model.source``), which only the worker group builds, only the presence of optimizer state is
+    checked. Raises ConfigError with the tensors that are missing, unexpected or of another shape."""
     url, takes_optimizer = config.train.start_from, config.train.start_with != "weights"
     run, name = split(url)
     try:
@@ -131,7 +135,7 @@ def check_tensors(config: Config, data: Data) -> None:
     optimizer = None
     if takes_optimizer:
         optimizer = optimizer_of(model, config.optim, fused=False)
-        materialize(optimizer)  # of tensors without memory
+        materialize(optimizer)  # its state consists of tensors without memory
     else:
         pieces = [piece for piece in pieces if piece.tensor.startswith("model/")]
     tensors = named_tensors(model, optimizer)

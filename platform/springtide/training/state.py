@@ -1,4 +1,4 @@
-"""The state of training between two steps: what is trained, how far it is, and what a checkpoint holds of it."""
+"""The state of training between two steps: model, optimizer and counters, their checkpoint, and the initial weights."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from springtide.training.part import StepResult
 
 @dataclasses.dataclass(frozen=True)
 class ModelFigures:
-    """What is known of a model and its device before the first step."""
+    """Size of the model, its FLOPs per token, and the peak FLOP/s of its device."""
 
     num_parameters: int
     flops_per_token: float
-    """The model's arithmetic, recomputation excluded."""
+    """FLOPs of the model per token, without recomputation (the numerator of MFU)."""
     hardware_flops_per_token: float
-    """What the device computes, recomputation included."""
+    """FLOPs that the device computes per token, with recomputation."""
     peak_flops: float = 0.0
     """Peak of one device [FLOP/s]."""
     peak_source: str = ""
 
     @classmethod
     def of(cls, model: nn.Module, sequence_length: int, recompute: str) -> ModelFigures:
-        """Return the figures of a model that is not laid out yet."""
+        """Return the figures of a model that is not sharded yet. ``peak_flops`` stays 0: see ``on``."""
         hardware = hardware_flops_per_token(model, sequence_length, recompute)
         return cls(num_parameters(model), flops_per_token(model, sequence_length), hardware)
 
@@ -62,20 +62,20 @@ class ModelFigures:
 
 @dataclasses.dataclass
 class TrainState:
-    """What a step changes."""
+    """Everything that a step changes."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     config_fingerprint: str
     step: StepsDone = dataclasses.field(default=StepsDone(0))
-    """Steps done: all of the data state."""
+    """Steps done. This is the whole state of the data: the order of samples is a function of the step."""
     tokens: int = 0
     chain: str = ""
-    """The chain of these steps; empty before the first."""
+    """Hash chain over all steps done (``stream.chain``); empty before the first step."""
     skipped_updates: tuple[OrderStep, ...] = ()
     """Steps of the order whose update the step guard skipped, the newest 1000."""
     tokens_before: int = 0
-    """Tokens that the optimizer was trained on before step 0, in earlier stages; averaged weights count them."""
+    """Tokens that the optimizer was trained on before step 0, in earlier training stages. The averaged weights count them."""
 
     def begin(self, config: Config, data: Data) -> None:
         """Begin at step 0 with new weights."""
@@ -85,7 +85,7 @@ class TrainState:
         self.optimizer.state.clear()  # drop optimizer state left by a partially read snapshot
 
     def resume(self, found: Restored) -> None:
-        """Continue where ``found`` was saved; its tensors are in the model and the optimizer already."""
+        """Continue from the step at which ``found`` was saved. Its tensors are already in the model and the optimizer."""
         meta = found.meta
         self.step, self.tokens, self.chain, self.skipped_updates = (
             meta.step,
@@ -96,7 +96,7 @@ class TrainState:
         self.tokens_before = branch.tokens_before(meta)
 
     def advance(self, step: OrderStep, result: StepResult) -> None:
-        """Count a step: ``step`` of the order is trained."""
+        """Count a step that has been trained. ``step``: its index in the order."""
         self.step = one_more(self.step)
         self.tokens += result.tokens
         self.chain = next_chain(self.chain, step, result.digest, result.tokens, result.updated)
@@ -108,7 +108,7 @@ class TrainState:
         return named_tensors(self.model, self.optimizer)
 
     def meta(self, data: Data, world: World, labels: dict[str, str]) -> Meta:
-        """Return the metadata of a checkpoint of the current step, to which parts add theirs."""
+        """Return the metadata of a checkpoint of the current step, without the parts' own."""
         return Meta(
             step=self.step,
             tokens=self.tokens,
@@ -126,19 +126,21 @@ class TrainState:
 
 
 def rate_after(config: Config, step: StepsDone) -> float:
-    """Return the learning rate of the step after which ``step`` steps are done."""
+    """Return the learning rate of the ``step``-th step, counted from 1."""
     return learning_rate(config.optim, config.tokens_after(step), config.tokens_after(config.num_steps))
 
 
-# The initial weights of a run; each rank fills its own part.
+# The initial weights of a run. Each rank fills its own shards.
 
 
 @torch.no_grad()
 def initialize(
     model: nn.Module, config: ModelConfig, vocab_size: int, eos_id: int | None = None, bos_id: int | None = None
 ) -> None:
-    """Fill this rank's part of each tensor; the whole is the same for any number of ranks. No rank makes the whole of our
-    decoder; a user's model is made once more on every rank, with its initial weights."""
+    """Fill this rank's shard of each tensor with initial weights. The whole tensors are the same for any number of ranks.
+
+    No rank holds the whole of our decoder. A user's model is made once more, whole, on every rank, and each rank copies its
+    shards from there."""
     if isinstance(model, Decoder):
         _draw(model, config)
         return
@@ -150,7 +152,7 @@ def initialize(
 
 @torch.no_grad()
 def initialize_adapter(model: nn.Module, config: ModelConfig) -> None:
-    """Fill this rank's part of the adapter of our decoder, whose other weights are there already."""
+    """Fill this rank's shard of each adapter tensor of our decoder. The decoder's other weights have been loaded already."""
     _draw(model, config, only_adapter=True)
 
 
@@ -162,6 +164,6 @@ def _draw(model: nn.Module, config: ModelConfig, only_adapter: bool = False) -> 
             fill(local(tensor), config, own, packed.get(own, tuple(tensor.shape)), box(tensor).offsets[0])
     for module in model.modules():
         if isinstance(module, AdaptedLinear) and module.magnitude is not None:
-            # rows are whole on each rank; in fp64, so that how many it has does not show in the sum
+            # each rank has whole rows. In fp64, so that the norm of a row does not depend on how many rows the rank has
             squares = converted(local(module.weight), module.in_features, torch.float64).square().sum(dim=1)
             local(module.magnitude).copy_(squares.sqrt())

@@ -1,8 +1,8 @@
-"""One optimizer step: forward and backward, agree, clip, update.
+"""One optimizer step: forward and backward, one all-reduce to agree, clip, update.
 
 The loss is a sum over tokens divided by the number of valid tokens of the whole step, and gradients are summed over ranks:
-neither the world size nor the micro-batch appears in the maths. Everything that the ranks must agree on travels in one
-all-reduce, the step's message. What else a step does is done by parts (``part.py``), which the step does not know by name.
+neither the world size nor the micro-batch size appears in the maths. Everything that the ranks must agree on travels in one
+all-reduce, the step's message. All other features of a step are parts (``part.py``), which the step does not know by name.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from springtide.training.seeds import seed_generators
 
 @dataclasses.dataclass
 class StepSetup:
-    """What all steps of a worker group have in common."""
+    """Model, optimizer and options that all steps of a worker group share."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     world: World
     loss: LossOptions = dataclasses.field(default_factory=LossOptions)
     clip_norm: float = 0.0
-    """Largest gradient norm; 0 clips none."""
+    """Largest gradient norm; 0 turns clipping off."""
     loss_scale: Callable[[], float] = lambda: 1.0
-    """Returns the factor of the loss before backward, which keeps small gradients of fp16."""
+    """Returns the factor by which the loss is scaled before backward, so that small fp16 gradients do not underflow."""
     parts: Sequence[Part] = ()
     fields: FieldsOfGroup = dataclasses.field(default_factory=FieldsOfGroup)
 
@@ -45,19 +45,21 @@ def train_step(setup: StepSetup, work: Work) -> StepResult:
     """Run one step; all ranks call it together.
 
     Raises:
-        TrainingFailed: on all ranks, if no token is predicted, or the weight of the objective is not above 0.
-        PartFailed: on all ranks, if the fields of a part differ on one of them; or what a part raised (``message.py``).
+        TrainingFailed: on all ranks, if no token is predicted, or the total weight of the objective is not above 0.
+        PartFailed: on all ranks, if the parts of some rank add other message fields than those of the others.
+        Exception: a part's own error on its rank; the other ranks raise as ``StepMessage.exchange`` describes.
         CollectiveError: the sums over ranks are garbage; the weights have not changed.
     """
     world, parts = setup.world, setup.parts
     for part in parts:
         part.before_step(work)
 
-    # forward and backward. Divided by the tokens of a full step, known in advance; the true count corrects it below
+    # forward and backward. The true token count of the step is not known yet: divide the loss by the count of a full step.
+    # ``correction`` below makes up for the difference
     scale = setup.loss_scale()
     share = accumulate(setup, work, scale / work.tokens_per_step)
 
-    # agree: the step's only message and its only wait for the device
+    # agree: exchange the step's message, in one all-reduce. This is the step's only wait for the device
     message = StepMessage(world)
     message.sum("loss", share.sums)
     message.sum("tokens", share.row_tokens.sum())
@@ -106,7 +108,7 @@ def train_step(setup: StepSetup, work: Work) -> StepResult:
 
 
 def accumulate(setup: StepSetup, work: Work, loss_weight: float) -> Share:
-    """Run forward and backward of all micro-batches; gradients are of the loss times ``loss_weight``."""
+    """Run forward and backward of all micro-batches. The gradients are those of the summed loss times ``loss_weight``."""
     device, objective = setup.world.device, setup.loss.objective
     sums = torch.zeros(objective.size if objective else 0, dtype=torch.float64, device=device)
     nats_N = torch.zeros(len(work.rows), dtype=torch.float64, device=device)

@@ -1,4 +1,4 @@
-"""Decision whether a step may change the weights: its gradient norm is finite, and the step is not a spike."""
+"""The step guard: a step may change the weights only if its gradient norm is finite and the step is not a spike."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from springtide.training.part import DoneStep, Part, StepResult, Verdict
 
 
 class StepGuard(Part):
-    """Step guard of one run. All ranks ask with the same values, so they get the same answers."""
+    """Step guard of one run. All ranks call it with the same values, so they decide the same."""
 
     def __init__(self, config: Config, scale: LossScale) -> None:
-        """``scale`` is adapted after each step."""
+        """``scale``: the fp16 loss scale, which is adapted after each step."""
         self._optim, self._scale = config.optim, scale
         self.begin(None)
 
@@ -33,19 +33,19 @@ class StepGuard(Part):
         self._spikes = Spikes(_WINDOW, self._optim.spike_deviations)
         self._spikes.load(components.get("spikes", {}))
         self._spike: Spike | None = None
-        """Spike of the current step."""
+        """Spike of the current step; None if it is not one."""
         self._accepted = True
         self._left_out = 0
-        """Skipped steps in a row."""
+        """Number of the latest steps in a row that were skipped."""
 
     def receive(self, result: StepResult) -> None:
         result.fields["loss_scale"] = self._scale.value
 
     def allows_update(self, result: StepResult) -> bool:
-        """Return True if the gradient norm is finite and the step is no spike, or spikes only warn."""
+        """Return True if the gradient norm is finite, and the step is no spike or spikes only warn."""
         loss, grad_norm = result.loss, result.grad_norm
         finite, how = math.isfinite(grad_norm), self._optim.on_spike
-        # an fp16 overflow says nothing about the rows
+        # an fp16 overflow comes from the loss scale, not from the rows of the step: it is no reason to roll back
         looks = how != "off" and (finite or (how == "rollback" and not self._scale.enabled))
         self._spike = self._spikes.find(loss, grad_norm) if looks else None
         self._accepted = finite and (self._spike is None or how == "warn")
@@ -54,18 +54,20 @@ class StepGuard(Part):
         return self._accepted
 
     def verdict(self, result: StepResult) -> Verdict:
-        """Return ROLL_BACK for a spike, unless a save was requested: then the step is only skipped."""
+        """Return ROLL_BACK for a spike if ``optim.on_spike`` is rollback. If a request other than COPY came with this step, the
+        update is only skipped."""
         rolls_back = self._spike is not None and self._optim.on_spike == "rollback"
         return Verdict.ROLL_BACK if rolls_back and not result.requests - {GroupRequest.COPY} else Verdict.CONTINUE
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
-        """Yield the events of a step. Raises TrainingFailed if too many steps were skipped, or the first step of a run."""
+        """Report a spike, and adapt the loss scale. Raises TrainingFailed if too many steps in a row were skipped, or if the
+        first step of the run was skipped without an fp16 loss scale."""
         step, result = done.step, done.result
         if self._spike is not None:
             yield Spiked(step=step, left_out=not result.updated, **self._spike._asdict())
         else:
             self._scale.after(not self._accepted)
-        self._left_out = 0 if self._accepted else self._left_out + 1  # another part's veto is no divergence
+        self._left_out = 0 if self._accepted else self._left_out + 1  # a veto of another part does not count
         if self._left_out > self._optim.max_left_out or (self._left_out and step == 1 and not self._scale.enabled):
             steps = "steps in a row are" if self._left_out > 1 else "step is"
             raise TrainingFailed(
@@ -78,42 +80,45 @@ class StepGuard(Part):
         return meta.adding({"loss_scale": self._scale.state(), "spikes": self._spikes.state()})
 
 
-# Detection of steps whose loss or gradient norm is far above those before: before the weights change, and by robust
-# statistics, so that one spike does not hide the next.
+# Detection of spikes: steps whose loss or gradient norm is far above those of the preceding steps. It works before the weights
+# change. It uses medians, so that one spike does not hide the next.
 
 _WINDOW = 128
-"""Preceding steps that a step is compared with."""
+"""Number of preceding steps that a step is compared with."""
 _FEWEST = 16
-"""Least number of steps to compare with; with fewer, nothing is a spike."""
+"""Least number of preceding steps; with fewer, no step counts as a spike."""
 _RECENT = 9
-"""Number of latest steps whose median a step is expected to have: a loss falls."""
+"""Number of latest steps whose median is the usual value. It is less than the window because a loss falls over time."""
 _DEVIATIONS = 1.4826 / math.sqrt(2)
-"""Median difference of successive steps -> standard deviation of normal noise; a trend hardly changes it."""
+"""Factor from the median absolute difference of successive steps to the standard deviation of normal noise. A trend hardly
+changes these differences."""
 _LEAST = 0.01
-"""Least deviation, as a share of the usual value [ratio]."""
+"""Lower bound of the deviation, as a share of the usual value [ratio]."""
 
 
 class Spike(NamedTuple):
-    """A value far above the usual one."""
+    """A loss or gradient norm far above its usual value."""
 
     what: str
     value: float
     usual: float
-    """The median of the steps just before."""
+    """Median of the ``_RECENT`` steps just before."""
     deviations: float
     """Robust z-score: the number of deviations above the usual value."""
 
 
 class Spikes:
-    """The recent steps of a run. All ranks give it the same values, so they find the same spikes."""
+    """Spike detector with the loss and gradient norm of the recent steps. All ranks pass the same values, so they find the same
+    spikes."""
 
     def __init__(self, window: int, threshold: float) -> None:
-        """``window``: steps to compare with; ``threshold``: deviations above the median that make a spike."""
+        """``window``: number of steps to compare with. ``threshold``: number of deviations above the median from which a value
+        is a spike."""
         self._threshold = threshold
         self._past: dict[str, deque[float]] = {"loss": deque(maxlen=window), "gradient norm": deque(maxlen=window)}
 
     def find(self, loss: float, grad_norm: float) -> Spike | None:
-        """Return the spike of a step with this loss [nats] and gradient norm, None if it is not one."""
+        """Return the spike of a step with this loss [nats] and gradient norm; None if the step is no spike."""
         for what, value in self._named(loss, grad_norm).items():
             past = self._past[what]
             if len(past) < _FEWEST:
@@ -126,12 +131,12 @@ class Spikes:
         return None
 
     def remember(self, loss: float, grad_norm: float) -> None:
-        """Add a step that has changed the weights: later steps are compared with it."""
+        """Add a step that has changed the weights, so that later steps are compared with it."""
         for what, value in self._named(loss, grad_norm).items():
             self._past[what].append(value)
 
     def state(self) -> dict[str, list[float]]:
-        """Return the state for a checkpoint: a resumed run compares with the same steps as an uninterrupted one."""
+        """Return the recent values for a checkpoint, so that a resumed run finds the same spikes as an uninterrupted one."""
         return {what: list(past) for what, past in self._past.items()}
 
     @staticmethod
@@ -139,6 +144,6 @@ class Spikes:
         return {"loss": loss, "gradient norm": grad_norm}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Resume from ``state``."""
+        """Add the recent values in ``state``, a result of the method ``state``."""
         for what, past in self._past.items():
             past.extend(state.get(what, []))

@@ -1,14 +1,15 @@
-"""Figures of a step that are told on request (``train.metrics``). What they need travels in the all-reduce that each step has.
+"""Optional metrics of a step (``train.metrics``): the largest logit and the gradient noise scale. Their inputs travel in the
+step's message, so they cost no further all-reduce.
 
 Noise scale (McCandlish et al., "An empirical model of large-batch training", 2018, appendix A). A step's gradient is the sum of
-the gradients of pieces: of each rank's micro-batches, or of a rank's whole part where only their sum is reduced. For the sum g
-of n tokens' gradients, whose mean is G and whose variances add up to S
+the gradients of pieces. A piece is one micro-batch of a rank, or all of a rank's micro-batches where only their sum is reduced.
+Let g be the sum of the gradients of n tokens, G the mean gradient of a token, and S the summed variance of its elements:
 
     E |g|^2 = n^2 |G|^2 + n S
 
-Added up over the pieces, and for the whole step, these are two equations for |G|^2 and S; the noise scale is S / |G|^2, in
-tokens. The estimates are unbiased, for pieces of unequal size too, so averages of both are divided. One process whose gradients
-are not sharded compares its first micro-batch with the step, if it has two.
+Summed over the pieces, and for the whole step, these are two equations for |G|^2 and S. The noise scale is S / |G|^2, in
+tokens. The estimates of |G|^2 and S are unbiased, for pieces of unequal size too, so the ratio of their averages over steps is
+reported. A process whose gradients are not sharded compares its first micro-batch with the step, if the step has two.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from springtide.training.part import Part, Share, StepResult
 
 _LARGEST, _NOISE = "largest_logit", "noise_scale"
 _SHARE = 1 / 32
-"""Share of a step in the averages."""
+"""Weight of the newest step in the moving averages."""
 
 
 class StepMetrics(Part):
-    """The figures of one worker group's steps."""
+    """Optional metrics of one worker group's steps."""
 
     def __init__(self, names: Sequence[str], model: nn.Module, world: World) -> None:
         self._model, self._world = model, world
@@ -49,12 +50,12 @@ class StepMetrics(Part):
         self._loss_weight = 1.0
 
     def wrap_compute(self, compute: Compute) -> Compute:
-        """Begin a step, and return ``compute`` with a look at logits and gradients."""
+        """Reset the sums of the step. Return a wrapper of ``compute`` that observes logits and gradients."""
         self._largest = LargestLogit(self._world.device)
         self._pieces = torch.zeros(3, dtype=torch.float64, device=self._world.device)
-        """Squared norms, squared tokens and tokens, summed over pieces."""
+        """Sums over the pieces of this rank: squared gradient norms, squared numbers of tokens, numbers of tokens."""
         if self._squares is not None:
-            self._squares.take()  # nothing, unless a step has failed
+            self._squares.take()  # drop what a failed step may have left
 
         def watched(model: nn.Module, one: MicroBatch) -> Tensor:
             with logits_watched(self._largest) if self._tells_largest else contextlib.nullcontext():
@@ -66,7 +67,7 @@ class StepMetrics(Part):
         return watched
 
     def _after_micro_batch(self, index: int, num_tokens: Tensor) -> None:
-        """Look at the gradients after the backward of micro-batch ``index``, of ``num_tokens``."""
+        """Update the sums of this rank after the backward of micro-batch ``index``, which has ``num_tokens`` tokens."""
         if self._each:
             self._pieces[1:] += torch.stack([num_tokens.double().square(), num_tokens.double()])
         elif self._squares is None and index == 0:
@@ -99,7 +100,7 @@ class StepMetrics(Part):
 
 
 class NoiseScale:
-    """Average of the noise scale over steps; a new worker group begins anew.
+    """Moving average of the noise scale over steps. It is not in checkpoints: a new worker group starts a new average.
 
     Examples:
         >>> average = NoiseScale()
@@ -113,15 +114,16 @@ class NoiseScale:
         self._square = self._variance = self._weight = 0.0
 
     def after(self, pieces: float, squared_counts: float, counts: float, square: float, tokens: float) -> float | None:
-        """Take a step into account; return the noise scale [tokens], None where it is not known.
+        """Add a step to the averages. Returns the noise scale [tokens]; None if it cannot be estimated.
 
         Args:
-            pieces: squared norms of the gradients of the step's pieces, summed.
-            squared_counts: squared numbers of their tokens, summed.
-            counts: numbers of their tokens, summed.
-            square: squared norm of the whole step's gradient, a sum over its ``tokens``.
-            tokens: of the step.
+            pieces: sum of the squared gradient norms of the step's pieces.
+            squared_counts: sum of the squared numbers of tokens of the pieces.
+            counts: sum of the numbers of tokens of the pieces.
+            square: squared norm of the whole step's gradient, which is a sum over ``tokens`` tokens.
+            tokens: number of tokens of the step.
         """
+        # of the two linear equations in the header; 0 if the step is a single piece
         determinant = squared_counts * tokens - counts * tokens**2
         if not determinant or not math.isfinite(pieces) or not math.isfinite(square):
             return None
@@ -133,25 +135,26 @@ class NoiseScale:
         return max(self._variance, 0.0) / self._square if self._square > 0 else None
 
 
-# The squared norm of what each rank adds to the gradients, which sharding never leaves in memory: seen in the buffer that is
-# reduced. Nothing is computed twice, and nothing waits for the device.
+# The squared norm of each rank's own gradients before they are reduced. FSDP does not keep these gradients in memory, so the
+# norm is that of the input buffer of the reduce-scatter. Nothing is computed twice, and nothing waits for the device.
 
 
 class GradientSquares:
-    """Reduce-scatter of a sharded model that adds up the squares of the gradients it is given: FSDP allocates its input, fills
-    it, allocates its output, and calls it where a copy of the model has several shards."""
+    """Custom reduce-scatter for FSDP that also sums the squares of its inputs. FSDP calls ``allocate`` for the input, fills the
+    input, and calls ``allocate`` for the output. Then it calls the object itself if a copy of the model has several shards."""
 
     def __init__(self, device: torch.device) -> None:
         self._sum = torch.zeros((), dtype=torch.float64, device=device)
         self._input: Tensor | None = None
 
     def take(self) -> Tensor:
-        """Return the sum since it was last taken, a float64 scalar; after backward."""
+        """Return the sum of squares since the last call, a float64 scalar, and reset it. Call it after backward."""
         found, self._sum = self._sum, torch.zeros_like(self._sum)
         return found
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return memory for an input, or for its output: then the input is complete."""
+        """Return memory, alternately for an input and for its output. By the call for the output the input is complete, so its
+        squares are added then."""
         if self._input is None:
             self._input = torch.empty(math.prod(size), dtype=dtype, device=device)
             return self._input
@@ -168,11 +171,11 @@ class GradientSquares:
 
 
 def watch_gradients(model: nn.Module, device: torch.device) -> GradientSquares | None:
-    """Return what sees the gradients that ``model`` reduces from now on; None if it is not sharded."""
+    """Install a ``GradientSquares`` in all sharded modules of ``model`` and return it; None if none is sharded."""
     sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not sharded:
         return None
     found = GradientSquares(device)
     for module in sharded:
-        module.set_custom_reduce_scatter(cast(Any, found))  # torch keeps the type of its argument to itself
+        module.set_custom_reduce_scatter(cast(Any, found))  # the type of the argument is not public in torch
     return found

@@ -1,10 +1,11 @@
-"""A teacher that computes in the step what stored labels would hold (``objective.teacher``): a second model, whole on each
-rank.
+"""The teacher of a distillation run (``objective.teacher``): a second model, whole on each rank. It computes labels in the
+step, in place of labels that were stored before.
 
-    ids of a micro-batch -> the teacher, without gradient -> its most likely next ids -> the objective, as columns of labels
+    ids of a micro-batch -> teacher, without gradient -> its most likely next ids with log-probabilities -> objective
 
-What it says of a row depends on nothing but the row, and micro-batches are those of the student: with exact sums a run has the
-same bits at any world size. Its weights are read from its run at each start, and are in no checkpoint of this one.
+The labels of a row depend only on the row, and the teacher gets the micro-batches of the student. So with exact sums a run has
+the same bits at any world size. The teacher's weights are read from its own run at each start. This run's checkpoints do not
+contain them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _COMPONENT = "teacher"
 
 
 class Teacher(Part):
-    """The model that a config names as teacher. Its weights are not read before ``begin``."""
+    """The teacher model of a config. Its weights are read in ``begin``."""
 
     def __init__(
         self,
@@ -46,12 +47,13 @@ class Teacher(Part):
         whole_documents: bool,
         device: torch.device,
     ) -> None:
-        """``vocab_size`` and what follows: of the data, as for the model. Raises ConfigError if there is no such checkpoint."""
+        """``vocab_size`` to ``whole_documents`` describe the data, as for the student (``model.make``). Raises ConfigError if
+        the checkpoint of ``objective.teacher`` does not exist."""
         self._url, self._manifest, saved = _read(config.objective.teacher)
         self._vocab_size, self._digest = vocab_size, ""
         k = min(config.objective.teacher_k, vocab_size) or vocab_size
         self.layout = LabelLayout("topk", k, id_type(vocab_size), config.shards.sequence_length)
-        """The columns that it computes."""
+        """Layout of the label columns that the teacher computes."""
         model = make(saved.model, vocab_size, eos_id, bos_id, whole_documents)
         if isinstance(model, Decoder):
             model.place(device)
@@ -60,11 +62,11 @@ class Teacher(Part):
         self._model: nn.Module = in_precision(model.eval().requires_grad_(False), saved.parallel)
 
     def begin(self, found: Restored | None) -> None:
-        """Read its weights, unless that was done; all ranks together.
+        """Read the teacher's weights at the first call; all ranks call it together.
 
         Raises:
-            ConfigError: the checkpoint has vanished or is damaged.
-            CheckpointError: the state was trained with another teacher.
+            ConfigError: the teacher's checkpoint has vanished or is damaged.
+            CheckpointError: the restored state was trained with other weights of the teacher.
             OSError: the store cannot be reached.
         """
         if not self._digest:
@@ -81,7 +83,7 @@ class Teacher(Part):
             fatal = ConfigError(explain(FIELD, self._url, what, "bring it back; each checkpoint of this run needs it"))
         except (SpringtideError, OSError) as error:
             fatal = error
-        except Exception as error:  # no memory, a bug: the others wait below
+        except Exception as error:  # such as no memory, or a bug: the other ranks wait below
             fatal = RuntimeError(f"rank {rank_here()} cannot read the teacher: {type(error).__name__}: {error}")
         for found in gathered(fatal):
             if found is not None:
@@ -93,7 +95,7 @@ class Teacher(Part):
 
     @torch.no_grad()
     def __call__(self, rows_BL: Tensor) -> Columns:
-        """Return what it says about rows of ids, int64 (B, L): ``logprobs``, fp32 (B, L, k), and ``ids``, int64 (B, L, k)."""
+        """Return the label columns of rows of ids, int64 (B, L): ``logprobs``, fp32 (B, L, k), and ``ids``, int64 (B, L, k)."""
         log_BLV = self._model(rows_BL).float().log_softmax(-1)
         logprobs_BLK, ids_BLK = most_likely(log_BLV, self.layout.k, self._vocab_size)
         return {"logprobs": logprobs_BLK, "ids": ids_BLK}
@@ -104,7 +106,8 @@ class Teacher(Part):
 
 
 def objective_of(config: Config, data: Data, device: torch.device) -> tuple[Objective | None, Teacher | None]:
-    """Return what a run of ``config`` minimises, None for the cross-entropy of next tokens, and the teacher in it, if any."""
+    """Return the objective of a run of ``config`` and its teacher. The objective is None for the cross-entropy of next tokens,
+    the teacher is None if the objective has none."""
     one, ids = config.objective, data.document_ids
     if not one.source:
         return None, None
@@ -114,7 +117,8 @@ def objective_of(config: Config, data: Data, device: torch.device) -> tuple[Obje
 
 
 def check_teacher(config: Config, dataset: Dataset) -> None:
-    """Check, before a run of ``config`` begins, that its teacher can read the rows of ``dataset``. Raises ConfigError."""
+    """Check, before a run of ``config`` begins, that its teacher can read the rows of ``dataset``. Raises ConfigError if
+    not."""
     url, manifest, saved = _read(config.objective.teacher)
     if saved.model.source and saved.model.source != config.model.source:
         problem = f"is a model of {saved.model.source!r}, and only code that this run's settings name is run"
@@ -126,8 +130,8 @@ def check_teacher(config: Config, dataset: Dataset) -> None:
 
 
 def _read(url: str) -> tuple[str, Manifest, Config]:
-    """Return the URL of the checkpoint that ``url`` means, its manifest, and the config that it was saved with. Raises
-    ConfigError."""
+    """Return the teacher's checkpoint: its full URL, its manifest, and the config that it was saved with. Raises ConfigError if
+    it cannot be used as a teacher. ``url``: value of ``objective.teacher``, which may name a run instead of a checkpoint."""
     url = resolve(url, "", FIELD)
     try:
         manifest = read_manifest(*split(url))

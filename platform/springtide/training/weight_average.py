@@ -1,4 +1,4 @@
-"""The average of the weights, as a part: gives the weights after each step their share in it (``springtide.optim.average``)."""
+"""Moving average of the weights, as a part. It sets the share of each step's weights; ``springtide.optim.average`` averages."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from springtide.training.state import TrainState
 
 
 def newest_share(config: Config, step: StepsDone, tokens_before: int = 0) -> float:
-    """Return the share of the weights after ``step`` steps in the average; 0 without one. ``tokens_before``: as in
-    ``TrainState``."""
+    """Return the share of the weights after ``step`` steps in the moving average at that step; 0 if the run has no average.
+    ``tokens_before``: as in ``TrainState``."""
     if not config.optim.ema_half_life:
         return 0.0
     rate = math.log(2.0) / config.optim.ema_half_life
     tokens = config.tokens_after(step)
     newest = tokens - config.tokens_after(step - 1)
+    # weights decay by exp(-rate) per token. The sum of all shares so far is 1: no bias towards the initial weights
     return math.expm1(-rate * newest) / math.expm1(-rate * (tokens_before + tokens))
 
 
 class WeightAverage(Part):
-    """Gives the weights after each step their share in the average."""
+    """Sets before each step the share that the weights after this step get in the moving average."""
 
     def __init__(self, config: Config, state: TrainState) -> None:
         self._config, self._state = config, state
