@@ -1,6 +1,6 @@
 """springtide: elastic training of language models on preemptible GPUs. A resize does not change the training.
 
-The map, in the order the data takes:
+The packages, in the order in which data flows through them:
 
     config/       settings: frozen models, quantities with units, recipes
     storage/      files that are committed or absent: local disk, s3, gs, az, memory; a cache on each node
@@ -12,16 +12,16 @@ The map, in the order the data takes:
     stream/       (seed, step) -> the same rows at any world size          batch (G,) -> rank (n, L + 1)
       |
     model/        plain nn.Module, ours or yours                           (B, L) -> logits (B, L, V)
-                  objectives: next tokens, a teacher's answer, pairs, yours   logits -> sum, weight, parts
+                  objectives: next tokens, distillation, pairs, yours         logits -> sum, weight, parts
     distributed/  ranks and their collectives; a model sharded over them: FSDP2, compiled blocks, recomputation
     checkpoint/   state that loads at any world size: staged, written in the background, verified at load
     optim/        optimizers, schedules of the learning rate, averages of the weights
-    hf/           Hugging Face's models in and out: safetensors, config.json, tokenizer
+    hf/           import and export of Hugging Face models: safetensors, config.json, tokenizer
     eval/         text from a model: sampling, batches with a cache, log-probabilities, lm-evaluation-harness
       |
     elastic/      decisions as values: which nodes train, when to resize, notices, health, save interval   (pure)
-    preemption/   the machine's notices: metadata services of clouds, a file
-    tune/         a space, a search, a population, a trial, a ranking, a sweep's folder             (pure but for the folder)
+    preemption/   notices that this machine will be preempted: metadata services of clouds, a file
+    tune/         search spaces, searches, populations, trials, rankings, a sweep's folder       (pure except for the folder)
       |
     training/     the step on one screen, the loop as an iterator of events, parts; runs under torchrun
     tracking/     listeners of events: journal, ledger, console, MLflow, Prometheus
@@ -29,9 +29,9 @@ The map, in the order the data takes:
       |
     ray/          the only package that imports Ray: cluster/ data/ train/ tune/
     planning/     memory, time, cost and spot markets before a run is paid for
-    api/          the calls of users: train, prepare, sweep, drill         cli/   the same for the shell
+    api/          Python calls for users: train, prepare, sweep, drill     cli/   the same as shell commands
 
-``errors`` are everybody's; ``faults`` are the places at which a test injects a fault; ``renamed`` finds modules by old names.
+All packages use ``errors``. ``faults`` has the points at which tests inject faults. ``renamed`` resolves old module names.
 ``import springtide`` is light: torch and Ray are imported when training starts.
 """
 
@@ -112,7 +112,7 @@ __all__ = [
 
 
 _PARTS = ("checkpoint", "stream")
-"""Packages with parts for a training loop of your own."""
+"""Packages to build a training loop of your own from."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""Errors that say what happened, the value, the limit and the remedy.
+"""Errors whose message names what happened, the value, the limit and the remedy.
 
-A retry fixes none of them. A failure that may pass by itself (a lost node, a dropped connection) keeps its original exception,
-and Ray retries. Errors cross process boundaries inside Ray, so each one pickles: the message is the only argument.
+A retry does not fix these errors. A transient failure (a lost node, a dropped connection) keeps its original exception, and Ray
+retries. Errors cross process boundaries inside Ray, so each error pickles: the message is the only argument.
 
 Passwords are never shown, logged or sent: ``redacted`` removes them from URLs.
 
@@ -22,8 +22,8 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 _PASSWORD = re.compile(r"(?P<before>://[^\s:/?#@]*:)(?:[^\s/?#]*|(?!\d*[/?#])[^\s@'\"]{1,128}+)(?=@)")
-"""``://user:password@``; the password may contain an unquoted @, or up to an @ also / ? and #, which do not follow a port.
-Without the scheme: to look for it takes quadratic time."""
+"""Matches ``://user:password@``. The password may contain an unquoted @. Up to the first @ it may also contain / ? #, unless
+it begins like a port: digits, then one of these. The pattern has no scheme, because searching for one takes quadratic time."""
 _TOKEN_AS_USER = re.compile(r"(?P<before>https?://)[^\s:/?#@*]+(?=@)", re.IGNORECASE)
 """Git hosts accept a token in place of the user. With other schemes the user is not a secret: abfs://container@account."""
 _SECRET_NAMES = (
@@ -31,7 +31,7 @@ _SECRET_NAMES = (
     *("signature", "sig", "sas", "jwt", "auth", "authorization", "bearer", "code", "assertion"),
     *("key", "apikey", "accountkey", "accesskey", "awsaccesskeyid", "sharedaccesssignature"),
 )
-"""Last words of the names of such parameters: also of client_secret, x-amz-security-token, refresh_token, api-key."""
+"""Last words of the names of secret URL parameters. They match client_secret, x-amz-security-token, refresh_token, api-key."""
 _SECRET = re.compile(
     rf"(?P<before>[?&;#](?:[\w.-]{{0,64}}[_.-])?(?:{'|'.join(_SECRET_NAMES)})=)[^\s&;#'\"]+", re.IGNORECASE
 )
@@ -39,10 +39,10 @@ HIDDEN = "***"
 
 
 class _Short(reprlib.Repr):
-    """A value from a hostile file may be larger than memory once it is spelled out."""
+    """Shortens values in messages: a value from a hostile file may be larger than memory once it is spelled out."""
 
     def repr_int(self, x: int, level: int) -> str:
-        """Return a number as text. Python spells none of more than 4,300 digits; YAML reads longer ones, in other bases."""
+        """Return a number as text. Python refuses to print more than 4,300 digits; YAML reads longer numbers in other bases."""
         return super().repr_int(x, level) if x.bit_length() <= _MOST_BITS else f"a number of {x.bit_length():,} bits"
 
 
@@ -52,17 +52,17 @@ _SHORT.maxstring = _SHORT.maxother = 1000
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 20
 _SHORT.maxlevel = 4
 _MOST_SHOWN = 2000
-"""Characters of a value that are shown: aliases in YAML make short files long."""
+"""Most characters of a value that are shown: aliases in YAML expand a short file to a long value."""
 _LINE = 300
-"""Characters of an error that a list shows."""
+"""Most characters of an error that ``in_one_line`` shows."""
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, which command a terminal, except newline and tab
     "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb"
-    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f"  # not seen, or reverse what follows
-    "\ud800-\udfff\ufffe\uffff]"  # neither UTF-8 nor XML can hold them; bytes of a file name that are not UTF-8
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f"  # invisible, or reverse the text that follows
+    "\ud800-\udfff\ufffe\uffff]"  # not allowed in UTF-8 or XML; some stand for bytes of a file name that are not UTF-8
 )
-"""Characters that are not shown as they are. The joiners and variation selectors of emoji and of Indic and
-Mongolian scripts are shown."""
+"""Characters that ``printable`` replaces. The joiners and variation selectors of emoji and of Indic and Mongolian scripts are
+kept."""
 
 
 class SpringtideError(Exception):
@@ -82,11 +82,11 @@ class CorruptShard(SpringtideError):
 
 
 class DamagedFile(SpringtideError, ValueError):
-    """A small file of a run or a sweep holds something else than what this version of the package writes there."""
+    """A small file of a run or a sweep has contents that this version of the package does not write there."""
 
 
 class OrderError(SpringtideError):
-    """A sample that the order did not request, or a checkpoint of another order."""
+    """A sample that the data order did not request, or a checkpoint of another data order."""
 
 
 class CheckpointError(SpringtideError):
@@ -94,18 +94,18 @@ class CheckpointError(SpringtideError):
 
 
 class StoreUnavailable(CheckpointError):
-    """A save that training waits for has failed, because the store cannot be reached for now: what has the state in memory may
-    try again."""
+    """A save that training waits for has failed, because the store cannot be reached for now. A process that has the state in
+    memory may retry."""
 
 
 class DiskFull(StoreUnavailable):
-    """A save that training waits for has failed, because the disk is full. Nothing is tried again, because a disk does not
-    empty itself: the run ends. It resumes from its newest checkpoint when somebody has made room."""
+    """A save that training waits for has failed, because the disk is full. A disk does not empty itself, so nothing is retried
+    and the run ends. It resumes from its newest checkpoint when somebody has made room."""
 
 
 class UnfitNode(SpringtideError):
-    """A node reads other bytes than its peers. Arguments: the message, and the node's name if it is known. The run continues
-    without the node."""
+    """A node is not fit to train: it reads or computes other bytes than its peers, or does not find the driver's claim. The run
+    continues without the node. Arguments: the message, and the node's name if it is known."""
 
     def __init__(self, message: str, node: str = "") -> None:
         super().__init__(message, node)
@@ -120,8 +120,8 @@ class RunExists(SpringtideError):
 
 
 class LeaseOvertaken(RunExists):
-    """A group that hung trains on, but the run's own servers have saved its state under a newer lease: the group may not save.
-    Another group resumes from that state."""
+    """A worker group that hung continues, but the run's own servers have saved its state under a newer lease. The group must
+    not save. Another group resumes from the saved state."""
 
 
 class TrainingFailed(SpringtideError):
@@ -129,8 +129,8 @@ class TrainingFailed(SpringtideError):
 
 
 class TrainingInterrupted(TrainingFailed):
-    """Training stopped for want of something outside of it: a process on the driver's node, capacity, a store. The run resumes
-    from what it has saved."""
+    """Training stopped because something outside of it is missing: a process on the driver's node, capacity, a store. The run
+    resumes from what it has saved."""
 
 
 class StoreLost(TrainingInterrupted):
@@ -138,7 +138,7 @@ class StoreLost(TrainingInterrupted):
 
 
 class CommandFailed(SpringtideError):
-    """A command to a run was refused, failed, or nobody carried it out."""
+    """A command to a run was refused, failed, or was not carried out."""
 
 
 class StoppedWaiting(SpringtideError):
@@ -147,7 +147,7 @@ class StoppedWaiting(SpringtideError):
 
 def look_up(table: Mapping[str, _T], field: str, value: str) -> _T:
     """Return the entry of ``table`` for the value of the setting ``field``. Raises ConfigError if the table does not list the
-    value: a value that has no code of its own must never run as another one.
+    value: a value without code of its own must never run as another value.
 
     >>> look_up({"relu": max}, "model.activation", "tanh")
     Traceback (most recent call last):
@@ -205,7 +205,7 @@ def redacted(text: str) -> str:
 
 def printable(text: str) -> str:
     """Return ``text`` with U+FFFD in place of each character that a terminal obeys, or that a page or a log cannot hold. All
-    text of a stranger goes through here before it is shown.
+    untrusted text goes through here before it is shown.
 
     >>> printable("red: \\x1b[31m")
     'red: \ufffd[31m'

@@ -1,10 +1,10 @@
 """The fault points of a run, and how a process reports that it has reached one.
 
     this process: fault_point("restore", "before") --> point, when, pid --> the test: injects a fault, or not
-                  goes on                    <-------- "go" --------
+                  continues                  <-------- "go" --------
 
-Armed are the test's own process (the controller runs in it), each worker's process (by ``TrainJob``), the writer process of
-each worker (by ``CommitJob``) and the snapshot servers (by ``SnapshotServer.follow``).
+Armed processes: the test's own, in which the controller runs; each worker's (by ``TrainJob``); the writer process of each
+worker (by ``CommitJob``); the snapshot servers (by ``SnapshotServer.follow``). Other processes report nothing.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ POINTS: dict[Point, str] = {
     "replicate": "snapshot server: a rank's snapshot is copied to the peers",
     "commit": "writer process of rank 0: the marker of a checkpoint is created",
 }
-"""Each point, and who does what there. Every one is reached before it and after it."""
+"""Fault point -> which process does what there. Each point is reported before and after that action."""
 
 _HOLD_S = 60.0
-"""How long a process waits at a point until the test lets it go on, at most [s]."""
+"""Longest time that a process waits at a point for the test's answer [s]."""
 
 _address = ""
 
 
 def arm(address: str) -> None:
-    """Report the points that this process reaches to the test that listens at ``address``, a Unix socket; none if it is
-    empty."""
+    """Make this process report its fault points to the test that listens at ``address``, a Unix socket. With an empty
+    ``address`` it reports none."""
     global _address
     _address = address
 
 
 def armed() -> str:
-    """Return the address of the test that listens, for the processes that this one starts; empty without a test."""
+    """Return the address of the listening test, to pass it on to processes that this one starts; empty without a test."""
     return _address
 
 
 def fault_point(point: Point, when: When) -> None:
-    """Report a point to the test, and wait until it lets this process go on. Does nothing unless armed."""
+    """Report a point to the test, and wait until the test lets this process continue. Does nothing unless armed."""
     if _address:
         _report(_address, point, when)
 
 
 def _report(address: str, point: Point, when: When) -> None:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:  # the test is over
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:  # OSError: the test is over
         connection.settimeout(_HOLD_S)
         connection.connect(address)
         connection.sendall(json.dumps([point, when, os.getpid()], allow_nan=False).encode())

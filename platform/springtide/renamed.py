@@ -1,7 +1,7 @@
-"""Old names of modules. Code that imports one goes on, with a warning that says the new name.
+"""Old module names. Importing a module by its old name still works, and warns with the new name.
 
-The table has the packages and modules that examples, notebooks, jobs or pages have told people to import. All others are ours,
-and move as they must: ``docs/decisions/renames.md`` says where to.
+``NEW_NAMES`` has the packages and modules that examples, notebooks, jobs or pages have told people to import. All others are
+internal and may move without an entry; ``docs/decisions/renames.md`` lists their new places.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ NEW_NAMES = {
     "springtide.store": "springtide.storage",
     "springtide.track": "springtide.tracking",
 }
-"""Old name -> new name; a module of a package that moved has the new package's name before its own."""
+"""Old name -> new name. If a package was renamed, its modules keep their own names within the new package."""
 
 
 def new_name(old: str) -> str:
-    """Return the name that ``old`` has now; empty if it is none of the table's."""
+    """Return the current name of the module ``old``; empty if ``NEW_NAMES`` does not cover it."""
     package, _, module = old.rpartition(".")
     return NEW_NAMES.get(old) or (f"{NEW_NAMES[package]}.{module}" if package in NEW_NAMES else "")
 
 
 class _Renamed(MetaPathFinder, Loader):
-    """Finds the module that an old name means, so that both names are one module."""
+    """Import hook that resolves an old name to the module with the new name, so that both names are one module."""
 
     def find_spec(self, name: str, _path: Sequence[str] | None, _target: ModuleType | None = None) -> ModuleSpec | None:
         is_old = name.startswith("springtide.") and new_name(name)
@@ -54,6 +54,6 @@ class _Renamed(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Let old names be imported. Before the other finders: they would load a module of a moved package a second time."""
+    """Make old names importable. The hook precedes other finders, which would load a module of a moved package twice."""
     if not any(isinstance(one, _Renamed) for one in sys.meta_path):
         sys.meta_path.insert(0, _Renamed())

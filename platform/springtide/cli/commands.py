@@ -23,10 +23,10 @@ Run = Callable[[argparse.Namespace], int]
 
 
 class CommandParser(argparse.ArgumentParser):
-    """The parser of one command. It adds its options when it is used: one command is run, and each has two hundred options."""
+    """The parser of one command. It adds its options only when it is used, because a command may have two hundred options."""
 
     options: Callable[[argparse.ArgumentParser], None] | None = None
-    """Adds them."""
+    """Function that adds the command's options to the parser."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse."""
@@ -80,7 +80,8 @@ class Commands:
         return found
 
     def check(self, words: Sequence[str], before: str = "") -> None:
-        """Raise ConfigError, with the nearest one, if the first of the ``words`` is not a command. ``before``: the group."""
+        """Raise ConfigError, with the nearest command, if the first of ``words`` is not a command. ``before``: the group's
+        name, for the message."""
         if not words or words[0].startswith("-"):
             return
         word, known = words[0], list(self._subparsers.choices)
@@ -98,8 +99,8 @@ class Commands:
 
 
 class Status(enum.IntEnum):
-    """What a command tells whoever started it. A supervisor that tries again does so for UNREACHABLE, and for FAILED a few
-    times; the same command would end in BAD_INPUT and REFUSED again."""
+    """Exit status of a command. A supervisor should retry after UNREACHABLE, and a few times after FAILED. After BAD_INPUT and
+    REFUSED the same command would fail again."""
 
     def __new__(cls, number: int, meaning: str) -> Any:
         """Members are numbers; ``meaning`` is for people."""
@@ -134,7 +135,7 @@ def status_of(error: BaseException) -> Status:
             return Status.INTERRUPTED
         case RunExists() | CommandFailed():
             return Status.REFUSED
-        case ValueError():  # ConfigError, CorpusError and DamagedFile are some
+        case ValueError():  # also ConfigError, CorpusError and DamagedFile
             return Status.BAD_INPUT
         case StoreUnavailable() | StoreLost():
             return Status.UNREACHABLE

@@ -1,4 +1,4 @@
-"""``springtide data prepare``: text to a sealed dataset, and what a model says about its rows."""
+"""``springtide data prepare``: turn text into a sealed dataset, and label its rows by a model."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _check_labels(options: argparse.Namespace) -> bool:
-    """Return whether labels are asked for. Raises ConfigError if something is missing; before anything is prepared."""
+    """Return True if labels are requested. Raises ConfigError if their options do not fit together, before data is prepared."""
     named = {f"--{name.replace('_', '-')}": getattr(options, name) for name in ("label_by", "label_what", "label_out")}
     given = {name: value for name, value in named.items() if value}
     missing = ", ".join(name for name in named if name not in given)

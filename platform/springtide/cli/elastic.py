@@ -1,4 +1,5 @@
-"""``springtide plan``: before paying. ``springtide drill | notice``: loss of nodes."""
+"""``springtide plan``: memory, time and cost of a run before paying. ``springtide drill | notice``: test, or announce, the loss
+of nodes."""
 
 from __future__ import annotations
 
@@ -74,12 +75,12 @@ def _notice(options: argparse.Namespace) -> int:
         raise ConfigError(explain("--in", options.left_s, "is not a finite time, 0 or more", "give seconds"))
     temporary = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
     try:
-        # the folder may be everyone's: neither a name nor a link that somebody has planted there may be used
+        # anybody may write to the folder: refuse a file or link that somebody has planted there
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         with contextlib.ExitStack() as stack:
             stack.callback(temporary.unlink, missing_ok=True)
             with open(descriptor, "w") as hint:
-                os.fchmod(descriptor, 0o644)  # root's is for every user, whatever root's umask
+                os.fchmod(descriptor, 0o644)  # all users must read root's notice, whatever root's umask
                 hint.write(f"{options.left_s:g}")
             temporary.replace(file)
     except OSError as error:
@@ -92,7 +93,7 @@ def _notice(options: argparse.Namespace) -> int:
     return 0
 
 
-# ``springtide plan``: does a run fit, where, for how long, for how much; and what recorded spot capacity does to it.
+# ``springtide plan``: on which nodes a run fits, how long it takes, what it costs; its goodput on recorded spot capacity.
 
 _PLAN = """  springtide plan --recipe gpu_1b --workers 8 --parallel.recompute full      # the memory of a step on each worker
   springtide plan --recipe llama3_8b --cluster nodes.yaml             # node types, prices and links in a file
@@ -165,7 +166,7 @@ _SPOT: tuple[tuple[str, str, str | int | float, str], ...] = (
     ("spot_price", "N", 0.0, "with --deadline: price of a spot node, as track.spot_price [dollars/h]"),
     ("order", "S", 180.0, "with --deadline: time from the order of an on-demand node until it is there [s]"),
 )
-"""Options of the simulation: name, what stands for a value, default, help."""
+"""Options of the simulation: name, metavar, default, help."""
 
 
 def _plan(options: argparse.Namespace) -> int:

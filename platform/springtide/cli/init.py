@@ -1,4 +1,4 @@
-"""``springtide init``."""
+"""``springtide init``: write a config file. ``springtide doctor``: check this machine and a store."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _init(options: argparse.Namespace) -> int:
     return 0
 
 
-# ``springtide doctor``: whether this machine is fit to train, and its store fast enough.
+# ``springtide doctor``: check that this machine is fit to train, and that its store is fast enough.
 
 _DOCTOR = """  springtide doctor                          # versions, devices, memory, disk, environment, gloo
   springtide doctor --store s3://bucket/runs   # the store, too: latency, speed, conditional puts, its clock

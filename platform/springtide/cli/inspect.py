@@ -1,4 +1,4 @@
-"""``springtide inspect``: what a run, a checkpoint or a dataset holds, as text or as one JSON object."""
+"""``springtide inspect``: show the contents of a run, a checkpoint or a dataset, as text or as one JSON object."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EXAMPLES = """  springtide inspect runs/RUN                     # starts, and e
   springtide inspect runs/RUN/checkpoints/step-0000000100 --verify
   springtide inspect datasets/FINGERPRINT         # counts, digests, a few rows as text"""
 _MOST_LOOKED_AT = 100
-"""Names in a folder that are looked at for a run: each is a request at an object store."""
+"""Most entries of a folder that are checked for a run. Each check is a request to an object store."""
 
 
 def add(commands: Commands) -> None:
@@ -50,7 +50,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _other(folder: Folder, path: str) -> tuple[str, str]:
-    """Return what a folder is that is neither a run nor a checkpoint nor a dataset, and the command for it."""
+    """Describe a folder that is not a run, a checkpoint or a dataset. Returns the description, and a command to use instead."""
     from springtide.config import RUN_CONFIG
     from springtide.tune.folder import PLAN
 
@@ -100,7 +100,7 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
     try:
         for line in _source_lines(manifest.source):
             say_line(line)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:  # no reader of rows needs it
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # unused and unchecked elsewhere
         what = f"its source is not what `data prepare` writes ({type(error).__name__}: {error})"
         raise damaged(Folder(url).where(MANIFEST), what) from None
     if Folder(url).exists(CARD):
@@ -113,7 +113,8 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
 
 
 def _source_lines(source: dict[str, Any]) -> list[str]:
-    """Return what a manifest says of the text that was read, as lines. Raises what a value of another form raises."""
+    """Return lines about the source text that a manifest records. A malformed ``source`` raises one of the errors that
+    ``show_dataset`` catches."""
     dropped = ", ".join(f"{count} {reason}" for reason, count in source["dropped"].items() if count)
     edits = ", ".join(f"{count} {what}" for what, count in source["edits"].items() if count)
     edges = [edge for edge, _ in source["documents_by_tokens"]]

@@ -1,6 +1,6 @@
-"""The commands as Ray jobs: each file of jobs/ is one of them.
+"""The commands as Ray jobs: each file of jobs/ is one command.
 
-A job runs in a copy of the folder that was submitted, on a node of the cluster; springtide is what is installed there.
+A job runs in a copy of the submitted folder, on a node of the cluster, with the version of springtide installed on that node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ def job(*command: str) -> int:
     """Run a command with the arguments of this process, as a file of jobs/ does.
 
     Args:
-        command: its words, as ``"data", "prepare"``. A run's folder says later that ``springtide`` had them and the arguments.
+        command: words of the command, such as ``"data", "prepare"``. ``sys.argv``, which a run's folder records, becomes
+            ``springtide``, these words and the arguments.
 
     Returns:
         The exit status: see ``springtide.cli.commands``.
@@ -33,11 +34,11 @@ def job(*command: str) -> int:
 
 
 def check_sent(folder: Path) -> None:
-    """Raise ConfigError if a folder that was submitted is of another version of springtide than this process runs: the person
-    who wrote the command read the help of that version. A folder that does not say its version passes.
+    """Raise ConfigError if the submitted folder has another version of springtide than this process runs: the person who wrote
+    the command read the help of the folder's version. A folder without a version passes.
 
     Args:
-        folder: with the ``jobs`` and perhaps the ``pyproject.toml`` of a checkout.
+        folder: the submitted folder, with the ``jobs`` and perhaps the ``pyproject.toml`` of a checkout.
     """
     try:
         sent = tomllib.loads((folder / "pyproject.toml").read_text())["project"]

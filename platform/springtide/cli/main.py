@@ -2,21 +2,21 @@
 
 springtide init                              a config file to begin with
            data prepare                      text to a sealed dataset
-           inspect                           what a run, a checkpoint or a dataset holds
-           train, sweep                      a run; many runs
-           run status                        how a run stands, what limits it and what to try
-           run list | compare                many runs; two
-           run save | pause | continue       steer a run that trains
+           inspect                           contents of a run, a checkpoint or a dataset
+           train, sweep                      train one run; train many runs
+           run status                        state of a run, what limits it and what to try
+           run list | compare                many runs; two runs
+           run save | pause | continue       control a run that trains
                resize | stop
-           model evaluate | average          a checkpoint as a model
+           model evaluate | average          loss or scores of a checkpoint; mean of several checkpoints
            model generate                    text from a checkpoint
-           model export | import             a model in and out of the format of transformers
-           verify, report                    proof and costs of a run
-           metrics                           what Prometheus finds
+           model export | import             convert a model to or from the format of transformers
+           verify, report                    prove which samples a run trained on; where its time went
+           metrics                           names of the metrics in Prometheus
            queue                             the runs that share a cluster
-           doctor                            whether this machine and a store are fit
-           plan                              before paying: memory, which nodes, how long, for how much; spot capacity
-           drill                             faults
+           doctor                            check this machine and a store
+           plan                              before paying: memory, node types, time, cost; goodput on spot capacity
+           drill                             train on a local cluster that loses nodes
            notice                            announce that this node goes away
 """
 
@@ -41,27 +41,27 @@ from springtide.cli.output import PrintableFormatter, say
 from springtide.errors import ConfigError, SpringtideError, explain
 
 _NEW_OBJECTS = 50_000
-"""New objects after which garbage is looked for."""
+"""Number of new objects after which Python's garbage collector runs."""
 _GUESSES = 3
-"""Options that are proposed in place of an unknown one."""
+"""Most options that are suggested in place of an unknown option."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: the words after ``springtide``; None: those of the process.
+        arguments: the words after ``springtide``; None: the arguments of this process.
 
     Returns:
         The exit status: see ``springtide.cli.commands``.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")  # the name of a run may have what a terminal's encoding lacks
-    if logging.lastResort is not None:  # warnings quote names and servers
+        sys.stdout.reconfigure(errors="replace")  # a run's name may have characters that the terminal lacks
+    if logging.lastResort is not None:  # warnings may quote unprintable names, and URLs with passwords
         logging.lastResort.setFormatter(PrintableFormatter())
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if words and not words[0].startswith("-"):  # `springtide --help` needs no config, which takes half of its time
+        if words and not words[0].startswith("-"):  # `springtide --help` skips this: importing config takes long
             _check_command(words)
         options, unknown = parser("--help-all" in words).parse_known_args(words)
         if unknown:
@@ -81,17 +81,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def entry() -> None:
-    """Run the command of this process, as the console script does, and exit without tearing the interpreter down: to free the
-    modules of torch, Ray and MLflow would take a second. Threads are joined, and all ``atexit`` functions are called."""
+    """Run the command of this process, as the console script does, and exit without tearing the interpreter down. Freeing the
+    modules of torch, Ray and MLflow would take a second. Threads are joined, and all ``atexit`` functions run."""
     status = int(Status.FAILED)
 
     def leave() -> None:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # closed, or nobody reads
+            with contextlib.suppress(OSError, ValueError):  # closed, or the reader is gone
                 stream.flush()
         os._exit(status)
 
-    # looking for garbage after every 700 new objects would take a quarter of the time of all imports
+    # by default garbage is collected after every 700 new objects, which would take a quarter of the time of all imports
     gc.set_threshold(_NEW_OBJECTS)
     atexit.register(leave)  # registered first, called last
     try:
@@ -102,7 +102,7 @@ def entry() -> None:
 
 
 def _check_command(words: Sequence[str]) -> None:
-    """Raise ConfigError, which says what to use instead, if the words name no command, or a retired option."""
+    """Raise ConfigError, with a replacement, if ``words`` name no command, or a retired command or option."""
     from springtide.config.renames import replaces_command
 
     if problem := replaces_command(words):
@@ -117,7 +117,7 @@ def _unknown(option: str) -> ConfigError:
 
     known = {name: f"--{name.replace('_', '-')}" for name in sorted(fields(), key=lambda name: name not in COMMON)}
     setting = option.partition("=")[0].removeprefix("--").replace("-", "_")
-    # `--lr` is a part of optim.peak_lr, and looks more like run.id
+    # first compare words: `--lr` means optim.peak_lr, but by spelling it is nearer to run.id
     parts = [known[name] for name in known if {*setting.split("_")} <= {*re.split("[._]", name)}]
     guess = f"did you mean {' or '.join(parts[:_GUESSES])}?" if parts else configs.nearest(option, known.values())
     limit, remedy = limit_and_remedy(setting) or ("is not known here", guess)
@@ -131,7 +131,7 @@ def complain(error: BaseException) -> Status:
 
 
 class _Version(argparse.Action):
-    """Prints the installed version; looked up only then, because it reads files."""
+    """Prints the installed version, which is looked up only for --version, because that reads files."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **named: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **named)

@@ -86,7 +86,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _registry(run: Run, name: str | None) -> str:
-    """Return the URI of the MLflow server that a model is registered at; empty without a name."""
+    """Return the URI of the MLflow server at which the model ``name`` is registered; empty without a name."""
     if name is None:
         return ""
     from springtide.api.tracking_server import mlflow_uri
@@ -98,7 +98,7 @@ def _registry(run: Run, name: str | None) -> str:
 
 
 def _register(run: Run, uri: str, name: str, found: Exported) -> str:
-    """Register an export; return the number of the version."""
+    """Register an export in MLflow; return the number of the new version."""
     from springtide import config as configs
     from springtide.tracking.mlflow_client import register_export
 

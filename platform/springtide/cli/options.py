@@ -44,8 +44,8 @@ _OF_CHATS = ("sft", "lora")
 
 
 def add_config(parser: argparse.ArgumentParser, show_all: bool, sections: Collection[str] = ()) -> None:
-    """Add CONFIG, --recipe, --config and ``--section.field`` for every field. The help shows the common ones of ``sections``,
-    of all sections if that is empty; with ``show_all`` it shows every field."""
+    """Add CONFIG, --recipe, --config and ``--section.field`` for every field. The help shows the common fields of ``sections``
+    (empty: of all sections), or every field with ``show_all``."""
     from springtide import config as configs
     from springtide.config import Config
     from springtide.config.fields import fields, mark
@@ -81,7 +81,7 @@ def add_config(parser: argparse.ArgumentParser, show_all: bool, sections: Collec
 
 
 def tokens(text: str) -> int:
-    """Return a number of tokens, such as 16k. Raises ArgumentTypeError for another text."""
+    """Parse a number of tokens, such as 16k. Raises ArgumentTypeError for any other text."""
     from springtide.config.quantities import Tokens  # pydantic loads only when needed
 
     try:
@@ -96,18 +96,18 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_vocabulary(parser: argparse.ArgumentParser) -> None:
-    """Add --vocabulary, of commands that need no dataset."""
+    """Add --vocabulary, for commands that need no dataset."""
     help = "number of token ids; 0: model.vocab_size, or corpus.vocab_size if that is 0"
     parser.add_argument("--vocabulary", metavar="N", type=int, default=0, help=help)
 
 
 def add_resume(parser: argparse.ArgumentParser, help: str) -> None:
-    """Add ``--resume``: True, or ``auto``; False without it."""
+    """Add ``--resume``. Its value is False without the option, True for ``--resume``, "auto" for ``--resume auto``."""
     parser.add_argument("--resume", nargs="?", const=True, default=False, type=_auto, metavar="auto", help=help)
 
 
 def _auto(word: str) -> str:
-    """Return ``auto``, the one value of --resume. Raises ArgumentTypeError for another word, which may be a config file."""
+    """Return ``auto``, the only value of --resume. Raises ArgumentTypeError for any other word: it may be a config file."""
     if word != "auto":
         raise argparse.ArgumentTypeError(f"{word!r} is not auto; a config file goes before --resume")
     return word
@@ -123,12 +123,12 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
 
     Args:
         options: parsed arguments of a command that has ``add_config``.
-        runs_code: whether the command runs the model. If so, what a file names of the code to run needs --trust-code, unless
-            the command resumes a run whose claim trusts that code; what the command line names does not. The same holds
-            for ``corpus.filter`` wherever a dataset may have to be prepared.
+        runs_code: True if the command runs the model. Then code that a config file names needs --trust-code, unless the
+            command resumes a run whose claim already trusts this code. Code that the command line names needs no
+            --trust-code. The same rule holds for ``corpus.filter`` whenever a dataset may have to be prepared.
 
     Raises:
-        ConfigError: a recipe, file, field or value is not valid.
+        ConfigError: a recipe, file, field or value is not valid, or code is not trusted.
     """
     from springtide import config as configs
 
@@ -151,7 +151,7 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
 
 
 def _base(options: argparse.Namespace) -> tuple[Config, str]:
-    """Return the config that options override, and the file that it comes from, if any."""
+    """Return the config that options override, and the file that the config comes from; empty if there is none."""
     from springtide import config as configs
 
     start_from = getattr(options, _START_FROM, "")
@@ -161,11 +161,11 @@ def _base(options: argparse.Namespace) -> tuple[Config, str]:
 
 
 def _recipe(name: str, start_from: str, options: argparse.Namespace) -> tuple[Config, str]:
-    """Return the config of a recipe, and the file that it comes from, if any.
+    """Return the config of a recipe, and the file that the config comes from; empty if there is none.
 
     Args:
         name: name of the recipe.
-        start_from: the run, or the checkpoint, whose model it starts from; empty for none.
+        start_from: run or checkpoint whose model a fine-tuning recipe starts from; empty for none.
         options: parsed arguments.
     """
     from springtide import config as configs
@@ -197,7 +197,8 @@ def _recipe(name: str, start_from: str, options: argparse.Namespace) -> tuple[Co
 
 
 def _file_of(options: argparse.Namespace) -> str:
-    """Return the config file that a command names, empty for a recipe. Raises ConfigError unless it names one config."""
+    """Return the config file that a command names; empty for a recipe. Raises ConfigError unless the command names exactly one
+    config."""
     from springtide.config import recipes
 
     named, file, known = (
@@ -219,14 +220,14 @@ def _file_of(options: argparse.Namespace) -> str:
 
 
 def program() -> str:
-    """Return how the user's shell finds this program: by its name, or by its path."""
+    """Return how to call this program in the user's shell: by name if it is on PATH, else by its path."""
     here = os.path.join(os.path.dirname(sys.executable), "springtide")
     found = shutil.which("springtide")
     return "springtide" if found and os.path.exists(here) and os.path.samefile(found, here) else os.path.relpath(here)
 
 
 def _changes(given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the values of options, by the dotted names of their fields."""
+    """Return the parsed values of ``given``, by the dotted names of their fields."""
     from springtide.config.input_paths import expand_home
 
     changes = {name: _value(name, text) for name, text in given.items()}
@@ -239,7 +240,7 @@ def _changes(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _value(name: str, text: str) -> Any:
-    """Parse lists and tables as YAML; leave everything else to the field's type. ``name``: of the field."""
+    """Parse lists and tables as YAML; leave all other text to the field's type. ``name``: dotted name of the field."""
     if not text.startswith(("[", "(", "{")):
         return text
     from springtide.config.fields import fields

@@ -1,4 +1,4 @@
-"""Print the output of commands. No other file of ``cli`` calls ``print``, so no text of a stranger reaches a terminal raw."""
+"""Print the output of commands. No other file of ``cli`` calls ``print``, so no untrusted text reaches a terminal unchanged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Formats log lines as ``say`` prints text."""
+    """Formats log lines like ``say``: printable, and without passwords."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
@@ -30,13 +30,13 @@ def say(text: str = "", *, error: bool = False, end: str = "\n") -> None:
 
 
 def say_line(text: str) -> None:
-    """Print ``text``, which holds names or sentences of a stranger, as one line: what follows a line break in it would look
-    like a line of ours."""
+    """Print ``text``, which holds untrusted names or sentences, as one line. Text after a line break would look like a line of
+    springtide's own output."""
     say(" ".join(text.splitlines()))
 
 
 def write(text: str) -> None:
-    """Print a part of a generated text at once, printable, and otherwise as it is."""
+    """Print a part of a generated text at once, printable but otherwise unchanged."""
     print(printable(text), end="", flush=True)
 
 
@@ -49,15 +49,16 @@ def print_json(value: Any, file: IO[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def stdout_for_json() -> Iterator[Callable[[Any], None]]:
-    """Yield a ``print_json`` that alone writes to standard output. What else is printed there, by Ray's threads, libraries and
-    child processes, goes to standard error; in a process of its own for good, because Ray may speak up to its end."""
+    """Yield a ``print_json`` that alone writes to standard output. All other output there, by Ray's threads, libraries and
+    child processes, goes to standard error. In a process of its own the redirection is permanent, because Ray may print until
+    the process exits."""
     own = sys.__stdout__
     if own is not None and sys.stdout is own:
         own.flush()
         with os.fdopen(os.dup(own.fileno()), "w") as answer:
             os.dup2(sys.stderr.fileno(), own.fileno())
             yield functools.partial(print_json, file=answer)
-    else:  # whoever called has replaced it
+    else:  # the caller has replaced sys.stdout
         replaced = sys.stdout
         with contextlib.redirect_stdout(sys.stderr):
             yield functools.partial(print_json, file=replaced)

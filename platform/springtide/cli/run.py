@@ -1,5 +1,5 @@
-"""``springtide run``: look at a run, and steer one that trains. ``springtide verify``, ``report``: proof, costs. ``springtide
-metrics``, ``queue``: what Prometheus finds, and the runs that share a cluster."""
+"""``springtide run``: show a run, and control a run that trains. ``springtide verify``, ``report``: prove which samples a run
+trained on, and show its costs. ``springtide metrics``, ``queue``: list exported metrics, and the runs that share a cluster."""
 
 from __future__ import annotations
 
@@ -155,13 +155,13 @@ def _report(options: argparse.Namespace) -> int:
         count = sum(timeline.unknown.values())
         say(f"  skipped: {count} events of kinds that this version does not know: {kinds}")
     if not run.folder.exists(REPORT):  # torchrun has no driver that writes it
-        with contextlib.suppress(OSError):  # a folder that only others may write to
+        with contextlib.suppress(OSError):  # this user may not write to the folder
             run.write_report()
     say(f"  {run.report}" if run.folder.exists(REPORT) else "  report.html is not there, and cannot be written")
     return 0
 
 
-# ``springtide run status``, ``run list`` and ``run compare``: one run, many runs, and two.
+# ``springtide run status``, ``run list`` and ``run compare``: one run, many runs, and two runs.
 
 _STATUS = """  springtide run status runs/RUN             # how it stands, where its time went, what limits it and what to try
   springtide run status s3://bucket/runs/RUN --follow   # in place, until the run is over or Ctrl-C
@@ -175,11 +175,11 @@ _LEVELS = "▁▂▃▄▅▆▇█"
 _PLAIN_LEVELS = "_.,-~=*#"
 """For terminals that do not show UTF-8."""
 _LOOK_S, _LOOK_AT_STORE_S = 1.0, 5.0
-"""Time between looks at a local folder, and at an object store [s]."""
+"""Least time between two polls of a local folder, and of an object store [s]."""
 _LOOK_AT_LEASE_S = 15.0
-"""Silence after which the lease is asked whether the driver has ended: one that was killed has written no event [s]."""
+"""Time without new events after which the lease is read: a driver that was killed has written no last event [s]."""
 _SHARE = 5
-"""A look is followed by a pause of this many times its own length: the restarts of a long run take a second to add_views up."""
+"""A pause is at least this many times as long as the poll before it: adding up the restarts of a long run takes a second."""
 _LONGEST_CURVE = 60
 
 
@@ -223,7 +223,7 @@ def _status(options: argparse.Namespace) -> int:
     watcher = _Watcher(run)
     console = Console(highlight=False, markup=False)
     if options.follow:
-        with contextlib.suppress(KeyboardInterrupt):  # this is how a person ends it; the run trains on
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends the display; the run trains on
             _follow(watcher, console, _LOOK_S if run.folder.is_local else _LOOK_AT_STORE_S)
         return 0
     watcher.look()
@@ -235,7 +235,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 class _Watcher:
-    """Follows one run: each look reads only what is new in its journal."""
+    """Follows one run: each poll reads only new entries of the run's journal."""
 
     def __init__(self, run: Run) -> None:
         from springtide.run.run_status import StatusBuilder
@@ -249,10 +249,11 @@ class _Watcher:
         self._trouble = ""
         self._looked_at_lease_s = time.monotonic()
         self._ended = ""
-        """Why the run is over although its journal does not say so."""
+        """Why the run is over, according to its lease, although its journal has no last event; else empty."""
 
     def look(self, patient: bool = False) -> list[str]:
-        """Read what is new; returns its events as lines. ``patient``: keep a storage error for the next status."""
+        """Read new events; return lines about them, steps left out. ``patient``: show a storage error in the next status, do
+        not raise it."""
         said = list[str]()
         try:
             if self._journal.read():
@@ -275,18 +276,18 @@ class _Watcher:
             last = leases.newest(self.run.folder)
             if last is not None and (last.driver or not last.trains):  # torchrun has no driver
                 self._ended = leases.why_over(self.run.folder) or ""
-        except (FileNotFoundError, SpringtideError):  # damaged, or of another version: the journal still counts
+        except (FileNotFoundError, SpringtideError):  # damaged, or another version: rely on the journal
             return
 
     def status(self) -> RunStatus:
-        """Return how the run stands now."""
+        """Return the current status of the run."""
         found = self._builder.status(time.time())
         if self._ended:
             return dataclasses.replace(found, state=f"{found.state}; {self._ended}", is_over=True)
         return found
 
     def looks(self, every_s: float) -> Iterator[tuple[list[str], RunStatus]]:
-        """Yield what is new, as lines, and the status, until the run is over."""
+        """Poll until the run is over; yield new events, as lines, and the status."""
         while True:
             begun_s = time.monotonic()
             messages, now = self.look(patient=True), self.status()
@@ -325,7 +326,7 @@ class _Watcher:
 
 
 def _progress(now: RunStatus, curve: str) -> list[tuple[str, str]]:
-    """Return how far the run is, as rows of a table."""
+    """Return the progress of the run, as rows of a table."""
     from springtide.events.metrics import utilisation
     from springtide.run.run_status import span
 
@@ -349,7 +350,7 @@ def _progress(now: RunStatus, curve: str) -> list[tuple[str, str]]:
 
 
 def _costs(now: RunStatus) -> list[tuple[str, str]]:
-    """Return where the time went, what limits the run, what to do, and the last events, as rows of a table."""
+    """Return costs, shares of time, what limits the run, remedies, and the last events, as rows of a table."""
     found = now.diagnosis
     rows = [("cost", f"goodput {found.goodput:.1%}" + (f", {now.dollars:,.2f} $" if now.dollars else ""))]
     if found.spent:
@@ -371,7 +372,7 @@ def _follow(watcher: _Watcher, console: Console, every_s: float) -> None:
         return
     before = ""
     for messages, now in watcher.looks(every_s):
-        for message in messages if before else ():  # history is in the journal
+        for message in messages if before else ():  # skip the history before the first poll
             say(_clean(message))
         if (line := watcher.line(now)) != before:
             say(line)
@@ -379,7 +380,7 @@ def _follow(watcher: _Watcher, console: Console, every_s: float) -> None:
 
 
 def sparkline(values: list[float], width: int, levels: str = _LEVELS) -> str:
-    """Return ``values`` as a line of at most ``width`` characters, the least as the lowest of ``levels``.
+    """Draw ``values`` in one line of at most ``width`` characters; the least value is drawn as the first of ``levels``.
 
     Examples:
         >>> sparkline([1.0, 2.0, 3.0, 8.0], 4)
@@ -414,7 +415,7 @@ def _list(options: argparse.Namespace) -> int:
     for row in rows:
         seen = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.seen_s)) if row.seen_s else "none"
         loss = "" if row.loss is None else f"{row.loss:.4f}"
-        found = [""] * 4  # of a sweep, and of a run that cannot be read
+        found = [""] * 4  # for a sweep, and for a run that cannot be read
         if row.num_steps:
             found = [
                 f"{row.workers}",
@@ -487,7 +488,7 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:39]}…"
 
 
-# ``springtide queue``: which of the runs that share a cluster has which workers.
+# ``springtide queue``: the runs that share a cluster, and the workers of each run.
 
 _QUEUE = """  RAY_ADDRESS=auto springtide queue                      # on one of its nodes: who has what, and waits for what
   RAY_ADDRESS=auto springtide queue --quota research=8   # its runs get at most 8 workers together; =none: no limit"""

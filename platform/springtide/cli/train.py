@@ -1,4 +1,4 @@
-"""``springtide train``, ``sweep``: a run; many runs."""
+"""``springtide train``: train one run. ``springtide sweep``: train many runs."""
 
 from __future__ import annotations
 
@@ -88,7 +88,8 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _how_it_goes_on(run: Run) -> str:
-    """Return where a run stopped and where it resumes: a driver that was killed has saved less than it trained."""
+    """Return a line about where a run stopped and where it resumes. The steps differ if the driver was killed after its last
+    save."""
     from springtide.checkpoint.format import step_of
 
     names, steps = run.checkpoints, f"step {run.last_step} of {run.config.num_steps}"
@@ -150,7 +151,7 @@ def _show(found: ResolvedRun) -> int:
 
 
 def _decided(found: ResolvedRun) -> list[str]:
-    """Return what a dry run's settings amount to."""
+    """Return lines with the numbers of a dry run: steps, tokens, epochs, parameters, workers."""
     from springtide.planning.arithmetic import model_size
 
     config, data, elastic = found.config, found.data, found.config.elastic
@@ -227,5 +228,5 @@ def _sweep(options: argparse.Namespace) -> int:
     )
     if options.json:
         print_json(result.as_dict())
-    # interrupted before the first evaluation, it has no best trial, and trials that saved
+    # a sweep that was interrupted before its first evaluation has no best trial, but trials that saved: no failure
     return 0 if result.best or any(one.status != "failed" for one in result.outcomes) else 1

@@ -1,11 +1,10 @@
-"""Text that a model writes, and how likely it holds text to be. Layer rule: it trains nothing and knows no run, and a model
-never reads more at once than the rows that it was trained on hold.
+"""Text generation, and log-probabilities of given text. Layer rule: this package trains nothing and knows no run. A model never
+reads more tokens at once than a row of its training data holds.
 
-    sampling     logits (B, V) -> one id of each row, the same for the same seed
+    sampling     logits (B, V) -> one id for each row, the same for the same seed
     writer       prompts of any lengths -> ids after them, in batches, with a cache of keys and values
-    growing_text the text of a row while it is written: stop strings, what can be shown
-    text_model   a checkpoint and its tokenizer: encode, decode, log-probabilities, texts
-    harness      the same as lm-evaluation-harness asks for it, and scores on its tasks
+    text_model   a checkpoint and its tokenizer: encode, decode, log-probabilities, generate; text that grows as ids arrive
+    harness      adapter for lm-evaluation-harness, and scores on its tasks
 """
 
 from springtide.eval.sampling import Sampling

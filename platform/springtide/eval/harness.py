@@ -1,5 +1,5 @@
-"""A text model as lm-evaluation-harness asks for it, also one without a form in transformers. The only file that imports
-``lm_eval``. As in training, a begin-of-text stands before each text."""
+"""Adapter of a text model to lm-evaluation-harness, also for models that transformers does not have. The only file that imports
+``lm_eval``. As in training, each text is preceded by begin-of-text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from springtide.eval.sampling import Sampling
 from springtide.eval.text_model import BATCH_SIZE, TextModel
 
 _MOST_TOKENS = 256
-"""Most tokens of an answer whose task does not say, as in lm-evaluation-harness."""
+"""Most tokens of an answer if the task sets no limit, as in lm-evaluation-harness."""
 _LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
@@ -29,20 +29,20 @@ def score(
     """Evaluate a model on tasks that come with lm-evaluation-harness.
 
     Args:
-        open_model: loads the model, when the names are known to be right.
-        names: of tasks, groups or tags.
-        limit: documents of each task; 0: all.
-        batch_size: requests that are computed together.
-        trust_code: load metrics of the package ``evaluate``: code of the Hugging Face Hub, or of a folder of that name here.
+        open_model: loads the model; called only if all names are known.
+        names: names of tasks, groups or tags.
+        limit: number of documents of each task; 0: all.
+        batch_size: number of requests that are computed together.
+        trust_code: allow metrics of the package ``evaluate``, which are code from the Hugging Face Hub or from a local folder.
 
     Returns:
-        Task -> metric and filter, as ``acc,none`` -> score, where it is finite; and the harness's table, in Markdown.
+        Task -> metric and filter, such as ``acc,none`` -> finite score; and the harness's table, in Markdown.
 
     Raises:
-        ConfigError: a name is not known, a task cannot be used, or it needs code that is not trusted.
+        ConfigError: a name is not known, a task cannot be used, or a task needs code that is not trusted.
     """
     known = TaskManager()
-    if unknown := [name for name in names if name not in known.all_tasks]:  # it would take the path of a file, too
+    if unknown := [name for name in names if name not in known.all_tasks]:  # lm_eval accepts file paths, too
         problem = f"is not a task of lm-evaluation-harness {lm_eval.__version__}"
         raise ConfigError(explain("tasks", unknown[0], problem, "`lm_eval ls tasks` lists them"))
     model, load = Harness(open_model(), batch_size), evaluate.load
@@ -67,7 +67,8 @@ def score(
 
 
 class _Untrusted(BaseException):
-    """A metric of the package ``evaluate`` is asked for. Not an Exception: lm-evaluation-harness would go on without it."""
+    """A task needs a metric of the package ``evaluate``. Not an Exception, which lm-evaluation-harness would catch, to
+    continue without the metric."""
 
 
 def _refuse(path: str, *_: Any, **__: Any) -> None:
@@ -90,12 +91,12 @@ class Harness(TemplateLM):
         return self._model.begin[-1] if self._model.begin else self._model.end
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Return the ids of a text, with those before it unless ``add_special_tokens`` is False."""
+        """Return the ids of a text, preceded by the model's ``begin`` ids unless ``add_special_tokens`` is False."""
         ids = self._model.encode(string)
         return ids if add_special_tokens is False else [*self._model.begin, *ids]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[float]:
-        """Return the log-probability of each text, in windows of a row that do not overlap in what they predict."""
+        """Return the log-probability of each text, computed in windows of a row's length. No token is predicted twice."""
         begin, most, totals = self.prefix_token_id, self._model.max_length, list[float]()
         for request in requests:
             windows = lm_eval.utils.get_rolling_token_windows(self._model.encode(request.args[0]), begin, most, 1)
@@ -106,7 +107,7 @@ class Harness(TemplateLM):
     def _loglikelihood_tokens(self, requests: Sequence[Any], **kwargs: Any) -> list[tuple[float, bool]]:
         pairs = []
         for _, context, continuation in requests:
-            kept = max(1, self._model.max_length + 1 - len(continuation))  # what does not fit is cut at the beginning
+            kept = max(1, self._model.max_length + 1 - len(continuation))  # cut the beginning of a long context
             pairs.append((context[-kept:] or [self.prefix_token_id], continuation))
         return self._model.logprobs(pairs, self._batch_size)
 
@@ -130,7 +131,7 @@ class Harness(TemplateLM):
 
 
 def _until(settings: Mapping[str, Any]) -> tuple[int, Sampling, tuple[str, ...]]:
-    """Return the most tokens, the sampling and the stop strings of a task's ``generation_kwargs``."""
+    """Return the token limit, the sampling and the stop strings of a task's ``generation_kwargs``."""
     until = settings.get("until") or []
     stop = (until,) if isinstance(until, str) else tuple(map(str, until))
     tokens = next((int(settings[name]) for name in _LENGTHS if settings.get(name)), _MOST_TOKENS)

@@ -25,12 +25,12 @@ class Sampling:
     temperature: float = 1.0
     """Divides the logits; 0 takes the likeliest id each time."""
     top_k: int = 0
-    """Draw from the likeliest ids only [ids]; 0: from all."""
+    """Draw from this many likeliest ids [ids]; 0: from all."""
     top_p: float = 1.0
-    """Draw from the least number of likeliest ids that have this probability together (Holtzman et al., "The curious case of
-    neural text degeneration", 2020); 1: from all."""
+    """Draw from the fewest likeliest ids that together have this probability (Holtzman et al., "The curious case of neural text
+    degeneration", 2020); 1: from all."""
     seed: int = 0
-    """The seed of the first row's draws; each next row has one more."""
+    """Seed of the first row's draws; row i draws with seed + i."""
 
     def __post_init__(self) -> None:
         """Check the limits."""
@@ -45,26 +45,26 @@ class Sampling:
             raise ConfigError(explain("seed", self.seed, "is not within 0 and 2^63 - 1", "use 0"))
 
     def generators(self, num_rows: int) -> list[torch.Generator]:
-        """Return a generator for each row: what a row draws depends on no other row."""
+        """Return one generator for each row, so that a row's draws depend on no other row."""
         return [torch.Generator().manual_seed((self.seed + row) % (_MOST_SEED + 1)) for row in range(num_rows)]
 
 
 def draw(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Generator]) -> list[int]:
-    """Return one id for each row. What a row gets depends on no other row.
+    """Return one id for each row. A row's id depends on no other row.
 
     Args:
         logits_BV: fp32, on the CPU.
-        sampling: how ids are drawn; its seed does not count here.
-        generators: of the rows, one each.
+        sampling: how ids are drawn; its seed is not used here.
+        generators: one for each row.
 
     Raises:
         CheckpointError: a logit is not a number, or the largest one of a row is not finite.
     """
     if not bool(torch.isfinite(logits_BV.amax(dim=1)).all()):
         raise CheckpointError("the model's logits are not numbers: its weights are damaged, or its training diverged")
-    if sampling.temperature < _FP32.tiny:  # 0, or what fp32 may take for it
+    if sampling.temperature < _FP32.tiny:  # 0, or so small that fp32 may round it to 0
         return logits_BV.argmax(dim=1).tolist()
-    # the largest is 0, which no temperature makes infinite
+    # shifted so that the largest logit is 0, which no temperature makes infinite
     scaled_BV = (logits_BV - logits_BV.amax(dim=1, keepdim=True)) / min(sampling.temperature, _FP32.max)
     kept_BV = _nucleus(_likeliest(scaled_BV, sampling.top_k), sampling.top_p)
     shares_BV = torch.softmax(kept_BV, dim=-1)
@@ -83,12 +83,12 @@ def _likeliest(logits_BV: Tensor, top_k: int) -> Tensor:
 
 
 def _nucleus(logits_BV: Tensor, top_p: float) -> Tensor:
-    """Return the logits of the likeliest ids that together have the probability ``top_p``."""
+    """Return the logits of the fewest likeliest ids that together have probability ``top_p``; all others are minus infinity."""
     if top_p == 1:
         return logits_BV
     values_BV, ids_BV = logits_BV.sort(dim=1, descending=True, stable=True)
     shares_BV = torch.softmax(values_BV, dim=1)
-    before_BV = shares_BV.cumsum(dim=1) - shares_BV  # of all that are likelier
+    before_BV = shares_BV.cumsum(dim=1) - shares_BV  # total probability of likelier ids
     is_cut_BV = before_BV >= top_p
-    is_cut_BV[:, 0] = False  # the likeliest id always stays, also where fp32 takes ``top_p`` for 0
+    is_cut_BV[:, 0] = False  # the likeliest id always stays, even if fp32 rounds ``top_p`` to 0
     return torch.full_like(logits_BV, -math.inf).scatter(1, ids_BV, values_BV.masked_fill(is_cut_BV, -math.inf))

@@ -33,9 +33,9 @@ from springtide.storage import Folder
 from springtide.storage.host_limits import free_bytes
 
 BATCH_SIZE = 8
-"""Rows that are computed together, unless the caller says otherwise."""
+"""Default number of rows that are computed together."""
 _MOST_LOGITS = 2**28
-"""Logits that are in memory at once; one row may have more."""
+"""Most logits in memory at once; a single row may have more."""
 
 
 class Answer(NamedTuple):
@@ -45,7 +45,7 @@ class Answer(NamedTuple):
     text: str
     num_tokens: int
     ended: str
-    """``end``: the model ended the document or its turn; ``stop``: at a stop string; ``length``: at the most tokens."""
+    """``end``: the model ended the document or its turn; ``stop``: a stop string; ``length``: the limit of tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,15 +66,15 @@ class TextModel:
     begins_chats: bool = True
     """Whether ``begin`` stands before chats, too."""
     ends: tuple[int, ...] = ()
-    """Ids that end a text besides ``end``: those of its ``generation_config.json``."""
+    """Ids that end a text besides ``end``, from the model's ``generation_config.json``."""
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text, without those before it."""
+        """Return the ids of a text, without ``begin`` and ``end``."""
         [ids] = self.vocabulary.encode([text])
         return list(ids[:-1].tolist())
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids; special tokens spell nothing."""
+        """Return the text of ids, without special tokens."""
         return self.vocabulary.decode(ids)
 
     def prompt_ids(self, prompt: str, chat: bool = False) -> list[int]:
@@ -82,10 +82,10 @@ class TextModel:
 
         Args:
             prompt: the text to continue, or with ``chat`` what a user says.
-            chat: lay it out by the chat template of the data.
+            chat: render the prompt with the chat template of the training data.
 
         Raises:
-            ConfigError: it does not fit a row, or there is no chat template, or that cannot lay it out.
+            ConfigError: the prompt does not fit a row, there is no chat template, or the template cannot render the prompt.
         """
         try:
             ids = self._chat.prompt([Turn("user", prompt)]) if chat else self.encode(prompt)
@@ -111,15 +111,15 @@ class TextModel:
 
         Args:
             prompts: texts to continue, or with ``chat`` what a user says.
-            tokens: most tokens of each text. A text that outgrows a row goes on from the later half of it.
-            sampling: how tokens are drawn; the seed is of the first prompt, each next one has one more.
-            stop: strings that end a text; they are not part of it.
-            chat: lay prompts out by the chat template of the data.
-            on_text: called with the number of the prompt and each new part of its text, as it comes.
-            batch_size: prompts that are continued together.
+            tokens: most tokens of each text. If a text outgrows a row, the model continues from the last half row of the text.
+            sampling: how tokens are drawn; prompt i draws with the seed plus i.
+            stop: strings that end a text; they are not part of the text.
+            chat: render prompts with the chat template of the training data.
+            on_text: called with the number of the prompt and each new part of its text, as it is generated.
+            batch_size: number of prompts that are continued together.
 
         Raises:
-            ConfigError: as ``prompt_ids``, or a limit is not positive.
+            ConfigError: as ``prompt_ids``, or ``tokens`` or ``batch_size`` is not positive.
         """
         _check_positive("tokens", tokens)
         _check_positive("batch_size", batch_size)
@@ -145,14 +145,14 @@ class TextModel:
     def logprobs(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch_size: int = BATCH_SIZE
     ) -> list[tuple[float, bool]]:
-        """Return the log-probability of each continuation after its context, and whether it is the likeliest at every token.
+        """Return the log-probability of each continuation after its context, and whether all of its tokens are the likeliest.
 
         Args:
             pairs: ids of the context, at least one, and of the continuation.
-            batch_size: pairs that are computed together, the longest first.
+            batch_size: number of pairs that are computed together, the longest first.
 
         Raises:
-            ConfigError: a pair does not fit a row, or the limit is not positive.
+            ConfigError: a pair does not fit a row, or ``batch_size`` is not positive.
         """
         _check_positive("batch_size", batch_size)
         found: list[tuple[float, bool]] = [(0.0, True)] * len(pairs)
@@ -190,7 +190,7 @@ class TextModel:
         stop: Sequence[str],
         on_text: Callable[[int, str], None] | None,
     ) -> list[GrowingText]:
-        """Write the texts of one batch."""
+        """Generate the texts of one batch."""
         texts = [
             GrowingText(self.vocabulary, ids, stop, functools.partial(on_text, row) if on_text else None)
             for row, ids in enumerate(prompts)
@@ -229,14 +229,14 @@ def open_checkpoint(run: Folder, name: str, config: ModelConfig, datasets: Seque
 
     Args:
         run: the run's folder.
-        name: of the checkpoint.
-        config: the model's.
+        name: name of the checkpoint.
+        config: config of the model.
         datasets: URLs of the run's datasets, which share a tokenizer; empty for an imported model.
 
     Raises:
         ConfigError: this machine lacks the memory, or no tokenizer is known.
         CorpusError: the dataset cannot be read.
-        CheckpointError: bytes of the checkpoint are bad, or it belongs to another tokenizer.
+        CheckpointError: the checkpoint is damaged, or was trained with another tokenizer.
     """
     saved = read_manifest(run, name)
     if not datasets:
@@ -266,7 +266,7 @@ def open_export(folder: Folder) -> TextModel:
     """Load a folder of transformers, as ``springtide model export --to hf`` writes it, in fp32.
 
     Raises:
-        ConfigError: as ``hf.open_model``, or it has no tokenizer, or this machine lacks the memory.
+        ConfigError: as ``hf.open_model``, or the folder has no tokenizer, or this machine lacks the memory.
     """
     found = open_model(folder)
     if not found.tokenizer:
@@ -284,7 +284,7 @@ def open_export(folder: Folder) -> TextModel:
         found.tokenizer,
         folder,
         found.eos_id,
-        # an export of ours was trained with its begin-of-text before each text, whatever its tokenizer.json adds
+        # a model that springtide exported was trained with begin-of-text before each text, whatever tokenizer.json adds
         (found.bos_id,) if folder.exists(MARKER) and found.bos_id is not None else None,
         ids_of(found.generation.get("eos_token_id"), found.model.vocab_size),
     )
@@ -303,13 +303,13 @@ def check_memory(config: ModelConfig, vocab_size: int) -> None:
 
 
 def _imported(run: Folder, name: str, config: ModelConfig) -> TextModel:
-    """Load a checkpoint that was imported, with the tokenizer in its folder."""
+    """Load an imported checkpoint, with the tokenizer in the run's folder."""
     meta = read_manifest(run, name).meta
     found, remarks = tokenizer_files(meta, [run], config.vocab_size, config.max_sequence_length)
     if TOKENIZER not in found.files:
         remedy = "import the model with its tokenizer.json, or prepare the run's dataset again"
         raise ConfigError(explain("run", run.url, "; ".join(remarks), remedy))
-    probe(found.files[TOKENIZER], run.where(TOKENIZER))  # the run may be a stranger's
+    probe(found.files[TOKENIZER], run.where(TOKENIZER))  # the run may be untrusted
     check_memory(config, config.vocab_size)
     model = whole(config, config.vocab_size)
     with note_reader(run, name):
@@ -326,7 +326,8 @@ def _of_others(
     begin: tuple[int, ...] | None,
     ends: tuple[int, ...],
 ) -> TextModel:
-    """``begin``: None for what the tokenizer puts before a text; ``ends``: the ids that end one."""
+    """Return the text model of an import or an export. ``begin``: ids before each text, None: ids that the tokenizer adds;
+    ``ends``: ids that end a text."""
     end: int | str = "" if eos_id is None else eos_id
     vocabulary = Tokenizer.from_json(tokenizer, folder.where(TOKENIZER), end)
     if begin is None:
@@ -367,20 +368,21 @@ def _check_positive(name: str, value: int) -> None:
         raise ConfigError(explain(name, value, "must be at least 1", "give a positive number"))
 
 
-# The text of a row while it is written: its stop strings, and the parts of it that can be shown already.
+# The text of a row while it is generated: stop strings, and the parts of the text that can be shown already. Each new id
+# is decoded together with the ids before it whose text is not final ("settled") yet.
 
 _TAIL = 8
-"""Ids of the prompt that are decoded with what follows: some tokenizers drop the space before the first id."""
+"""Number of earlier ids that are decoded together with new ids: some tokenizers drop the space before the first id."""
 _CUT = "\ufffd"
-"""What the bytes of a character spell that is not complete."""
+"""Decoded text of an incomplete character."""
 _SETTLE_AT, _MOST_OPEN = 32, 256
-"""Ids that are decoded again with each new one, before their text is taken as final; and where it spells no characters."""
+"""Number of open ids at which their text is settled; and at which it is settled even if it ends in invalid bytes."""
 _MOST_BYTES = 4
-"""Bytes of the longest character: of as many ids in a row one begins a character."""
+"""Bytes of the longest character: among this many consecutive ids at least one begins a character."""
 
 
 class GrowingText:
-    """The text after a prompt."""
+    """The text after a prompt, decoded while its ids are drawn."""
 
     def __init__(
         self,
@@ -389,7 +391,7 @@ class GrowingText:
         stop: Sequence[str] = (),
         on_text: Callable[[str], None] | None = None,
     ) -> None:
-        """``stop``: strings that end it; ``on_text``: called with each new part of it."""
+        """``stop``: strings that end the text; ``on_text``: called with each new part of the text."""
         self._vocabulary, self._prompt = vocabulary, list(prompt[-_TAIL:])
         self._stop, self._on_text = [one for one in stop if one], on_text
         self._shown = 0
@@ -399,7 +401,7 @@ class GrowingText:
         self.text = ""
 
     def add(self, drawn: int) -> bool:
-        """Add an id; return whether a stop string ends the text."""
+        """Add an id; return True if a stop string ends the text."""
         self.ids.append(drawn)
         if self._stop or self._on_text:
             self._read()
@@ -407,20 +409,20 @@ class GrowingText:
         return self._stopped
 
     def finish(self) -> None:
-        """Show the rest: nothing follows."""
+        """Show the rest of the text, because no ids follow."""
         if not self._stopped:
             self._read()
         self._show(len(self.text))
 
     def ended(self, tokens: int) -> str:
-        """Return why it ended, as ``Answer.ended``; ``tokens``: the most it may have."""
+        """Return why the text ended, as in ``Answer.ended``; ``tokens``: most tokens that the text may have."""
         if self._stopped:
             return "stop"
         return "length" if len(self.ids) >= tokens else "end"
 
     def _read(self) -> None:
         text = self._whole()
-        begin = max(0, len(self._settled) - max(map(len, self._stop), default=0))  # what is before was searched
+        begin = max(0, len(self._settled) - max(map(len, self._stop), default=0))  # earlier text was searched before
         places = [place for one in self._stop if (place := text.find(one, begin)) >= 0]
         self._stopped = bool(places)
         self.text = text[: min(places)] if places else text
@@ -428,10 +430,11 @@ class GrowingText:
             self._settle_all(text)
 
     def _settle_all(self, text: str) -> None:
-        """Take ``text``, that of all ids, as final, if it does not end within a character."""
+        """Settle ``text``, the text of all ids, unless it ends within a character."""
         number = len(self.ids)
         if number >= self._num_settled + _MOST_OPEN and text.endswith(_CUT):
-            number -= _TAIL  # bytes that are no text: what these spell depends on no next one
+            number -= _TAIL  # invalid bytes: settle all but the last ids, because no later id changes that text
+        # find a tail of the settled ids that decodes to the same text alone and before the ids that stay open
         for size in range(_TAIL, _TAIL + _MOST_BYTES):
             tail = self.ids[number - size : number]
             before, after = (self._vocabulary.decode(ids) for ids in (tail, [*tail, *self.ids[number:]]))
@@ -448,17 +451,18 @@ class GrowingText:
                 break
 
     def _whole(self) -> str:
-        """Return the text of all ids; those that follow the settled ones are decoded."""
+        """Return the text of all ids. Only ids after the settled ones are decoded."""
         whole = self._vocabulary.decode([*self._tail, *self.ids[self._num_settled :]])
         if whole.startswith(self._before):
             return self._settled + whole[len(self._before) :]
         if not self._num_settled:
             return self._vocabulary.decode(self.ids)
-        self._settle(0, "", self._prompt, self._vocabulary.decode(self._prompt))  # an id changed what is before it
+        self._settle(0, "", self._prompt, self._vocabulary.decode(self._prompt))  # an id changed settled text
         return self._whole()
 
     def _settle(self, number: int, text: str, tail: list[int], before: str) -> None:
-        """Take ``text`` as that of the first ``number`` ids; next ones are decoded after ``tail``, which spells ``before``."""
+        """Settle ``text`` as the text of the first ``number`` ids. Later ids are decoded after ``tail``, which decodes to
+        ``before``."""
         self._num_settled, self._settled, self._tail, self._before = number, text, tail, before
 
     def _open_end(self) -> int:

@@ -3,7 +3,7 @@
 prompts   [a b c]  [d]          any lengths, at most the context
 window    [a b c]  [. . d]      padded at the start: no token attends to the padding
 cache     one id of each row at a time; a row that has ended leaves the batch
-          long prompts are read in parts, because a mask has a value for each id and each one before it
+          long prompts are read in parts: an attention mask has a value for each pair of a new id and an id before it
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from springtide.eval.sampling import Sampling, draw
 from springtide.model import Decoder, KVCache
 
 _PADDING = 0
-"""Any id will do: nothing attends to it."""
+"""Any id will do, because nothing attends to padding."""
 _MASK_PAIRS = 2**25
-"""Most pairs of a token and one before it, of all rows, whose attention mask is in memory at once."""
+"""Most elements of an attention mask in memory at once: pairs of a new token and an earlier token, over all rows."""
 
 
 @dataclasses.dataclass
@@ -30,12 +30,12 @@ class _Row:
     number: int
     ids: list[int]
     begin: int
-    """The first id that the model still reads."""
+    """Index of the first id that the model still reads."""
     generator: torch.Generator
 
     @property
     def window(self) -> list[int]:
-        """What the model reads."""
+        """The ids that the model reads."""
         return self.ids[self.begin :]
 
 
@@ -52,7 +52,7 @@ def write(
     listen: Callable[[int, int], bool] = lambda row, drawn: False,
     agree: Callable[[list[int]], list[int]] = lambda drawn: drawn,
 ) -> list[list[int]]:
-    """Return up to ``length`` ids after each prompt. A row's ids depend on no other row, but for rounding.
+    """Return up to ``length`` ids after each prompt. A row's ids depend on no other row, except through rounding.
 
     When a text outgrows ``max_context``, its last ``max_context // 2`` ids are read again. A user's model has no cache and
     reads the context for each id.
@@ -63,10 +63,10 @@ def write(
         length: most ids to write.
         max_context: most ids that the model reads at once.
         vocab_size: ids below it are drawn.
-        sampling: how they are drawn; row i draws with the seed plus i.
+        sampling: how ids are drawn; row i draws with the seed plus i.
         ends: ids that end a text; they are not returned.
-        listen: called with the row and each id that it gets; returns True if the text ends with it.
-        agree: turns the ids drawn here into those that all ranks use, if the model is sharded; all ranks call this function.
+        listen: called with the number of a row and its new id; returns True to end the row's text with this id.
+        agree: for a sharded model: maps the ids drawn on this rank to the ids that all ranks use. All ranks call ``write``.
     """
     generators = sampling.generators(len(prompts))
     rows = [
@@ -94,7 +94,7 @@ def write(
 
 
 class _Reader:
-    """Reads what is new of each row, or the whole window where there is no cache."""
+    """Runs the model on the new ids of each row, or on the whole window of a model without a cache."""
 
     def __init__(self, model: nn.Module, max_context: int) -> None:
         self._model, self._max_context = model, max_context
@@ -109,12 +109,12 @@ class _Reader:
         longest = max(map(len, windows))
         ids_BL = self._tensor(
             [[*ids, *[_PADDING] * (longest - len(ids))] for ids in windows]
-        )  # no position looks ahead
+        )  # the model is causal, so padding at the end changes nothing
         last_B = torch.tensor([len(ids) - 1 for ids in windows], device=self._device)
         return self._model(ids_BL)[torch.arange(len(rows), device=self._device), last_B]
 
     def keep(self, places: Sequence[int]) -> None:
-        """Forget all rows but these."""
+        """Drop the cache of all rows except those at ``places`` in the batch."""
         if self._past is not None and places:
             self._past.keep(torch.tensor(places, device=self._device))
 

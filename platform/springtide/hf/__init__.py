@@ -1,7 +1,7 @@
-"""Models in and out: the formats of others, as tables of names and streams of byte ranges.
+"""Import and export of models in the formats of transformers and PEFT, as tables of names and streams of byte ranges.
 
-Layer rule: no more than a few rows of one tensor are in memory, and every number of a file from outside is checked before a
-byte of its data is read.
+In this package "their" and "theirs" mean transformers', "our" and "ours" springtide's. Layer rule: no more than a few rows of
+one tensor are in memory. All names, types and offsets in an untrusted file are checked before its tensors are read.
 """
 
 from springtide.hf.adapters import export_adapter

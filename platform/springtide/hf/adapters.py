@@ -1,4 +1,4 @@
-"""Low-rank adapters on their way out: merged into their matrices as these are read, or as a folder that PEFT loads."""
+"""Export of low-rank adapters: merged into their matrices while the matrices are read, or as a folder that PEFT loads."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from springtide.storage import Folder, to_json
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PEFT_NAMES = {LORA_A: "lora_A.weight", LORA_B: "lora_B.weight", MAGNITUDE: "lora_magnitude_vector"}
-"""Last part of the name of a tensor of ours -> of theirs."""
+"""Last part of our name of an adapter tensor -> last part of PEFT's name."""
 _MODEL, _WEIGHT = "model/", ".weight"
 BASE_TYPE = "base_precision"
-"""Fact that says how the weights under an adapter are held."""
+"""Key of the model card's fact about the storage of the weights under an adapter."""
 _BASE_TYPES = {
     "bf16": "bf16",
     "nf4": "nf4 in blocks of 64 with fp32 magnitudes, not quantised twice; embedding and head bf16",
@@ -44,8 +44,8 @@ _BASE_TYPES = {
 
 
 def with_merged_adapter(source: Source, model: ModelConfig, name: str) -> Source:
-    """Return the weights of checkpoint ``name`` with its adapter merged into them, if it has one. Raises CheckpointError if it
-    holds another adapter than that of ``model``."""
+    """Return the weights of checkpoint ``name``, with the adapter merged if there is one. Raises CheckpointError if the
+    checkpoint's adapter does not fit ``model``."""
     if model.adapter == "none":
         return source
     adapter = {one: pieces for one, pieces in source.tensors.items() if is_adapter(one)}
@@ -53,7 +53,7 @@ def with_merged_adapter(source: Source, model: ModelConfig, name: str) -> Source
     left = {one: pieces for one, pieces in source.tensors.items() if one not in adapter}
     merge = _Merge(source.folder, adapter, model.adapter_alpha / model.adapter_rank)
     if source.dtype is None and model.base_precision != "fp32":
-        source = source._replace(dtype=torch.float32)  # rounded again, small changes by the adapter would be lost
+        source = source._replace(dtype=torch.float32)  # rounding again would lose small changes by the adapter
     return source._replace(tensors=left, merge=merge, packed=packed)
 
 
@@ -70,16 +70,17 @@ def export_adapter(
     """Write the adapter of checkpoint ``name`` of ``run`` as a folder that PEFT loads.
 
     Args:
-        model: of the config that it was saved with.
-        facts: of its origin, for the model card.
-        base: folder, URL or name of the model that the adapter is of, for PEFT.
-        dtype: as in ``export_checkpoint``, and so is ``ema``.
+        model: the ``model`` section of the config that the checkpoint was saved with.
+        facts: origin of the checkpoint, for the model card.
+        base: folder, URL or name of the adapter's base model, for PEFT.
+        dtype: as in ``export_checkpoint``.
+        ema: as in ``export_checkpoint``.
 
     Raises:
-        ConfigError: the model has no adapter, no architecture of transformers computes it or PEFT cannot express the
-            adapter, or ``to`` holds what is not an export.
-        CheckpointError: the checkpoint is of another model, or its bytes are bad.
-        MissingAverage: it has no averaged weights.
+        ConfigError: the model has no adapter, no architecture of transformers computes it, PEFT cannot express the
+            adapter, or ``to`` holds something else than an export.
+        CheckpointError: the checkpoint is of another model, or damaged.
+        MissingAverage: the checkpoint has no averaged weights.
     """
     if model.adapter == "none":
         raise ConfigError(explain("to", "peft", "needs an adapter, and this run has none", "use hf"))
@@ -103,7 +104,7 @@ def export_adapter(
         }
         begin(to, facts, [PEFT_WEIGHTS, *small])
         written = {PEFT_WEIGHTS: write_file(source, to, PEFT_WEIGHTS, list(entries), entries)}
-    for file, text in small.items():  # its config is the last
+    for file, text in small.items():  # adapter_config.json is the last
         to.write(file, text)
         written[file] = len(text.encode())
     to.write_json(MARKER, {**facts, "complete": True, "files": written})
@@ -116,12 +117,12 @@ def export_adapter(
 
 
 class _Merge:
-    """Adds adapters to the rows of their matrices."""
+    """Merges adapters into rows of their matrices."""
 
     def __init__(self, folder: Folder, adapter: Mapping[str, list[Piece]], scale: float) -> None:
         self._folder, self._adapter, self._scale = folder, adapter, scale
         self._a: tuple[str, Tensor] = "", torch.empty(0)
-        """Name and value of the last A: its matrix comes in several parts, each of which needs the whole."""
+        """Prefix and value of the A that was read last. A matrix is merged in several parts, and each part needs all of A."""
 
     def __call__(self, ours: str, box: Box, rows_OI: Tensor) -> Tensor:
         prefix = _MODEL + ours.removesuffix(_WEIGHT)
@@ -144,13 +145,13 @@ class _Merge:
 
 
 def base_facts(model: ModelConfig) -> dict[str, str]:
-    """Return what a model card says of the weights under an adapter; nothing if they are fp32."""
+    """Return the model card's fact about the storage of the weights under an adapter; empty if they are fp32."""
     return {BASE_TYPE: _BASE_TYPES[model.base_precision]} if model.base_precision in _BASE_TYPES else {}
 
 
 def _check(adapter: Mapping[str, list[Piece]], source: Source, model: ModelConfig, name: str) -> Decoder:
-    """Return the decoder of ``model``, without memory. Raises CheckpointError if the tensors of an adapter are not those of it,
-    by name and shape."""
+    """Return the decoder of ``model``, on the meta device. Raises CheckpointError if names or shapes of the tensors in
+    ``adapter`` differ from the decoder's adapter."""
     vocab = source.tensors.get(f"{_MODEL}embedding.weight")
     decoder = skeleton(model, vocab[0].shape[0] if vocab else 1)
     shapes = decoder.named_parameters()
@@ -164,7 +165,7 @@ def _check(adapter: Mapping[str, list[Piece]], source: Source, model: ModelConfi
 
 
 def _modules(family: Family, model: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Yield our matrices and their modules; those that they join to one have none."""
+    """Yield the names of our matrices and of their modules. Matrices that transformers joins into one are left out."""
     for match in family.tensors(model):
         if len(match.ours) == 1 and match.theirs.endswith(_WEIGHT):
             yield match.ours[0], match.theirs.removesuffix(_WEIGHT)
@@ -176,7 +177,7 @@ def _matrix(name: str) -> str:
 
 
 def _matches(adapter: Mapping[str, list[Piece]], places: Mapping[str, str]) -> Iterator[Match]:
-    """Yield the tensors of PEFT's file. Raises ConfigError if an adapted matrix is a part of one of theirs."""
+    """Yield the tensors of PEFT's file. Raises ConfigError if an adapted matrix is only a part of one of their matrices."""
     for one in adapter:
         if (matrix := _matrix(one)) not in places:
             problem = f"cannot say that {matrix} is adapted, a part of a matrix there"
@@ -186,7 +187,7 @@ def _matches(adapter: Mapping[str, list[Piece]], places: Mapping[str, str]) -> I
 
 
 def _peft(model: ModelConfig, adapted: set[str], places: Mapping[str, str], base: str) -> dict[str, Any]:
-    """Return adapter_config.json."""
+    """Return the content of adapter_config.json."""
     last = {one.rpartition(".")[2] for one in adapted}
     every = {one for one in places.values() if one.rpartition(".")[2] in last}
     found = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True}

@@ -1,7 +1,7 @@
 """Files of an export: streamed from the pieces of a checkpoint, a few rows of one tensor at a time.
 
-``springtide.json`` is written first and says ``complete: false``; after all else comes the file without which nothing loads the
-folder, and then ``springtide.json`` again, with the sizes of all files [bytes].
+``springtide.json`` is written first, with ``complete: false``. The config, without which nothing loads the folder, is written
+after all other files. Then ``springtide.json`` is written again, with the sizes of all files [bytes].
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from springtide.model import converted as converted_rows
 from springtide.storage import Folder
 
 MARKER = "springtide.json"
-"""Says that a folder is an export, of what, and whether it is complete."""
+"""File that marks a folder as an export. It records the origin, and whether the export is complete."""
 PART_BYTES = 16 * 2**20
 """Most bytes that are read or written at a time, unless one row is larger."""
 _AHEAD = 2
-"""Parts that are read before they are written."""
+"""Number of parts that are read ahead of the part that is being written."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Types that weights can be written in."""
 _LAST = ("config.json", "adapter_config.json")
-"""Without them nothing loads a folder."""
+"""Configs that are written last and removed first: without one, nothing loads a folder."""
 _OURS = re.compile(
     r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|config\.json|README\.md|tokenizer(_config)?\.json"
     r"|chat_template\.jinja|generation_config\.json|adapter_model\.safetensors|adapter_config\.json)"
@@ -55,25 +55,26 @@ class Exported(NamedTuple):
     size_bytes: int
     """Size of all weights."""
     remarks: tuple[str, ...]
-    """What the user should know."""
+    """Remarks for the user."""
 
 
 _NONE: dict[str, tuple[int, int]] = {}
 
 
 class Source(NamedTuple):
-    """The pieces of a checkpoint's weights, and the type that they are written in."""
+    """The pieces of a checkpoint's weights, and the dtype that they are written in."""
 
     folder: Folder
     tensors: dict[str, list[Piece]]
-    """By name, as ``model/blocks.0.ffn.up.weight``."""
+    """Pieces by the name of their tensor, such as ``model/blocks.0.ffn.up.weight``."""
     dtype: torch.dtype | None
+    """None: each tensor's stored dtype."""
     buffers: list[Tensor]
-    """Memory to read into, in turn, uint8; empty if whoever writes may still hold a part when it asks for the next."""
+    """Memory to read into, in turn, uint8. Empty if the writer may still hold a part when it requests the next part."""
     merge: Callable[[str, Box, Tensor], Tensor]
-    """Returns the rows of a matrix with its adapter, fp32; without one as they are."""
+    """Returns rows of a matrix with its adapter merged, fp32; rows without an adapter are returned unchanged."""
     packed: Mapping[str, tuple[int, int]] = _NONE
-    """Matrices that are stored in 4 bits a weight (``model.base_precision``), and the shape of each; they are read as fp32."""
+    """Name -> unpacked shape of the matrices stored in 4 bits a weight (``model.base_precision``). They are read as fp32."""
 
     def kind(self, ours: str) -> tuple[str, tuple[int, ...]]:
         """Return the type and the shape that a tensor is read in."""
@@ -82,8 +83,8 @@ class Source(NamedTuple):
 
     @classmethod
     def open(cls, run: Folder, name: str, manifest: Manifest, to: Folder, dtype: str, ema: bool) -> Source:
-        """Read the indexes. ``dtype``: a key of DTYPES; empty is the type that the weights are stored in; ``ema``: the averaged
-        weights. Raises ConfigError, CheckpointError and MissingAverage."""
+        """Read the indexes of checkpoint ``name``. ``dtype``: a key of DTYPES, empty: the stored dtype; ``ema``: take the
+        averaged weights. Raises ConfigError, CheckpointError and MissingAverage."""
         if dtype and dtype not in DTYPES:
             remedy = "omit it for the stored type"
             raise ConfigError(explain("dtype", dtype, f"is not one of {', '.join(DTYPES)}", remedy))
@@ -94,8 +95,8 @@ class Source(NamedTuple):
 
 
 def entries_of(source: Source, matches: Iterable[Match], name: str, what: str) -> dict[Entry, Match]:
-    """Return what is written, in order, and which of ours it is. Raises CheckpointError if checkpoint ``name`` has other
-    tensors than ``matches``, those of ``what``."""
+    """Return the tensors to write, in order, each with its match to our tensors. Raises CheckpointError if checkpoint ``name``
+    has other tensors than ``matches``, the tensors of ``what``."""
     matches = list(matches)
     expected = {f"model/{one}" for match in matches for one in match.ours}
     missing, extra = sorted(expected - source.tensors.keys()), sorted(source.tensors.keys() - expected)
@@ -115,7 +116,7 @@ def entries_of(source: Source, matches: Iterable[Match], name: str, what: str) -
 
 
 def check_target(to: Folder) -> None:
-    """Raise ConfigError if ``to`` holds files and is not an export of ours."""
+    """Raise ConfigError if ``to`` holds files and was not written by an export."""
     names = to.names()
     try:
         known = not names or (MARKER in names and isinstance(to.read_json(MARKER)["files"], (dict, list)))
@@ -127,7 +128,7 @@ def check_target(to: Folder) -> None:
 
 
 def begin(to: Folder, facts: Mapping[str, Any], files: Sequence[str]) -> None:
-    """Say that an export is under way, and remove an earlier one, beginning with what loads it."""
+    """Mark an export as in progress, and remove an earlier export, its config first, so that nothing loads the rest."""
     before = set(to.names())
     to.write_json(MARKER, {**facts, "complete": False, "files": sorted(files)})
     for name in sorted((one for one in before if _OURS.fullmatch(one)), key=lambda one: one not in _LAST):
@@ -137,7 +138,7 @@ def begin(to: Folder, facts: Mapping[str, Any], files: Sequence[str]) -> None:
 
 
 def facts_of(manifest: Manifest, name: str, family: Family, dtype: str, ema: bool) -> dict[str, Any]:
-    """Return what a model card says of a checkpoint."""
+    """Return the facts about a checkpoint for its model card."""
     meta = manifest.meta
     found = {"checkpoint": name, "step": meta.step, "tokens": meta.tokens, "chain": meta.chain}
     found |= {"order_identity": meta.order_identity, "config_fingerprint": meta.config_fingerprint}
@@ -146,7 +147,7 @@ def facts_of(manifest: Manifest, name: str, family: Family, dtype: str, ema: boo
 
 
 def write_file(source: Source, to: Folder, file: str, group: Sequence[Entry], entries: Mapping[Entry, Match]) -> int:
-    """Write a file; return its size [bytes]."""
+    """Write the tensors ``group`` to a safetensors file; return its size [bytes]."""
     header = header_of(group, {"format": "pt"})
     size = len(header) + sum(one.size_bytes for one in group)
     parts = itertools.chain([memoryview(header)], read_ahead(_reads(source, group, entries)))
@@ -157,7 +158,7 @@ def write_file(source: Source, to: Folder, file: str, group: Sequence[Entry], en
 def _reads(
     source: Source, group: Sequence[Entry], entries: Mapping[Entry, Match]
 ) -> Iterator[Callable[[], memoryview]]:
-    """Yield the reads of a file's data, in order."""
+    """Yield functions that each read one part of a file's data, in order."""
     turn = itertools.cycle(source.buffers or [torch.empty(0, dtype=torch.uint8)])
     for entry in group:
         for ours in entries[entry].ours:
@@ -167,13 +168,14 @@ def _reads(
 
 
 def _read(source: Source, ours: str, box: Box, entry: Entry, buffer: Tensor) -> memoryview:
-    """Return the bytes of a box in the type that they are written in, verified; in ``buffer``, if they fit into it."""
+    """Return the verified bytes of a box, in the dtype of ``entry``. They are read into ``buffer`` if they fit."""
     tensor = converted(read_rows(source, ours, box, buffer), type_of(entry.dtype), entry.name)
     return raw(tensor).numpy().data
 
 
 def read_rows(source: Source, ours: str, box: Box, buffer: Tensor) -> Tensor:
-    """Return a box, verified, in the stored type, in ``buffer``, if it fits into it; with its adapter in fp32."""
+    """Return the verified rows of a box, read into ``buffer`` if they fit. The dtype is the stored dtype, or fp32 with an
+    adapter or from 4 bits."""
     pieces = source.tensors[f"model/{ours}"]
     if ours in source.packed:
         width = pieces[0].shape[1]
@@ -189,7 +191,7 @@ def read_rows(source: Source, ours: str, box: Box, buffer: Tensor) -> Tensor:
 
 
 def converted(tensor: Tensor, wanted: torch.dtype, name: str) -> Tensor:
-    """Return rows of the tensor ``name`` in another type. Raises ConfigError for a number that fp16 has no room for."""
+    """Return rows of the tensor ``name`` in another dtype. Raises ConfigError for a number outside the range of fp16."""
     if tensor.dtype == wanted:
         return tensor
     tensor = tensor.to(wanted)
@@ -200,7 +202,7 @@ def converted(tensor: Tensor, wanted: torch.dtype, name: str) -> Tensor:
 
 
 def read_ahead(reads: Iterable[Callable[[], memoryview]]) -> Iterator[memoryview]:
-    """Yield what each call returns; the next ones run meanwhile."""
+    """Yield what each call returns, in order, while a thread runs the next calls."""
     left, running = iter(reads), collections.deque[Future[memoryview]]()
     with ThreadPoolExecutor(1, "springtide-export") as thread:
         while True:
@@ -226,7 +228,7 @@ _ROWS = {
     "tokenizer_digest": "Tokenizer",
     "dtype": "Type of the weights",
 }
-"""Fact -> its name in the table."""
+"""Key of a fact -> its label in the card's table."""
 
 
 def card(facts: Mapping[str, Any], has_end: bool) -> str:
@@ -257,7 +259,7 @@ def card(facts: Mapping[str, Any], has_end: bool) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Return text without what would be markup."""
+    """Return text without characters that could be markup."""
     text = printable(redacted(str(value))).replace("\n", " ")
     return "".join(one for one in text if one.isalnum() or one in " -_.,:/@+()")
 

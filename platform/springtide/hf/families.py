@@ -1,7 +1,7 @@
-"""The dense families of transformers that the decoder can be: names of tensors and of config keys, as data. Pure.
+"""The dense model families of transformers that the decoder can compute: names of tensors and of config keys, as data. Pure.
 
-A family says what its architecture always has (``fixed``, fields of ``ModelConfig``), which of their keys is which of our
-fields, and which of their tensors is which of ours. Both directions read the same tables.
+A family lists the fields of ``ModelConfig`` that its architecture fixes (``fixed``). It maps transformers' config keys to our
+fields, and transformers' tensors to ours. Import and export read the same tables. "Their" means transformers'.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ _FUSED: dict[str, str | tuple[str, ...]] = {
 
 
 class Match(NamedTuple):
-    """A tensor of theirs, and ours whose rows it holds one after the other."""
+    """A tensor of transformers, and our tensors whose rows it holds one after the other."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -91,37 +91,37 @@ class Family:
     """As in ``architectures`` of a config.json."""
     model_type: str
     layer_names: Mapping[str, str | tuple[str, ...]]
-    """Names within a layer: theirs -> ours, or those of ours that theirs joins, by rows."""
+    """Names within a layer: their tensor -> our tensor, or our tensors that theirs joins by rows."""
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of ModelConfig that all its models share; the others are as in Llama 2."""
+    """Fields of ModelConfig that all models of the family share. FIXED_FIELDS that are not listed are as in Llama 2."""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Values of their keys where a config.json has none; None stands for the usual one."""
+    """Values of their keys that a config.json omits; None leaves the field unset."""
     more_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """As KEYS, beside them."""
+    """Keys of this family in addition to KEYS."""
     only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     """Their key -> the values with which transformers computes the same as the decoder."""
     activation_key: str = "hidden_act"
     activations: tuple[str, ...] = ("silu",)
-    """Names of its activation; exports use the first."""
+    """Names of the family's activation; exports use the first."""
     windows: str = "none"
-    """Local layers: ``none``, ``all`` layers if there is a window, ``mixed`` by layer_types, or ``qwen``: mixed if
-    use_sliding_window says so."""
+    """Which layers are local: ``none``; ``all`` if there is a window; ``mixed``: by layer_types; ``qwen``: as ``mixed``, if
+    use_sliding_window is true."""
     global_every: int = 0
-    """As in ModelConfig, where a config.json has no layer_types; for ``mixed``."""
+    """For ``mixed``: ModelConfig.global_every if a config.json has no layer_types."""
     rope_by_layer_type: bool = False
     """Whether local and global layers have rotary parameters of their own."""
     scalings: tuple[str, ...] = ("none", "linear", "llama3", "yarn")
-    """Values of model.rope_scaling that it has."""
+    """Values of model.rope_scaling that the family supports."""
     partial_rotary: bool = False
-    """Whether a part of a head may be rotated."""
+    """Whether a model may rotate only a part of each head."""
     theta: float = 10_000.0
-    """rope_theta where a config.json has none."""
+    """rope_theta if a config.json has none."""
     local_theta: float = 0.0
-    """The same of local layers, which then have the key rope_local_base_freq; 0: as in global layers."""
+    """Default rotary base of local layers, whose key is rope_local_base_freq; 0: as in global layers."""
 
     @property
     def keys(self) -> dict[str, str]:
-        """All their keys that are a field of ours."""
+        """Key of their config.json -> field of ModelConfig, for this family."""
         return {**KEYS, **self.more_keys}
 
     def tensors(self, config: ModelConfig) -> Iterator[Match]:
@@ -233,7 +233,7 @@ FAMILIES: dict[str, Family] = {
         ),
     )
 }
-"""Architecture -> family. An export takes the first that computes the same."""
+"""Architecture -> family. An export takes the first family that computes the same as the model."""
 
 FIXED_FIELDS = {
     "activation": "silu",
@@ -243,4 +243,4 @@ FIXED_FIELDS = {
     "norm_unit_offset": False,
     "scaled_embedding": False,
 }
-"""Fields that a family fixes, as they are in Llama 2."""
+"""Fields that a family may fix -> their values in Llama 2."""

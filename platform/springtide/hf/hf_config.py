@@ -1,6 +1,6 @@
 """The config.json of transformers, read as our ``ModelConfig`` and written from it. Pure.
 
-What a config.json says and the decoder does not do is refused by key, value and remedy; so is a key that is not known here.
+A setting that the decoder does not compute is refused, with key, value and remedy. So is an unknown key.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _HARMLESS = frozenset(
         *("exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens"),
     }
 )
-"""Keys that change nothing in what the model computes; code that ``auto_map`` names is never run. transformers 4 wrote defaults
-of generation into this file, too."""
+"""Keys that change nothing in what the model computes. Code that ``auto_map`` names is never run. transformers 4 also wrote
+defaults of generation into config.json."""
 _READ_ELSEWHERE = frozenset(
     {
         *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
@@ -77,7 +77,7 @@ _OTHER = "import a model without it: this decoder does not compute it"
 
 
 def family_of(config: Any, where: str = FILE) -> Family:
-    """Return the family of a config.json. Raises ConfigError with the known ones, and the nearest."""
+    """Return the family of a config.json. Raises ConfigError with the known architectures, and the nearest."""
     known = ", ".join(FAMILIES)
     if not isinstance(config, dict):
         raise ConfigError(explain(where, config, "is not a JSON object", "give the config.json of a model"))
@@ -99,10 +99,10 @@ def family_of(config: Any, where: str = FILE) -> Family:
 
 
 def read_config(config: Any, where: str = FILE) -> tuple[Family, ModelConfig]:
-    """Return the family and the model of a config.json, whose bytes nobody has checked.
+    """Return the family and our model config of an untrusted config.json.
 
     Raises:
-        ConfigError: the key, its value, and what the decoder does not do, or what is not a value.
+        ConfigError: a key has a value that is not valid, or that the decoder does not compute.
     """
     family = family_of(config, where)
     for key, value in config.items():
@@ -110,7 +110,7 @@ def read_config(config: Any, where: str = FILE) -> tuple[Family, ModelConfig]:
     fields: dict[str, Any] = dict(family.fixed)
     for key, field in family.keys.items():
         value = config.get(key)
-        usual = None if key in _CAPS and key in config else family.defaults.get(key)  # null means without
+        usual = None if key in _CAPS and key in config else family.defaults.get(key)  # null: no cap
         fields[field] = usual if value is None else _number(key, value, where)
     needed = [key for key, field in family.keys.items() if fields[field] is None and key in _NEEDED]
     if needed:
@@ -136,7 +136,7 @@ _NEEDED = {
 
 
 def _fill_in(fields: dict[str, Any]) -> None:
-    """Replace what a config.json may be silent about by what it means, and put it as our configs do."""
+    """Fill in fields that a config.json may omit, and normalise values to the form of our configs."""
     fields["num_kv_heads"] = fields["num_kv_heads"] or fields["num_heads"]
     fields["tied_head"] = bool(fields["tied_head"])
     width = fields["dim"] // fields["num_heads"]
@@ -166,13 +166,13 @@ def _check_key(family: Family, key: str, value: Any, where: str) -> None:
 
 
 def _number(key: str, value: Any, where: str) -> Any:
-    """Return a flag as it is, a count as int, another number as float, each within its limits."""
+    """Return a flag as bool, a count as int, any other number as float. Raises ConfigError for a value out of its limits."""
     named = f"{where}: {key}"
     if key == "tie_word_embeddings":
         if not isinstance(value, bool):
             raise ConfigError(explain(named, value, "is not true or false", "correct the file"))
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**63:  # nor is NaN
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**63:  # NaN, too
         raise ConfigError(explain(named, value, "is not a number", "correct the file"))
     if key == "rms_norm_eps" or key in _CAPS:
         if not 0 < value < _MOST:
@@ -185,7 +185,7 @@ def _number(key: str, value: Any, where: str) -> Any:
 
 
 def _windows(family: Family, config: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return window and global_every."""
+    """Return the fields ``window`` and ``global_every``; empty without local layers."""
     window = config.get("sliding_window")
     if family.windows == "none":
         if window is not None or config.get("use_sliding_window"):
@@ -199,7 +199,7 @@ def _windows(family: Family, config: Mapping[str, Any], fields: Mapping[str, Any
         return {}
     window = _number("sliding_window", window, where)
     if FULL not in types:
-        # tables of the local layers' own need a global one, if only in name
+        # local layers have rotary tables of their own only if global_every > 0: put the global layer past the last layer
         return {"window": window, "global_every": len(types) + 1 if family.rope_by_layer_type else 0}
     every = types.index(FULL) + 1
     expected = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(len(types))]
@@ -237,8 +237,8 @@ def _layer_types(family: Family, config: Mapping[str, Any], layers: int, window:
 
 
 def choose_family(model: ModelConfig) -> Family:
-    """Return the family of transformers that computes what ``model`` does. Raises ConfigError with what the nearest one does
-    not have."""
+    """Return the family of transformers that computes the same as ``model``. Raises ConfigError with the differences to the
+    nearest family."""
     problems = {name: misfits(family, model) for name, family in FAMILIES.items()}
     fitting = [name for name, found in problems.items() if not found]
     if fitting:
@@ -251,7 +251,7 @@ def choose_family(model: ModelConfig) -> Family:
 
 
 def misfits(family: Family, model: ModelConfig) -> list[str]:
-    """Return what ``family`` does not compute of ``model``, each as field and reason; empty if it computes the same."""
+    """Return the settings of ``model`` that ``family`` does not compute, each with its reason; empty if it computes all."""
     if model.source:
         return [f"model.source names a model of your own: {model.source}"]
     found = []
@@ -284,7 +284,7 @@ def written_config(
     family: Family, model: ModelConfig, vocab_size: int, dtype: str, end_ids: Sequence[int], bos_id: int | None
 ) -> dict[str, Any]:
     """Return the config.json of ``model`` in ``family``. ``vocab_size``: rows of the embedding; ``dtype``: torch's name of the
-    weights' type; ``end_ids``: those that end a text or a turn, none if unknown; ``bos_id``: None if unknown."""
+    weights' dtype; ``end_ids``: ids that end a text or a turn, empty if unknown; ``bos_id``: None if unknown."""
     found: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
     for key, field in family.keys.items():
         found[key] = getattr(model, field)
@@ -307,7 +307,7 @@ def written_config(
     found |= {"attention_bias": False, "attention_dropout": 0.0, "use_cache": True, "initializer_range": 0.02}
     ends = list(end_ids) if len(end_ids) > 1 else next(iter(end_ids), None)
     found |= {"bos_token_id": bos_id, "eos_token_id": ends, "pad_token_id": None}
-    return found | {"dtype": dtype, "torch_dtype": dtype}  # the second for transformers before 5
+    return found | {"dtype": dtype, "torch_dtype": dtype}  # torch_dtype: before transformers 5
 
 
 # Rotary parameters of a config.json, in the forms of transformers 4 and 5, read and written. Pure.
@@ -321,23 +321,23 @@ _OF_TYPE: dict[str, dict[str, str]] = {
     "yarn": _LEGACY,
     "longrope": {"original_max_position_embeddings": "rope_original_length"},
 }
-"""Our scaling -> their key -> our field."""
+"""Value of ``model.rope_scaling`` -> their key -> our field."""
 _YARN_ONLY: dict[str, tuple[Any, ...]] = {
     "beta_fast": (32, None),
     "beta_slow": (1, None),
     "truncate": (True, None),
 }
-"""What YaRN is computed with here."""
+"""YaRN's parameter -> the values that the decoder computes."""
 _FACTORS = {"short_factor": "rope_short_factors", "long_factor": "rope_long_factors"}
 _MOST_FACTORS = 2**12
 _LENGTH = "original_max_position_embeddings"
 _PHI3_LENGTH = 4096
-"""original_max_position_embeddings of a Phi 3 whose config.json does not say it."""
+"""original_max_position_embeddings of a Phi 3 whose config.json omits it."""
 
 
 def read_rope(family: Family, config: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the rotary fields of ModelConfig. ``fields``: those that are known so far. Raises ConfigError for what the decoder
-    does not compute."""
+    """Return the rotary fields of ModelConfig. ``fields``: the fields read so far. Raises ConfigError for a setting that the
+    decoder does not compute."""
     theta = _positive(config.get("rope_theta"), f"{where}: rope_theta", family.theta)
     given, named = config.get("rope_parameters"), f"{where}: rope_parameters"
     if config.get("rope_scaling") not in (None, {}):
@@ -358,7 +358,7 @@ def read_rope(family: Family, config: Mapping[str, Any], fields: Mapping[str, An
         if extra := given.keys() - {SLIDING, FULL}:
             raise ConfigError(explain(named, sorted(extra), "is neither of local nor of global layers", _OTHER))
         both = given
-    else:  # as before transformers 5: of global layers
+    else:  # the form before transformers 5: ``given`` is for global layers only
         local = _positive(config.get("rope_local_base_freq"), f"{where}: rope_local_base_freq", local_theta)
         both = {FULL: given, SLIDING: {"rope_type": "default", "rope_theta": local}}
     found = _read_one(family, both.get(FULL) or {}, theta, config, f"{named}.{FULL}")
@@ -372,9 +372,9 @@ def read_rope(family: Family, config: Mapping[str, Any], fields: Mapping[str, An
 
 
 def _check_same(parameters: Any, scaling: Any, where: str) -> None:
-    """Raise ConfigError if the forms of transformers 5 and 4 say different things about the global layers."""
+    """Raise ConfigError if rope_parameters (transformers 5) and rope_scaling (4) disagree about the global layers."""
     if not isinstance(parameters, dict) or not isinstance(scaling, dict) or not parameters:
-        return  # refused elsewhere, or said once
+        return  # invalid, which is refused elsewhere, or only one of both is given
     full = parameters.get(FULL)
     forms = full if isinstance(full, dict) else parameters, scaling
     new, old = ({"rope_type": one.get("type", "default"), **one} for one in forms)
@@ -435,7 +435,7 @@ def _read_one(family: Family, given: Any, theta: float, config: Mapping[str, Any
 
 
 def _yarn_attention(given: Mapping[str, Any], factor: float, named: str) -> float | None:
-    """Return the factor of attention, None for that of the paper."""
+    """Return YaRN's factor of attention; None if it is the paper's, 0.1 ln(factor) + 1."""
     grown = math.log(max(factor, 1.0))
     usual = told = 0.1 * grown + 1.0
     parts = [_positive(given.get(key) or None, f"{named}: {key}", 0.0) for key in ("mscale", "mscale_all_dim")]
@@ -452,7 +452,7 @@ def _factors(value: Any, named: str) -> tuple[float, ...]:
 
 
 def _check_rest(scaling: str, given: Mapping[str, Any], found: Mapping[str, Any], named: str) -> None:
-    """Raise ConfigError for parameters that change what is computed."""
+    """Raise ConfigError for a parameter that is read nowhere else and would change what is computed."""
     read = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_OF_TYPE[scaling]}
     read |= {"attention_factor", "mscale", "mscale_all_dim"} if scaling == "yarn" else set()
     read |= {"attention_factor", "factor", *_FACTORS} if scaling == "longrope" else set()
@@ -462,7 +462,7 @@ def _check_rest(scaling: str, given: Mapping[str, Any], found: Mapping[str, Any]
         if scaling == "yarn" and key in _YARN_ONLY and value in _YARN_ONLY[key]:
             continue
         if scaling in ("none", "linear") and key == "original_max_position_embeddings":
-            continue  # no part of what these compute
+            continue  # these scalings do not use it
         raise ConfigError(explain(f"{named}: {key}", value, "is not computed here", _OTHER))
 
 
@@ -475,7 +475,7 @@ def _positive(value: Any, named: str, default: float) -> float:
 
 
 def written_rope(family: Family, model: ModelConfig) -> dict[str, Any]:
-    """Return the rotary keys of a config.json, in the form of transformers 5 and, beside it, in that of 4."""
+    """Return the rotary keys of a config.json, both in the form of transformers 5 and in the form of transformers 4."""
     whole: dict[str, Any] = {"rope_type": "default", "rope_theta": model.rope_theta}
     if model.rope_scaling != "none":
         whole["rope_type"] = model.rope_scaling

@@ -1,7 +1,7 @@
 """Write a committed checkpoint as a folder that transformers loads, without a process group, a GPU, or the model in memory.
 
-pieces of any world size -> a few rows of one tensor at a time, verified -> model-00001-of-00002.safetensors
-and adapters                                            and with its adapter -> tokenizer, README.md, index, config.json
+pieces saved at        -> a few rows of one tensor at a time,  -> model-00001-of-00002.safetensors, ...
+any world size            verified, with the adapter merged       then tokenizer, README.md, index, config.json
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from springtide.hf.safetensors_header import INDEX, SINGLE, Entry
 from springtide.storage import Folder, to_json
 
 SHARD_BYTES = 5 * 10**9
-"""Most bytes of a file, as transformers has it, unless one tensor is larger."""
+"""Most bytes of a file, as in transformers, unless one tensor is larger."""
 
 
 def export_checkpoint(
@@ -48,17 +48,17 @@ def export_checkpoint(
     """Write checkpoint ``name`` of ``run`` as a folder that transformers loads.
 
     Args:
-        model: of the config that it was saved with.
-        facts: of its origin, for the model card.
-        tokenizer: folders that may have its ``tokenizer.json``, recognised by its digest.
-        dtype: a key of DTYPES; empty is the type that the weights are stored in.
+        model: the ``model`` section of the config that the checkpoint was saved with.
+        facts: origin of the checkpoint, for the model card.
+        tokenizer: folders that may hold the checkpoint's ``tokenizer.json``, which is recognised by its digest.
+        dtype: a key of DTYPES; empty: the stored dtype.
         ema: write the averaged weights.
         shard_bytes: most bytes of a file, unless one tensor is larger.
 
     Raises:
-        ConfigError: no architecture of transformers computes this model, or ``to`` holds what is not an export.
-        CheckpointError: the checkpoint is of another model, or its bytes are bad.
-        MissingAverage: it has no averaged weights.
+        ConfigError: no architecture of transformers computes this model, or ``to`` holds something else than an export.
+        CheckpointError: the checkpoint is of another model, or damaged.
+        MissingAverage: the checkpoint has no averaged weights.
     """
     family = choose_family(model)
     check_target(to)
@@ -89,7 +89,7 @@ def export_checkpoint(
 
 
 def _shards(entries: Sequence[Entry], shard_bytes: int) -> dict[str, list[Entry]]:
-    """Return file -> its tensors."""
+    """Return file name -> the tensors of that file."""
     groups: list[list[Entry]] = [[]]
     size = 0
     for one in entries:

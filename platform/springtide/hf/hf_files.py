@@ -1,5 +1,5 @@
-"""Read files of a model's or an adapter's folder, which anybody may have made. Each kind of file has its limit. And
-``generation_config.json``: how generation stops, in and out."""
+"""Read untrusted files of a model's or an adapter's folder. Each kind of file has a size limit. Also: import and export of
+``generation_config.json``, which defines how generation stops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from springtide.storage import Folder, most_values
 CONFIG_BYTES = 2**20
 """Largest config.json and adapter_config.json."""
 SETTINGS_BYTES = 4 * 2**20
-"""Largest tokenizer_config.json. Those of Gemma 3 have 1.2 MB: they list 6,000 unused tokens."""
+"""Largest tokenizer_config.json. Gemma 3's has 1.2 MB, because it lists 6,000 unused tokens."""
 COPY = "the file is damaged or hostile: download it again"
 
 
@@ -42,13 +42,13 @@ def read_tokenizer(folder: Folder) -> str:
 
 
 def check_values(data: bytes, where: str, limit: int) -> None:
-    """Raise ConfigError if JSON text may hold more than ``limit`` values: parsed, small ones take 30 times their text."""
+    """Raise ConfigError if JSON text may hold more than ``limit`` values. Parsed, small values take 30 times their text."""
     if (found := most_values(data)) > limit:
         raise ConfigError(explain(where, found, f"are more than {limit:,} values of JSON", COPY))
 
 
 def parsed(data: bytes, where: str) -> dict[str, Any]:
-    """Return a JSON object in which no key is given twice. Raises ConfigError if it is none."""
+    """Return the JSON object in ``data``. Raises ConfigError for anything else, and if a key is given twice."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -57,7 +57,7 @@ def parsed(data: bytes, where: str) -> dict[str, Any]:
         return found
 
     try:
-        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=once)  # UTF-8 only: its values were counted so
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=once)  # UTF-8, as values are counted
     except (ValueError, RecursionError) as error:
         raise ConfigError(explain(where, data[:40], f"is not JSON ({str(error)[:200]})", COPY)) from None
     if not isinstance(value, dict):
@@ -67,8 +67,8 @@ def parsed(data: bytes, where: str) -> dict[str, Any]:
 
 # ``generation_config.json`` of a model: the ids that end a text, and how its tokens are drawn by default.
 #
-# It comes in with a model, lies in the run's folder, and goes out with what is trained from it, so that transformers and vLLM
-# stop where ``model generate`` does.
+# It is imported with a model, kept in the run's folder, and exported with what is trained from the model, so that
+# transformers and vLLM stop where ``model generate`` does.
 
 GENERATION = "generation_config.json"
 _ENDS = "eos_token_id"
@@ -80,19 +80,19 @@ _NOT_MISSED = (
     *("bos_token_id", "transformers_version", "_from_model_config", "max_length", "max_new_tokens"),
     *("output_attentions", "output_hidden_states", "use_cache", "cache_implementation"),
 )
-"""Keys that do not come in, and that an export has of its own or does not need."""
+"""Keys that an import drops without a warning, because an export sets its own or does not need them."""
 
 _log = logging.getLogger(__name__)
 
 
 def read_generation(folder: Folder, config: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Return the settings of ``generation_config.json`` that are kept; without one, the ids of several that end a text in
-    ``config``. Logs the keys that are left out.
+    """Return the settings to keep of ``generation_config.json``. Without this file, return the ids that end a text from
+    ``config``, if it has several. Logs the keys that are left out.
 
     Args:
-        folder: of the model, confined.
-        config: its ``config.json``.
-        vocab_size: rows of its embedding.
+        folder: the model's folder, confined.
+        config: the model's ``config.json``.
+        vocab_size: number of rows of the model's embedding.
 
     Raises:
         ConfigError: the file is not a JSON object, or is too large.
@@ -105,7 +105,7 @@ def read_generation(folder: Folder, config: Mapping[str, Any], vocab_size: int) 
     if padding := ids_of(found.get("pad_token_id"), vocab_size):
         kept["pad_token_id"] = padding[0]
     kept |= {key: found[key] for key in _FLAGS if isinstance(found.get(key), bool)}
-    if kept.get("do_sample"):  # without it transformers refuses to write them
+    if kept.get("do_sample"):  # without do_sample transformers refuses to write _NUMBERS
         kept |= {key: found[key] for key in _NUMBERS if _is_number(found.get(key))}
     if left := [key for key in found if key not in kept and key not in _NOT_MISSED and found[key] is not None]:
         _log.warning("%s: left out %s", folder.where(GENERATION), printable(", ".join(map(str, left[:8]))))
@@ -113,15 +113,15 @@ def read_generation(folder: Folder, config: Mapping[str, Any], vocab_size: int) 
 
 
 def written_generation(found: Mapping[str, Any], end_ids: Iterable[int], bos_id: int | None) -> dict[str, Any]:
-    """Return the ``generation_config.json`` of an export. ``found``: as ``read_generation`` returns it, of the model that was
-    imported; ``end_ids``: all that end a text or a turn."""
+    """Return the ``generation_config.json`` of an export. ``found``: settings of the imported model, from ``read_generation``;
+    ``end_ids``: all ids that end a text or a turn."""
     ends = list(end_ids)
     ids = {"bos_token_id": bos_id, _ENDS: ends[0] if len(ends) == 1 else ends}
     return {**{key: value for key, value in found.items() if key != _ENDS}, **ids}
 
 
 def ids_of(value: Any, vocab_size: int) -> tuple[int, ...]:
-    """Return the ids of a key that may hold one, several or none; those that are no rows of the embedding are left out."""
+    """Return the ids of a key that may hold one id, a list or none. Ids without a row in the embedding are left out."""
     several = value if isinstance(value, list) else [value]
     return tuple(dict.fromkeys(one for one in several[:_MOST_ENDS] if type(one) is int and 0 <= one < vocab_size))
 

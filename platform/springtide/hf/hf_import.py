@@ -1,6 +1,6 @@
 """Read a model's folder in the format of transformers, and write it as a checkpoint of weights only.
 
-    config.json -> family and ModelConfig -> the tensors that it must have -> their byte ranges -> fp32 -> a checkpoint
+    config.json -> family and ModelConfig -> required tensors -> their byte ranges -> fp32 -> a checkpoint
 
 All names, types, shapes and offsets are checked before anything is written, and no code of the folder is run.
 """
@@ -40,10 +40,10 @@ from springtide.shards import TOKENIZER
 from springtide.storage import Folder, digest, to_json
 
 TYPES = ("F32", "BF16", "F16", "F64")
-"""Types of weights that come in."""
+"""Types of weights that can be imported."""
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _BUFFERS = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-"""Rotary tables that old releases stored; they follow from the config."""
+"""Rotary tables that old releases stored. They are ignored, because they follow from the config."""
 _SHOWN = 5
 _COMPARE_BYTES = 16 * 2**20
 
@@ -51,36 +51,36 @@ _log = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
-    """Where one of our tensors is."""
+    """Where one of our tensors is stored."""
 
     folder: Folder
     stored: Stored
-    """The tensor of theirs that holds it."""
+    """Their tensor that holds our tensor."""
     first: int
-    """Its first row there."""
+    """Index in ``stored`` of our tensor's first row."""
     shape: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class ImportedModel:
-    """A folder of transformers, checked and not yet read."""
+    """A model's folder in the format of transformers: checked, with weights that are not read yet."""
 
     folder: Folder
     family: Family
     model: ModelConfig
     places: Mapping[str, Place]
-    """By our names."""
+    """Places by our names of tensors."""
     tokenizer: str
     """Contents of the ``tokenizer.json``, as datasets store it; empty if there is none."""
     eos_id: int | None
     bos_id: int | None
-    """Of a token that the tokenizer or the chat template writes: a config.json names one also where nothing does."""
+    """Id that begins a text; None if neither tokenizer nor chat template writes it, although a config.json may name one."""
     adapter: str = ""
-    """URL of the adapter that came with it."""
+    """URL of the adapter that was imported with the model; empty if there is none."""
     template: str = ""
     """Text of its chat template; empty if there is none, or no tokenizer."""
     generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What is kept of its ``generation_config.json``: the ids that end a text or a turn, and how tokens are drawn."""
+    """Settings kept from its ``generation_config.json``: the ids that end a text or a turn, and how tokens are drawn."""
 
     @property
     def end_of_text(self) -> str:
@@ -89,25 +89,24 @@ class ImportedModel:
 
     @property
     def begin_of_text(self) -> str:
-        """The token that begins a text, and each chat; empty if there is none, or the template of a chat model does not
-        write it."""
+        """The token that begins a text, and each chat. Empty if there is none, or if a chat template does not write it."""
         has_none = not self.tokenizer or (self.template and "bos_token" not in self.template)
         return "" if has_none else token_of(self.tokenizer, self.bos_id) or ""
 
 
 def model_folder(url: str) -> Folder:
-    """Return the folder of a model; one of the Hugging Face Hub, ``hf://OWNER/NAME[@REVISION]``, at the commit that it is at
-    now. Raises ConfigError without huggingface_hub, CorpusError if there is no such repository or it cannot be reached."""
+    """Return the folder of a model. A URL of the Hugging Face Hub, ``hf://OWNER/NAME[@REVISION]``, is pinned to its current
+    commit. Raises ConfigError without huggingface_hub, CorpusError if there is no such repository or it cannot be reached."""
     return Folder(pinned(url, "folder", "hf://OWNER/NAME"))
 
 
 def open_model(folder: Folder) -> ImportedModel:
-    """Check a model's folder and return what it holds; reads headers, and no weights unless a head is stored beside the
-    embedding that it shares.
+    """Check a model's folder and return its contents. Only headers are read, except that a head that is tied but stored
+    separately is compared with the embedding.
 
     Raises:
-        ConfigError: an architecture that is not known, a setting that the decoder does not compute, tensors that are missing,
-            unexpected or of another shape or type, pickles in place of safetensors, or a file that is damaged, too large, or a
+        ConfigError: an unknown architecture, or a setting that the decoder does not compute; tensors that are missing,
+            unexpected or of another shape or type; pickles in place of safetensors; a file that is damaged, too large, or a
             link that leads out of the folder.
     """
     folder = folder.confined()
@@ -126,7 +125,7 @@ def open_model(folder: Folder) -> ImportedModel:
     if folder.exists(TOKENIZER):
         data = read_tokenizer(folder)
         probe(data, folder.where(TOKENIZER))
-        # any id will do: it is not asked for here
+        # the id that ends a text is not used here, so 0 does if it is unknown
         vocabulary = Tokenizer.from_json(data, folder.where(TOKENIZER), eos_id or 0)
         if vocabulary.size > model.vocab_size:
             vocabulary = _without_ids_beyond(data, folder.where(TOKENIZER), model.vocab_size, eos_id or 0) or vocabulary
@@ -135,7 +134,7 @@ def open_model(folder: Folder) -> ImportedModel:
             remedy = "resize the embedding by transformers' resize_token_embeddings, and save the model again"
             raise ConfigError(explain(folder.where(TOKENIZER), vocabulary.size, problem, remedy))
         text, template = vocabulary.to_json(), their_template(folder)
-        # an export of ours was trained with its begin-of-text before each text, whatever its tokenizer writes
+        # a model that springtide exported was trained with begin-of-text before each text, whatever its tokenizer writes
         if not (folder.exists(MARKER) or _is_written(bos_id, vocabulary, template)):
             bos_id = None
     return ImportedModel(folder, family, model, places, text, eos_id, bos_id, template=template, generation=generation)
@@ -149,8 +148,8 @@ def write_checkpoint(
     part_bytes: int = PART_BYTES,
     lease: Lease | None = None,
 ) -> Manifest:
-    """Write the weights of ``found``, as fp32, as the checkpoint of step 0 of ``to``; return its manifest. ``config``,
-    ``fingerprint``: of the run that it is saved with; ``lease``: the caller's claim on ``to``, if it has one.
+    """Write the weights of ``found``, in fp32, as the checkpoint of step 0 in ``to``; return its manifest. ``config``,
+    ``fingerprint``: of the run that the checkpoint belongs to; ``lease``: the caller's claim on ``to``, if it has one.
 
     Raises:
         ConfigError: a weight is not a finite number.
@@ -181,7 +180,7 @@ def read_weights(found: ImportedModel) -> Iterator[tuple[str, Tensor]]:
 
 
 def _read(found: ImportedModel, one: StagedPiece) -> Tensor:
-    """Return the bytes of a box of whole rows as fp32, uint8 (bytes,)."""
+    """Return whole rows of a tensor, converted to fp32, as bytes: uint8 (bytes,)."""
     folder, stored, first, shape = found.places[one.tensor.removeprefix("model/")]
     row = math.prod(shape[1:]) * ITEM_BYTES[stored.dtype]
     begin = stored.begin + (first + one.offsets[0]) * row
@@ -201,7 +200,7 @@ def _read(found: ImportedModel, one: StagedPiece) -> Tensor:
 
 
 def _matched(folder: Folder, family: Family, model: ModelConfig, stored: Mapping[str, Stored]) -> dict[str, Place]:
-    """Return where each of our tensors is. Raises ConfigError with the names of those that do not fit."""
+    """Return the place of each of our tensors. Raises ConfigError with the names of stored tensors that do not fit."""
     try:
         shapes = {name: tuple(one.shape) for name, one in skeleton(model, model.vocab_size).named_parameters()}
     except RuntimeError as error:  # more elements than an index can count
@@ -242,7 +241,7 @@ def _matched(folder: Folder, family: Family, model: ModelConfig, stored: Mapping
 
 
 def _check_same(folder: Folder, head: Stored, embedding: Stored) -> None:
-    """Raise ConfigError if a head that is stored beside the embedding that it shares has other bytes."""
+    """Raise ConfigError if a head that is tied to the embedding, but stored separately, has other bytes."""
     same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
     for begin in range(0, head.size_bytes if same else 0, _COMPARE_BYTES):
         end = min(begin + _COMPARE_BYTES, head.size_bytes)
@@ -254,8 +253,8 @@ def _check_same(folder: Folder, head: Stored, embedding: Stored) -> None:
 
 
 def _without_ids_beyond(data: str, where: str, rows: int, end: int) -> Tokenizer | None:
-    """Return the tokenizer without added tokens that have no row in the embedding, such as the one for images of Gemma 3: what
-    spells one becomes text. None if it cannot be used without them."""
+    """Return the tokenizer without added tokens that have no row in the embedding, such as Gemma 3's token for images. Their
+    spelling is then encoded as plain text. None if the tokenizer cannot be used without them."""
     spec = json.loads(data)
     added = spec.get("added_tokens")
     if not isinstance(added, list) or not all(isinstance(one, dict) for one in added):
@@ -274,5 +273,5 @@ def _without_ids_beyond(data: str, where: str, rows: int, end: int) -> Tokenizer
 
 
 def _is_written(bos_id: int | None, vocabulary: Tokenizer, template: str) -> bool:
-    """Return whether texts of this tokenizer begin with ``bos_id``, or chats of this template."""
+    """Return True if this tokenizer begins texts with ``bos_id``, or this template writes the begin-of-text token."""
     return "bos_token" in template or vocabulary.tokenizer.encode("a", add_special_tokens=True).ids[:1] == [bos_id]

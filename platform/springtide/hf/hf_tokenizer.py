@@ -1,5 +1,5 @@
-"""Tokenizers and chat templates of folders of transformers: those of an import, and of an export, whose ``tokenizer.json`` is
-found by its digest."""
+"""Tokenizers and chat templates in the format of transformers. An import reads them from the model's folder; an export finds
+``tokenizer.json`` by its digest."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TokenizerFiles(NamedTuple):
 
     files: dict[str, str]
     end_ids: tuple[int, ...]
-    """Those that end a text or a turn; the first ends a document."""
+    """Ids that end a text or a turn; the first one ends a document."""
     bos_id: int | None
 
     @property
@@ -47,16 +47,16 @@ def tokenizer_files(
 ) -> tuple[TokenizerFiles, list[str]]:
     """Return the tokenizer of a checkpoint with its chat template and ``generation_config.json``, and remarks for the user.
 
-    A text ends with the id that ends documents of the dataset, with those that ended texts of the model that was imported, or
-    with what ends an answer of the chat template. Its first token is ``eos_token`` for templates that write that variable;
-    else ``eos_token`` is what ends an answer, for programs that stop at it alone.
+    These ids end a text: the id that ends documents of the dataset, the end ids of the imported model, and what ends an answer
+    of the chat template. ``eos_token`` is the first of them if the template writes the variable ``eos_token``. Otherwise it is
+    what ends an answer, for programs that stop at ``eos_token`` alone.
 
     Args:
-        meta: of the checkpoint.
-        folders: datasets, runs, or other folders with a ``tokenizer.json``. The first counts whose digest the checkpoint has,
-            the first of them with a chat template, and the first with a ``generation_config.json``.
-        vocab_size: rows of the embedding.
-        max_length: most tokens that the model reads.
+        meta: metadata of the checkpoint.
+        folders: datasets, runs, or other folders with a ``tokenizer.json``. Only folders whose tokenizer has the checkpoint's
+            digest count. Each file comes from the first of these that has it.
+        vocab_size: number of rows of the embedding.
+        max_length: most tokens that the model reads at once.
 
     Raises:
         ConfigError: a file of one of the folders is too large, or leads out of its folder.
@@ -83,7 +83,7 @@ def tokenizer_files(
         template = read_file(folder, CHAT_TEMPLATE, TEMPLATE_BYTES).decode("utf-8", "replace")
         files[CHAT_TEMPLATE] = template
         if manifest is not None and bos_id not in (None, eos_id) and "bos_token" not in template:
-            # chats of the dataset begin with it, and transformers asks the template alone
+            # chats of the dataset begin with bos_id, and transformers adds no bos_token that the template does not write
             template = f"{{{{- bos_token }}}}{template}"
             files[CHAT_TEMPLATE] = template
         ends, problems = _ends_of(template, text, eos_id, bos_id)
@@ -112,7 +112,7 @@ def _manifest(folder: Folder) -> Manifest | None:
 
 
 def _ends_of(template: str, text: str, eos_id: int | None, bos_id: int | None) -> tuple[tuple[int, ...], list[str]]:
-    """Return the ids that end an answer of a chat template, and a remark if it cannot be used."""
+    """Return the ids that end an answer of a chat template, and a remark if the template cannot be used."""
     try:
         vocabulary = Tokenizer.from_json(text, TOKENIZER, "" if eos_id is None else eos_id)
         return ChatTemplate(CHAT_TEMPLATE, template, vocabulary, bos_id).ends, []
@@ -150,18 +150,18 @@ def _label(meta: Meta, name: str, vocab_size: int) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and int(text) < vocab_size else None
 
 
-# The chat template of a model's folder: text, taken as it is. Whoever lays out a chat by it does so in the sandbox.
+# The chat template of a model's folder is returned as text, unchanged. Chats are rendered by it in a sandbox only.
 
 _DEFAULT, _KEY = "default", "chat_template"
 _REMEDY = "correct the file, or remove the template from it"
 
 
 def their_template(folder: Folder) -> str:
-    """Return the chat template of a folder of transformers: ``chat_template.jinja``, or that of ``tokenizer_config.json``, of
-    several the one that is named default; empty if there is none.
+    """Return the chat template of a folder of transformers: ``chat_template.jinja``, or else the template in
+    ``tokenizer_config.json``, of several the one named default; empty if there is none.
 
     Raises:
-        ConfigError: it is not text, too large, or a link that leads out of the folder.
+        ConfigError: the template is not text, is too large, or is a link that leads out of the folder.
     """
     folder = folder.confined()
     if folder.exists(CHAT_TEMPLATE):
@@ -189,7 +189,7 @@ def their_template(folder: Folder) -> str:
 
 
 def _default(value: Any) -> Any:
-    """Return the template that is the default of several, as older tokenizers list them: tables of name and template."""
+    """Return the default of several templates, which older tokenizers list as tables of name and template; else ``value``."""
     if not isinstance(value, list):
         return value
     named = [one.get("template") for one in value if isinstance(one, dict) and one.get("name") == _DEFAULT]

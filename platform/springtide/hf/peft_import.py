@@ -1,8 +1,8 @@
-"""Read an adapter's folder in the format of PEFT beside the model that it is of.
+"""Read an adapter's folder in the format of PEFT, given its base model.
 
-    adapter_config.json -> rank, scale, targets -> the tensors that it must have -> their places in adapter_model.safetensors
+    adapter_config.json -> rank, scale, targets -> required tensors -> their places in adapter_model.safetensors
 
-The tensors say what is adapted. Names of modules are compared as texts: no pattern of the folder is ever run.
+The tensors determine which matrices are adapted. Names of modules are compared as text: no pattern in the folder is ever run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HARMLESS = frozenset(
         *("qalora_group_size", "revision", "runtime_config"),
     }
 )
-"""Keys that change nothing in what the adapter computes. Dropout is of its training; no name of a base is ever opened."""
+"""Keys that change nothing in what the adapter computes. Dropout is for training only; a base model's name is never opened."""
 _READ_ELSEWHERE = frozenset(
     {
         *("r", "lora_alpha", "use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules"),
@@ -47,8 +47,8 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),
     "layers_pattern": ("layers", ["layers"]),
 }
-"""Key -> the values that are computed here, beside null, false and what is empty. The other ways to begin an adapter change the
-weights of its base."""
+"""Key -> the values that are computed here, besides null, false and empty values. Other values of init_lora_weights change the
+weights of the base model."""
 _REMEDIES = {
     "peft_type": "import a LoRA or DoRA adapter",
     "fan_in_fan_out": "set it to false in the file, as PEFT does for these models",
@@ -57,7 +57,7 @@ _REMEDIES = {
 
 
 class _Adapter(NamedTuple):
-    """What an adapter_config.json says."""
+    """Settings of an adapter_config.json."""
 
     rank: int
     alpha: float
@@ -66,18 +66,18 @@ class _Adapter(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """A tensor of an adapter: whose it is, and which of ``PEFT_NAMES``."""
+    """A tensor of an adapter: the module that it adapts, and its kind, a value of ``PEFT_NAMES``."""
 
     module: str
     kind: str
 
 
 def with_adapter(found: ImportedModel, folder: Folder) -> ImportedModel:
-    """Return the model of ``found`` with the LoRA or DoRA adapter of ``folder``, checked and not yet read.
+    """Return the model of ``found`` with the LoRA or DoRA adapter of ``folder``: checked, with tensors that are not read yet.
 
     Raises:
-        ConfigError: no adapter, a pickled one, a setting that is not computed here, an adapter of another model, or a file
-            that is damaged; with the key or the tensor.
+        ConfigError: no adapter, a pickled adapter, a setting that is not computed here, an adapter of another model, or a
+            damaged file. The message names the key or the tensor.
     """
     folder = folder.confined()
     config = _read_config(folder)
@@ -113,7 +113,7 @@ def _read_config(folder: Folder) -> dict[str, Any]:
 
 
 def _settings(config: Mapping[str, Any], where: str) -> _Adapter:
-    """Return what the keys say. Raises ConfigError for one that is not computed here."""
+    """Return the adapter's settings. Raises ConfigError for a key whose value is not computed here."""
     for key, value in config.items():
         if key not in _HARMLESS | _READ_ELSEWHERE:
             _check_key(key, value, where)
@@ -125,7 +125,7 @@ def _settings(config: Mapping[str, Any], where: str) -> _Adapter:
         if not isinstance(table, dict) or any(one != usual for one in table.values()):
             problem = "has another rank or scale in some matrices, and here they are the same in all"
             raise ConfigError(explain(f"{where}: {key}", table, problem, _MERGE))
-    # the scale is alpha over the rank's square root there (Kalajdzievski, arXiv 2312.03732)
+    # rsLoRA's scale is alpha / sqrt(rank) (Kalajdzievski, arXiv 2312.03732), ours is alpha / rank
     alpha *= math.sqrt(rank) if _flag(config, "use_rslora", where) else 1.0
     return _Adapter(int(rank), alpha, _flag(config, "use_dora", where))
 
@@ -155,14 +155,14 @@ def _flag(config: Mapping[str, Any], key: str, where: str) -> bool:
 
 
 def _modules(found: ImportedModel) -> dict[str, tuple[str, ...]]:
-    """Return their modules that may have an adapter, and the matrices of ours that each joins."""
+    """Return transformers' modules that may have an adapter -> our matrices that the module joins."""
     ours = {name for name, _ in matrices(skeleton(found.model, found.model.vocab_size).blocks)}
     matches = (match for match in found.family.tensors(found.model) if ours.issuperset(match.ours))
     return {match.theirs.removesuffix(_WEIGHT): match.ours for match in matches}
 
 
 def _tensors(folder: Folder, found: ImportedModel, modules: Mapping[str, tuple[str, ...]]) -> dict[_Part, Stored]:
-    """Return the tensors of the adapter. Raises ConfigError for one that is of no matrix of the model."""
+    """Return the stored tensors of the adapter. Raises ConfigError for a tensor that belongs to no matrix of the model."""
     by_name: dict[_Part, Stored] = {}
     where = folder.where(PEFT_WEIGHTS)
     for name, stored in read_header(folder, PEFT_WEIGHTS).items():
@@ -182,7 +182,7 @@ def _tensors(folder: Folder, found: ImportedModel, modules: Mapping[str, tuple[s
 
 
 def _check_targets(config: Mapping[str, Any], adapted: Set[str], known: Iterable[str], where: str, of: str) -> None:
-    """Raise ConfigError if the config names other modules than those that have tensors. One that is a pattern is not run."""
+    """Raise ConfigError if the config names other modules than the ``adapted`` ones. A pattern is not run, so not compared."""
     targets, excluded, layers = (
         config.get(key) for key in ("target_modules", "exclude_modules", "layers_to_transform")
     )
@@ -217,7 +217,7 @@ def _are(kind: type, values: Any) -> bool:
 
 
 def _tails(module: str) -> Iterator[str]:
-    """Yield all names in ``target_modules`` that mean ``module``."""
+    """Yield all names by which ``target_modules`` may mean ``module``: its suffixes at dots."""
     parts = module.split(".")
     return (".".join(parts[first:]) for first in range(len(parts)))
 
@@ -246,8 +246,9 @@ def _places(
     tensors: Mapping[_Part, Stored],
     adapter: _Adapter,
 ) -> Iterator[tuple[str, Place]]:
-    """Yield our tensors and where they are. Where theirs joins matrices, ours share A and have their rows of B and of the
-    magnitude. Raises ConfigError for one that is missing, unexpected or of another shape."""
+    """Yield our adapter tensors and their places. If their module joins several of our matrices, these share its A, and each
+    has its own rows of B and of the magnitude. Raises ConfigError for a tensor that is missing, unexpected or of another shape.
+    """
     named = skeleton(model, model.vocab_size).named_parameters()
     shapes = {name: tuple(one.shape) for name, one in named if is_adapter(name)}
     where = folder.where(PEFT_WEIGHTS)

@@ -1,4 +1,4 @@
-"""Headers of safetensors files and the index of several, read from a source that nobody has checked, and written.
+"""Read headers of safetensors files, and the index of several files, from an untrusted source; write headers.
 
     8 bytes of length | JSON: name -> dtype, shape, data_offsets | the bytes of the tensors, without gaps
 
@@ -24,9 +24,9 @@ _MOST_TENSORS = 100_000
 _MOST_HEADER_BYTES = 10_000_000
 """Largest header: 100 bytes for each of 100,000 tensors, a tenth of what the reference implementation reads [bytes]."""
 _VALUES_OF_A_TENSOR = 16
-"""Most values that describe a tensor in a header: its type, up to 8 sizes, two offsets, and what holds them."""
+"""Most JSON values that describe a tensor in a header: its type, up to 8 sizes, two offsets, and their lists and object."""
 _MOST_INDEX_BYTES, _MORE_VALUES = 16 * 2**20, 100
-"""Bytes of an index, and most of its values that are not tensors. That of 100,000 tensors has 10 MB."""
+"""Most bytes of an index, and most of its values that are not tensors. An index of 100,000 tensors has 10 MB."""
 _MOST_FILES = 10_000
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -53,15 +53,15 @@ class Entry(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Its bytes in a file."""
+        """Size of the tensor's data in a file [bytes]."""
         return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 def read_tensors(folder: Folder) -> dict[str, Stored]:
-    """Return all tensors of a model's folder: of its index, or of its one file.
+    """Return all tensors of a model's folder, by its index or from its only file.
 
     Raises:
-        ConfigError: there are none, only pickled ones, or a header or index is not what it must be.
+        ConfigError: there are no tensors, only pickled ones, or a header or the index is not valid.
     """
     names = folder.names()
     if INDEX in names:
@@ -169,7 +169,7 @@ def _counts(values: Any) -> bool:
 
 
 def header_of(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
-    """Return the length and header of a file with these tensors, in this order."""
+    """Return the first bytes of a file with the tensors ``entries``, in this order: the header's length and the header."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     begin = 0
     for one in entries:

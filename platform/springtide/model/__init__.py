@@ -1,4 +1,4 @@
-"""Models as plain ``nn.Module``, and what is minimised.
+"""Models as plain ``nn.Module``, and training objectives.
 
 Layer rule: a model knows its config and nothing about ranks, devices or files. An objective (``objective.py``) is a function of
 a micro-batch; its results are sums over tokens or rows, never means.

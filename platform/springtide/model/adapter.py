@@ -23,7 +23,7 @@ from springtide.model.frozen import FrozenLinear, converted, hold, product
 
 
 class AdaptedLinear(FrozenLinear):
-    """A linear layer and its adapter."""
+    """A linear layer with a LoRA or DoRA adapter."""
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, with_magnitude: bool) -> None:
         """Make a layer of the shape of ``base``, with weights that are uninitialized."""
@@ -37,7 +37,7 @@ class AdaptedLinear(FrozenLinear):
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) -> (..., O)."""
         x_NI = x.flatten(0, -2)
-        # the scale and the sum are part of the product: apart, each is a pass over all outputs, and backward has one more
+        # addmm fuses the scale and the sum: unfused, each is another pass over all outputs, and backward has one more
         base_NO = product(x_NI, self.weight, self.in_features)
         lora_a, lora_b = self.lora_a.to(x.dtype), self.lora_b.to(x.dtype)
         y_NO = torch.addmm(base_NO, F.linear(x_NI, lora_a), lora_b.T, alpha=self.scale)
@@ -55,14 +55,14 @@ class AdaptedLinear(FrozenLinear):
 
 @torch.no_grad()
 def merged(W: Tensor, A: Tensor, B: Tensor, scale: float, magnitude: Tensor | None = None) -> Tensor:
-    """Return rows of a matrix with their adapter, fp32.
+    """Return rows of a matrix with their adapter merged, fp32.
 
     Args:
         W: rows of the matrix, (O, I).
-        A: (R, I).
-        B: the same rows, (O, R).
+        A: the adapter's A, (R, I).
+        B: the same rows of the adapter's B, (O, R).
         scale: adapter_alpha / adapter_rank.
-        magnitude: of the same rows, (O,); None for LoRA.
+        magnitude: DoRA's magnitudes of the same rows, (O,); None for LoRA.
 
     Examples:
         >>> merged(torch.eye(2), torch.ones(1, 2), torch.tensor([[0.0], [1.0]]), scale=2.0)
@@ -76,8 +76,8 @@ def merged(W: Tensor, A: Tensor, B: Tensor, scale: float, magnitude: Tensor | No
 
 
 def adapt(blocks: nn.ModuleList, config: ModelConfig) -> None:
-    """Give the matrices of ``blocks`` that ``model.adapter_targets`` match their adapters, in place, and hold all of them as
-    ``model.base_precision`` says."""
+    """Attach adapters, in place, to the matrices of ``blocks`` that ``model.adapter_targets`` match. Store all matrices of
+    ``blocks`` in ``model.base_precision``."""
     if config.adapter == "none":
         return
     scale = config.adapter_alpha / config.adapter_rank

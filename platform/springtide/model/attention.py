@@ -20,7 +20,8 @@ from springtide.model.positions import rotate
 _REPEATS_HEADS = {"cpu": False, "cuda": True}
 """Whether the attention kernels of a device need a key/value head for each query head."""
 _QUERIES_AT_ONCE = 1024
-"""Least queries of a local layer that are computed at a time: fewer spare more products, and make more and thinner ones."""
+"""Smallest number of queries of a local layer that are computed at a time. Fewer would skip more masked scores, but make more
+and thinner matrix products."""
 
 
 class RMSNorm(nn.Module):
@@ -34,20 +35,20 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D) of the same dtype."""
-        if self.around_one:  # in fp32: half a type's digits of 1 + weight are those of the 1
+        if self.around_one:  # in fp32: in bf16 or fp16, 1 + weight would lose digits of a small weight
             return F.rms_norm(x.float(), self.weight.shape, 1.0 + self.weight.float(), self.eps).type_as(x)
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 class LayerKVCache:
-    """Keys and values of the tokens that a block has processed, those that later ones attend to, (B, K, L, E) each."""
+    """Keys and values of one block, (B, K, L, E) each, of the processed tokens that later tokens may attend to."""
 
     def __init__(self) -> None:
         self._seen: tuple[Tensor, Tensor] | None = None
 
     def append(self, k_BKLE: Tensor, v_BKLE: Tensor, window: int = 0) -> tuple[Tensor, Tensor]:
-        """Append these keys and values; return all of them. With ``window`` (0 is none) only those are kept that the next
-        token attends to."""
+        """Append keys and values of new tokens; return the keys and values of all cached and new tokens. With a ``window`` (0:
+        none) the cache keeps only tokens that the next token attends to."""
         if self._seen is not None:
             k_BKLE, v_BKLE = torch.cat([self._seen[0], k_BKLE], 2), torch.cat([self._seen[1], v_BKLE], 2)
         oldest = max(0, k_BKLE.shape[2] - window + 1) if window else 0
@@ -55,13 +56,13 @@ class LayerKVCache:
         return k_BKLE, v_BKLE
 
     def keep(self, rows_N: Tensor) -> None:
-        """Forget all rows but these, int64 (N,)."""
+        """Drop all rows except ``rows_N``, indices, int64 (N,)."""
         if self._seen is not None:
             self._seen = self._seen[0][rows_N], self._seen[1][rows_N]
 
 
 class KVCache:
-    """Cache of the text that a decoder has processed, so that each new token costs the work of one token."""
+    """Keys, values and ids of the text that a decoder has processed, so that a new token costs the work of one token."""
 
     def __init__(self, num_layers: int, padding_B: Tensor | None = None) -> None:
         """``padding_B``: tokens of padding at the start of each row, int64 (B,); None: there are none."""
@@ -70,12 +71,12 @@ class KVCache:
         self._ids_BL: Tensor | None = None
 
     def append(self, tokens_BL: Tensor) -> Tensor:
-        """Append these ids; return all of them, (B, L)."""
+        """Append the ids of new tokens; return the ids of the whole text, (B, L)."""
         self._ids_BL = tokens_BL if self._ids_BL is None else torch.cat([self._ids_BL, tokens_BL], 1)
         return self._ids_BL
 
     def keep(self, rows_N: Tensor) -> None:
-        """Forget all rows but these, int64 (N,)."""
+        """Drop all rows except ``rows_N``, indices, int64 (N,)."""
         self._ids_BL = None if self._ids_BL is None else self._ids_BL[rows_N]
         self.padding_B = None if self.padding_B is None else self.padding_B[rows_N]
         for block in self.blocks:
@@ -83,15 +84,15 @@ class KVCache:
 
 
 def _repeats_heads(q_BHLE: Tensor, mask_B1LL: Tensor | None) -> bool:
-    """Return True if key and value heads are repeated for the attention kernel. On CUDA only FlashAttention takes fewer of
-    them than query heads; it takes no mask, no fp32, and fp16 only from Ampere on. Where it does not run, torch would fall
-    back to full score matrices (B, H, L, L), several per block; its memory-efficient kernel takes repeated heads."""
+    """Return True if key and value heads must be repeated for the attention kernel. On CUDA only FlashAttention takes fewer
+    key/value heads than query heads. It takes no mask and no fp32, and fp16 only from Ampere on. Without it torch would fall
+    back to full score matrices (B, H, L, L), several per block. The memory-efficient kernel needs none, but repeated heads."""
     return _REPEATS_HEADS[q_BHLE.device.type] and (mask_B1LL is not None or q_BHLE.dtype != torch.bfloat16)
 
 
 @contextlib.contextmanager
 def attention_as_on(device_type: str) -> Iterator[None]:
-    """Repeat heads on the CPU as the kernels of another device need it, to predict that device's memory."""
+    """Repeat heads on the CPU wherever the kernels of another device need it, to predict that device's memory."""
     before = _REPEATS_HEADS["cpu"]
     _REPEATS_HEADS["cpu"] = _REPEATS_HEADS[device_type]
     try:
@@ -105,14 +106,14 @@ class Attention(nn.Module):
     attends to the ``window`` newest tokens only, itself included (Beltagy et al., "Longformer", 2020)."""
 
     def __init__(self, config: ModelConfig, window: int = 0) -> None:
-        """``window``: 0 is a global layer [tokens]."""
+        """``window``: tokens that a token attends to; 0: a global layer [tokens]."""
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_width = config.num_heads, config.num_kv_heads, config.head_width
         width, kv_width = self.num_heads * self.head_width, self.num_kv_heads * self.head_width
         self.scale, self.cap, self.window = config.attention_scale, config.attention_cap, window
         self.norm_of = config.qk_norm
         self.flex: FlexKernel | None = None
-        """The kernel for masks of FlexAttention; None where it does not run."""
+        """FlexAttention, compiled, for masks from ``flex.block_mask``; None where it does not run."""
         self.query = Linear(config.dim, width, bias=config.qkv_bias)
         self.key = Linear(config.dim, kv_width, bias=config.qkv_bias)
         self.value = Linear(config.dim, kv_width, bias=config.qkv_bias)
@@ -131,8 +132,8 @@ class Attention(nn.Module):
         mask: Tensor | BlockMask | None = None,
         kept: LayerKVCache | None = None,
     ) -> Tensor:
-        """(B, L, D) -> (B, L, D); tables as for ``rotate``; ``mask``: bool (B, 1, L, L), or from ``flex.block_mask``, which
-        has the window in it; without one, attention is causal."""
+        """(B, L, D) -> (B, L, D). ``cos``, ``sin``: tables as for ``rotate``; ``mask``: bool (B, 1, L, L), or from
+        ``flex.block_mask``, which includes the window; None: causal; ``kept``: the block's cache."""
         B, L, _ = x_BLD.shape
         q_BLF, k_BLF = self.query(x_BLD), self.key(x_BLD)
         if self.norm_of == "all_heads":
@@ -152,13 +153,13 @@ class Attention(nn.Module):
             y_BHLE = attend(self.flex, q_BHLE, k_BKLE, v_BKLE, mask, self.scale, self.cap)
         else:
             if mask is not None and mask.shape[-1] != k_BKLE.shape[2]:
-                mask = mask[..., -k_BKLE.shape[2] :]  # of a local layer the cache keeps the newest tokens
+                mask = mask[..., -k_BKLE.shape[2] :]  # a local layer's cache keeps the newest tokens only
             y_BHLE = self._attend(q_BHLE, k_BKLE, v_BKLE, mask)
         return self.out(y_BHLE.transpose(1, 2).reshape(B, L, -1))
 
     def _attend(self, q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, mask_B1LL: Tensor | None) -> Tensor:
-        """Return what the queries, which are those of the newest tokens, find; a part of the queries at a time if a window
-        spares most of the products."""
+        """Return the attention output for the queries, which belong to the newest tokens. If there are more keys than a window,
+        compute part of the queries at a time, and skip the keys that none of them sees."""
         num_queries, num_keys = q_BHLE.shape[2], k_BKLE.shape[2]
         if not self.window or num_keys <= self.window:
             return self._product(q_BHLE, k_BKLE, v_BKLE, mask_B1LL)
@@ -207,8 +208,8 @@ class Attention(nn.Module):
 
 
 class Linear(nn.Linear):
-    """A linear layer whose weights may be wider than its input: they are converted where they are used, and their gradient is
-    converted back (mixed precision, Micikevicius et al., 2018). FSDP hands converted weights out, so there nothing is done."""
+    """A linear layer whose weights may have a wider dtype than its input. The weights are converted at each use, and their
+    gradient is converted back (mixed precision, Micikevicius et al., 2018). FSDP's weights arrive already converted."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) -> (..., O) of the same dtype."""

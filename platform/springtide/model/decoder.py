@@ -30,9 +30,9 @@ VOCAB_MULTIPLE = 64
 """The embedding is padded to a multiple of this, so that it shards evenly and its matmuls are fast."""
 _STD = 0.02
 _INIT_ROWS = 64
-"""Rows that are drawn with one seed."""
+"""Number of rows of a parameter that are drawn with one seed."""
 _FILL_AT_ONCE = 2**22
-"""Numbers that are drawn at a time."""
+"""Number of initial values that are drawn at a time."""
 
 Place = tuple[Tensor, Tensor, Tensor | BlockMask | None]
 """Cosines and sines of the tokens' positions, as for ``rotate``, and their attention mask."""
@@ -42,7 +42,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functools.partial(F.gelu, approximate="tanh"),
 }
 _NORMS = {"pre": (True, False), "post": (False, True), "both": (True, True)}
-"""Value of ``model.norms`` -> whether there is one before attention and feed-forward, and one after them."""
+"""Value of ``model.norms`` -> whether attention and feed-forward each have a norm before, and a norm after."""
 
 
 class FeedForward(nn.Module):
@@ -90,7 +90,7 @@ class Decoder(nn.Module):
     """Token ids (B, L) -> logits (B, L, V); V is ``model.vocab_size``, or ``vocab_size`` rounded up to a multiple of 64."""
 
     computes_loss = True
-    """Given targets, it computes the loss itself and never holds all logits at once."""
+    """``forward`` computes the loss when it gets targets, without holding all logits at once."""
 
     def __init__(
         self,
@@ -100,9 +100,9 @@ class Decoder(nn.Module):
         bos_id: int | None = None,
         whole_documents: bool = False,
     ) -> None:
-        """``eos_id``: end-of-document id, if documents of one row must not attend to each other; ``bos_id``: the id that
-        begins one, None if it is the same; ``whole_documents``: none of them is cut (``positions.documents``). Raises
-        ConfigError if the config has fewer rows than ``vocab_size``."""
+        """``eos_id``: end-of-document id, None if documents of one row may attend to each other; ``bos_id``: the id that
+        begins a document, None if it is ``eos_id``; ``whole_documents``: no document is cut (``positions.documents``). Raises
+        ConfigError if ``model.vocab_size`` is less than ``vocab_size``."""
         super().__init__()
         if config.vocab_size and config.vocab_size < vocab_size:
             limit = f"has no row for each of the {vocab_size} ids of the dataset"
@@ -113,10 +113,10 @@ class Decoder(nn.Module):
         self.bos_id = eos_id if bos_id is None else bos_id
         self.padded_vocab_size = config.vocab_size or -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.computes_in: torch.dtype | None = None
-        """The type of activations and products; None is that of the weights."""
+        """The dtype of activations and matrix products; None: the dtype of the weights."""
         self.flex: FlexKernel | None = None
         self.fused_loss: PartLoss | None = None
-        """``loss.part_loss``, compiled; None where the head's loss is computed in single operations."""
+        """``loss.part_loss``, compiled; None: the head's loss is computed in single, uncompiled operations."""
         rows = torch.empty(self.padded_vocab_size, config.dim)
         # nn.Embedding would draw values, for which torch imports its compiler; on the meta device there is nothing to draw
         self.embedding = nn.Embedding.from_pretrained(rows, freeze=False) if rows.is_meta else nn.Embedding(*rows.shape)
@@ -147,8 +147,9 @@ class Decoder(nn.Module):
         by_token: bool = False,
         newest: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """(B, L) ids -> (B, L, V) logits, or of the ``newest`` id of each row only, (B, 1, V); or, given ``targets_BL``, the
-        result of ``head_loss``, or ``by_token`` that of ``token_nats``, (B, L). The ids follow those in ``past``."""
+        """Return logits (B, L, V) for ids (B, L), which continue the text in ``past``. With ``newest`` return the logits of
+        each row's last id only, (B, 1, V). With ``targets_BL`` return the result of ``head_loss`` instead, or with ``by_token``
+        the result of ``token_nats``, (B, L)."""
         x_BLD, head_VD = self._embedded(tokens_BL)
         if self.config.scaled_embedding:
             x_BLD = x_BLD * math.sqrt(self.config.base_width or self.config.dim)
@@ -160,7 +161,7 @@ class Decoder(nn.Module):
             x_BLD = x_BLD[:, -1:]  # logits of a long text take more memory than its keys and values
         x_BLD = self.norm(x_BLD)
         if self.config.width_multiplier != 1.0:
-            x_BLD = x_BLD / self.config.width_multiplier  # the same as to divide the logits, on fewer numbers
+            x_BLD = x_BLD / self.config.width_multiplier  # equals dividing the logits, but on fewer numbers
         if targets_BL is None:
             return capped(logits(x_BLD, head_VD), self.config.logit_cap)
         hidden_ND, wanted_N = x_BLD.flatten(0, 1), targets_BL.flatten()
@@ -169,8 +170,8 @@ class Decoder(nn.Module):
         return head_loss(hidden_ND, head_VD, wanted_N, z_weight, self.config.logit_cap, self.fused_loss)
 
     def _embedded(self, tokens_BL: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the embeddings of ids, (B, L, D), and the head's weight, in the type that is computed in. Tied weights are
-        converted once, so that both gradients add up in that type, as under FSDP."""
+        """Return the embeddings of the ids, (B, L, D), and the head's weight, both in the compute dtype. Tied weights are
+        converted once, so that the gradients of embedding and head add up in that dtype, as under FSDP."""
         if self.computes_in is None:
             return self.embedding(tokens_BL).type_as(self.norm.weight), self.head.weight
         table_VD = self.embedding.weight.to(self.computes_in)
@@ -180,8 +181,8 @@ class Decoder(nn.Module):
         return x_BLD, table_VD if tied else self.head.weight.to(self.computes_in)
 
     def _places(self, tokens_BL: Tensor, past: KVCache | None) -> tuple[Place, Place]:
-        """Return the rotary tables and the attention mask of the tokens in global and in local layers; the mask is None if
-        attention is plainly causal. Windows are in masks of FlexAttention only."""
+        """Return the rotary tables and the attention mask of the tokens, for global layers and for local layers. The mask is
+        None if attention is plainly causal. Only FlexAttention's masks include the window."""
         length = tokens_BL.shape[1]
         ids_BL = tokens_BL if past is None else past.append(tokens_BL)
         tables = [(self.cos, self.sin)]
@@ -207,7 +208,8 @@ class Decoder(nn.Module):
         return (*rows[0], masks[0]), (*rows[-1], masks[1])
 
     def attend_by(self, kernel: FlexKernel | None) -> None:
-        """Let documents of a row attend apart by ``kernel``; None: by masks. Texts that are read in parts always are."""
+        """Mask documents of a row from each other by the FlexAttention ``kernel``; None: by dense masks. Masks are always dense
+        with a cache (``past``)."""
         self.flex = kernel
         for module in self.modules():
             if isinstance(module, Attention):
@@ -219,8 +221,8 @@ class Decoder(nn.Module):
             self.head.weight = self.embedding.weight
 
     def place(self, device: torch.device, weights: torch.device | None = None) -> None:
-        """Move from the meta device to ``device``, the weights to ``weights``, if given: only the rotary tables are filled, the
-        weights are uninitialized."""
+        """Move from the meta device to ``device``, and the weights to ``weights`` if given. Only the rotary tables are filled;
+        the weights are uninitialized."""
         # not to_empty: it swaps the contents of fake tensors, which torch refuses while anything refers to one
         for module in self.modules():
             for name, parameter in module.named_parameters(recurse=False):
@@ -265,29 +267,31 @@ def build(
 
 @torch.no_grad()
 def fill(held: Tensor, config: ModelConfig, name: str, shape: tuple[int, ...], begin: int) -> None:
-    """Fill rows of a parameter with their initial values, some at a time.
+    """Fill rows of a parameter with their initial values, in parts of about ``_FILL_AT_ONCE`` numbers.
 
     Args:
-        held: the rows, in the type that they are held in; packed if that is uint8.
-        config: of the model.
-        name: of the parameter.
-        shape: of the whole parameter, as it is before it is packed.
-        begin: first of the rows.
+        held: the rows to fill, in their stored dtype; uint8 holds packed 4-bit weights.
+        config: the model's config.
+        name: the parameter's name.
+        shape: shape of the whole parameter before packing.
+        begin: index of the first row.
     """
     at_once = max(1, _FILL_AT_ONCE // math.prod(shape[1:]) // _INIT_ROWS) * _INIT_ROWS
     first, end = begin, begin + len(held)
     while first < end:
-        last = min(end, first - first % at_once + at_once)  # no draw is cut but the first and the last
+        # parts begin and end at multiples of _INIT_ROWS, so that no block of rows is drawn twice
+        last = min(end, first - first % at_once + at_once)
         held[first - begin : last - begin].copy_(as_held(initial(config, name, shape, first, last), held.dtype))
         first = last
 
 
 def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, end: int) -> Tensor:
-    """Return rows [begin, end) of a parameter's initial value, fp32. It is a function of the config, the name and the row:
-    every rank makes its own part, and the whole is the same at any world size.
+    """Return rows [begin, end) of a parameter's initial value, fp32. The value depends only on the config, the name and the
+    row. So every rank draws its own rows, and the parameter is the same at any world size.
 
-    Normal; residual outputs are scaled by depth (Radford et al., GPT-2, 2019), matrices of blocks by ``width_multiplier``;
-    norms start as identities, biases at zero. Of an adapter A is uniform within 1 / sqrt(inputs), as in PEFT, and B zero.
+    Weights are normal. Residual outputs are scaled by depth (Radford et al., GPT-2, 2019), matrices of blocks by
+    ``width_multiplier``. Norms start as identities, biases at zero. An adapter's A is uniform within +-1 / sqrt(inputs), as in
+    PEFT, and its B is zero.
     """
     if name.endswith(".lora_b"):
         return torch.zeros(end - begin, *shape[1:])
@@ -310,15 +314,15 @@ def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, 
     return rows[begin - first * _INIT_ROWS : end - first * _INIT_ROWS]
 
 
-# What a model costs: parameters, and floating-point operations for a token.
+# What a model costs: parameters, and floating-point operations per token.
 
 
 def flops_per_token(model: nn.Module, sequence_length: int) -> float:
     """Return the model FLOPs to train on one token, forward and backward.
 
-    6 for each weight that multiplies (the head counts, the embedding's look-up does not), 4 if it is frozen, plus the causal
-    half of attention's two matmuls, 12 * width of all heads * mean number of keys in each layer (Chowdhery et al., PaLM, 2022,
-    appendix B, less what the mask and windows spare). The attention of a user's own model is unknown, so it is not counted.
+    A weight in a matmul costs 6, or 4 if it is frozen. The head counts, the embedding's look-up does not. Attention's two
+    matmuls cost 12 * width of all heads * mean number of keys in each layer: their causal half (Chowdhery et al., PaLM, 2022,
+    appendix B, minus what mask and windows save). The attention of a user's own model is unknown, so it is not counted.
     """
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     matmul = sum(_flops(p, n) for p, n in _counted(model) if p.dim() >= 2 and id(p) not in looked_up)
@@ -331,13 +335,13 @@ def flops_per_token(model: nn.Module, sequence_length: int) -> float:
 
 
 def _flops(weight: Tensor, count: int) -> float:
-    """Return the FLOPs of ``count`` weights for a token: their product, the gradient of its input, and their own gradient if
-    they train."""
+    """Return the FLOPs of ``count`` weights per token: the forward product, the gradient of its input and, if the weights
+    train, their gradient."""
     return (6.0 if weight.requires_grad else 4.0) * count
 
 
 def _counted(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
-    """Yield each parameter and the number of its weights, which packed ones have more of than bytes."""
+    """Yield each parameter and its number of weights. A packed parameter has more weights than elements."""
     packed = packed_shapes(model)
     for name, parameter in model.named_parameters():
         yield parameter, math.prod(packed.get(name, parameter.shape))
@@ -350,9 +354,9 @@ def _attended(config: ModelConfig, sequence_length: int) -> float:
 
 
 def hardware_flops_per_token(model: nn.Module, sequence_length: int, recompute: str) -> float:
-    """Return the FLOPs that a device does for one token: those of the model, and another forward of the blocks where all of
-    a block is recomputed (``recompute`` "full"; what "selective" repeats is small). The masked half of attention and what
-    fused kernels repeat internally are not counted (Korthikanti et al., "Reducing activation recomputation", 2022)."""
+    """Return the FLOPs that a device executes per token: the model FLOPs, plus a second forward of the blocks if ``recompute``
+    is "full" (what "selective" recomputes is small). The masked half of attention and what fused kernels recompute internally
+    are not counted (Korthikanti et al., "Reducing activation recomputation", 2022)."""
     flops = flops_per_token(model, sequence_length)
     blocks = getattr(model, "blocks", None)
     if recompute != "full" or blocks is None:

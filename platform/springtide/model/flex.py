@@ -1,9 +1,10 @@
-"""Attention within documents by FlexAttention (Dong et al., arXiv 2412.05496): a kernel that never makes the scores between
-documents. On CPUs, and wherever it does not run, attention takes a mask as long as it is wide (``positions.documents``).
+"""Attention within documents by FlexAttention (Dong et al., arXiv 2412.05496), a kernel that never computes the scores between
+documents. On CPUs, and wherever the kernel does not run, attention takes a dense L x L mask (``positions.documents``).
 
-Which keys a query sees is one interval, [lowest, query]: ``lowest`` is where the query's document begins, or where its window
-does. It never falls along a row, so its values at the first and the last query of a block tell which 128 x 128 blocks of scores
-are needed. Nothing of size L x L is made, no shape depends on the documents, and nobody waits for the device.
+A query sees one interval of keys, [lowest, query]: ``lowest`` is where the query's document or its window begins, whichever is
+later. ``lowest`` never decreases along a row. So its values at the first and the last query of a block determine which 128 x
+128 blocks of scores are needed. Nothing of size L x L is made, no shape depends on the documents, and nothing waits for the
+device.
 
 Shape suffixes: as in ``decoder``; Q blocks of queries, S blocks of keys.
 """
@@ -19,18 +20,18 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128
-"""Queries and keys of a block of scores; that of FlexAttention's own masks."""
+"""Number of queries and of keys in a block of scores, as in FlexAttention's own masks."""
 
 FlexKernel = Callable[..., Tensor]
-"""``torch.nn.attention.flex_attention.flex_attention``, compiled: as it is, it makes all scores."""
+"""``torch.nn.attention.flex_attention.flex_attention``, compiled. Uncompiled it would compute all scores."""
 
 
 def lowest_keys(first_BL: Tensor, window: int = 0) -> Tensor:
-    """Return the first key that each query attends to, int64 (B, L).
+    """Return the index of the first key that each query attends to, int64 (B, L).
 
     Args:
-        first_BL: where the document of each token begins, int64, as from ``positions.document_firsts``.
-        window: 0 is none [tokens].
+        first_BL: index at which each token's document begins, int64, as from ``positions.document_firsts``.
+        window: tokens that a token attends to; 0: no window [tokens].
     """
     if not window:
         return first_BL
@@ -39,11 +40,11 @@ def lowest_keys(first_BL: Tensor, window: int = 0) -> Tensor:
 
 
 def block_mask(lowest_BL: Tensor) -> BlockMask:
-    """Return the mask of queries that attend to the keys from ``lowest_BL`` to themselves, for FlexAttention: which blocks of
-    scores are needed in part, and which in full.
+    """Return FlexAttention's mask of queries that attend to the keys from ``lowest_BL`` to their own position. The mask lists
+    which blocks of scores are needed in part, and which in full.
 
     Args:
-        lowest_BL: as from ``lowest_keys``; it must not fall along a row.
+        lowest_BL: as from ``lowest_keys``; it must not decrease along a row.
     """
     L = lowest_BL.shape[1]
     number_S = torch.arange(-(-L // BLOCK), device=lowest_BL.device)
@@ -52,7 +53,7 @@ def block_mask(lowest_BL: Tensor) -> BlockMask:
     least_BQ1, most_BQ1 = lowest_BL[:, begins_Q, None], lowest_BL[:, ends_Q, None]
     number_Q1 = number_S[:, None]
     seen_BQS = (number_S <= number_Q1) & (begins_Q + BLOCK > least_BQ1)
-    is_whole_Q1 = (begins_Q + BLOCK <= L)[:, None]  # the kernel bounds the rest of a block that is cut by its mask
+    is_whole_Q1 = (begins_Q + BLOCK <= L)[:, None]  # a last block that L cuts counts as partial: the mask bounds it
     full_BQS = (number_S < number_Q1) & (begins_Q >= most_BQ1) & is_whole_Q1
 
     def visible(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -63,8 +64,8 @@ def block_mask(lowest_BL: Tensor) -> BlockMask:
 
 
 def _ordered(wanted_BQS: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many key blocks each query block wants, int32 (B, 1, Q), and the numbers of all, those first, int32
-    (B, 1, Q, S)."""
+    """Return how many key blocks each query block needs, int32 (B, 1, Q), and the indices of all key blocks, int32
+    (B, 1, Q, S). Needed key blocks come first."""
     count_BQ = wanted_BQS.sum(-1, dtype=torch.int32)
     index_BQS = wanted_BQS.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     return count_BQ[:, None].contiguous(), index_BQS[:, None].contiguous()
@@ -73,16 +74,16 @@ def _ordered(wanted_BQS: Tensor) -> tuple[Tensor, Tensor]:
 def attend(
     kernel: FlexKernel, q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, mask: BlockMask, scale: float | None, cap: float
 ) -> Tensor:
-    """Return what the queries find, (B, H, L, E).
+    """Return the attention output, (B, H, L, E).
 
     Args:
-        kernel: of FlexAttention.
+        kernel: FlexAttention, compiled.
         q_BHLE: queries.
         k_BKLE: keys.
-        v_BKLE: values, for as many heads.
+        v_BKLE: values, with as many heads as the keys.
         mask: from ``block_mask``.
-        scale: of the scores; None is 1 / sqrt(E).
-        cap: of the scores, as for ``Attention``; 0 is none.
+        scale: factor of the scores; None: 1 / sqrt(E).
+        cap: soft cap of the scores, as ``model.attention_cap``; 0: none.
     """
     named: dict[str, Any] = {"block_mask": mask, "scale": scale, "enable_gqa": q_BHLE.shape[1] != k_BKLE.shape[1]}
     if cap:
@@ -95,6 +96,6 @@ def attend(
 
 
 def same_memory(q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, **named: Any) -> Tensor:
-    """Stand in for the kernel where memory is predicted: causal attention, which keeps the same tensors."""
+    """Replace the kernel where memory is predicted: causal attention, which keeps the same tensors for backward."""
     grouped = bool(named["enable_gqa"])
     return F.scaled_dot_product_attention(q_BHLE, k_BKLE, v_BKLE, is_causal=True, enable_gqa=grouped)

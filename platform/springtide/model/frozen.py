@@ -1,10 +1,10 @@
-"""The frozen base of an adapter in fewer bits (``model.base_precision``): what is held, and products with it.
+"""Frozen weights under an adapter in fewer bits (``model.base_precision``): storage and matrix products.
 
     bf16   matrices, embedding and head in bf16
     nf4    matrices of blocks in 4 bits, embedding and head in bf16
 
-Vectors stay fp32. A product converts a whole matrix to the type that it is computed in, and again in backward: autograd keeps
-what is held, never the converted matrix.
+Vectors stay fp32. A product converts the whole matrix to the compute dtype, and converts it again in backward: autograd saves
+the stored matrix, never the converted one.
 
 Shape suffixes: as in ``adapter``.
 """
@@ -23,7 +23,7 @@ from springtide.errors import look_up
 
 
 class FrozenLinear(nn.Linear):
-    """A linear layer whose weight may be held in another type than that of its input; it does not train then."""
+    """A linear layer whose weight may be stored in another dtype than its input's. Such a weight does not train."""
 
     def __init__(self, base: nn.Linear) -> None:
         """Make a layer of the shape of ``base``, with weights that are uninitialized."""
@@ -36,11 +36,11 @@ class FrozenLinear(nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """``product`` with a matrix of another type."""
+    """Autograd function of ``product`` for a matrix of another dtype."""
 
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, held: Tensor, inputs: int) -> Tensor:
-        """Compute what ``product`` returns."""
+        """Return the product. Saves the stored matrix for backward."""
         ctx.save_for_backward(held)
         ctx.inputs = inputs
         return F.linear(x_NI, converted(held, inputs, x_NI.dtype))
@@ -54,17 +54,17 @@ class _Product(torch.autograd.Function):
 
 
 def product(x_NI: Tensor, held: Tensor, inputs: int) -> Tensor:
-    """Return x W', (N, O), in the type of ``x_NI``. ``held``: the matrix, in any type if it is frozen; ``inputs``: I."""
+    """Return x W', (N, O), in the dtype of ``x_NI``. ``held``: the stored matrix W, in any dtype if frozen; ``inputs``: I."""
     return F.linear(x_NI, held) if held.dtype == x_NI.dtype else _Product.apply(x_NI, held, inputs)
 
 
 def converted(held: Tensor, inputs: int, dtype: torch.dtype) -> Tensor:
-    """Return rows of a matrix (O, I) as ``dtype``, from what is held of them."""
+    """Return rows of a matrix, (O, I), as ``dtype``, given the stored rows ``held``."""
     return unpack(held, inputs, dtype) if held.dtype == torch.uint8 else held.to(dtype)
 
 
 def as_held(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return rows of a tensor as they are held, the inverse of ``converted``: packed if ``dtype`` is uint8.
+    """Return rows of a tensor in stored form, the inverse of ``converted``: packed to 4 bits if ``dtype`` is uint8.
 
     Examples:
         >>> as_held(torch.ones(2, 64), torch.uint8).shape, as_held(torch.ones(2), torch.bfloat16).dtype
@@ -74,7 +74,7 @@ def as_held(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def hold(layer: nn.Linear | nn.Embedding, precision: str) -> None:
-    """Hold the weight of ``layer`` as ``precision`` from now on, uninitialized and frozen; 4 bits are for linear layers."""
+    """Replace the weight of ``layer`` by an uninitialized, frozen one in ``precision``. An embedding gets bf16 even for nf4."""
     (rows, columns), device = layer.weight.shape, layer.weight.device
     packs = look_up({"bf16": False, "nf4": True}, "model.base_precision", precision)
     packed = packs and isinstance(layer, nn.Linear)
@@ -83,7 +83,7 @@ def hold(layer: nn.Linear | nn.Embedding, precision: str) -> None:
 
 
 def packed_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return the names of the weights that are packed, and the shape of each matrix, (O, I)."""
+    """Return the names of the packed weights, and the unpacked shape of each, (O, I)."""
     return {
         f"{name}.weight": (module.out_features, module.in_features)
         for name, module in model.named_modules()
@@ -93,24 +93,26 @@ def packed_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
 
 # NF4: matrices in 4 bits a weight (Dettmers et al., "QLoRA", arXiv 2305.14314, section 3).
 #
-# a row of I weights -> blocks of 64 -> of each its largest magnitude, fp32 -> weights over it, each as the nearest of 16
-# levels
+# row of I weights -> blocks of 64 -> divide by the block's largest magnitude (kept in fp32) -> code of the nearest of
+# 16 levels
 #
 # Levels are quantiles of a normal distribution, because weights of a matrix are about normal; 0 is one of them. A
-# packed row holds its codes, two to a byte, the first in the high half, and then its magnitudes: rows are cut between
-# ranks, blocks never are. Where 64 divides I, blocks are those of bitsandbytes, and so are the weights.
+# packed row holds its codes, two per byte with the first in the high half, and then its magnitudes. So sharding by rows
+# never splits a block. Where 64 divides I, blocks and quantised weights equal those of bitsandbytes.
 #
 # Shape suffixes: O outputs, I inputs.
 
 BLOCK = 64
-"""Weights that share a magnitude."""
+"""Number of weights that share a magnitude."""
 _BLOCK_BYTES = BLOCK // 2
 _SCALE_BYTES = 4
 
 
 def _levels() -> list[float]:
-    """Return the 16 levels in [-1, 1], ascending: 8 quantiles above 0 and 7 below, between 1/2 and the mean of 1 - 1/30 and
-    1 - 1/32, over the largest."""
+    """Return the 16 levels in [-1, 1], ascending: 8 normal quantiles above 0, 7 below and 0 itself, divided by the largest.
+
+    The quantiles belong to evenly spaced probabilities from the mean of 1 - 1/30 and 1 - 1/32 down to 1/2, which is excluded.
+    """
     last, quantile = 1 - (1 / 30 + 1 / 32) / 2, NormalDist().inv_cdf
 
     def spaced(count: int) -> list[float]:
@@ -123,9 +125,9 @@ def _levels() -> list[float]:
 LEVELS = torch.tensor(_levels(), dtype=torch.float64).float()
 """Value of each code, fp32 (16,)."""
 _BOUNDS = torch.tensor([(one + other) / 2 for one, other in pairwise(_levels())])
-"""Between two levels: what lies below has the lower code."""
+"""Midpoints between neighbouring levels. A value up to the midpoint gets the lower code."""
 _PAIRS = torch.stack([LEVELS.repeat_interleave(16), LEVELS.repeat(16)], 1).view(torch.int64)[:, 0]
-"""The two values of each byte, seen as one number, which is looked up faster; (256,)."""
+"""The two fp32 values of each byte, viewed as one int64, because one look-up is faster than two; (256,)."""
 
 
 def row_bytes(inputs: int) -> int:
@@ -140,7 +142,7 @@ def row_bytes(inputs: int) -> int:
 
 @torch.no_grad()
 def pack(rows_OI: Tensor) -> Tensor:
-    """Return rows of a matrix in 4 bits, uint8 (O, row_bytes(I)). Each row is packed by itself.
+    """Return rows of a matrix in 4 bits, uint8 (O, row_bytes(I)). Each row is packed independently.
 
     Examples:
         >>> unpack(pack(torch.tensor([[1.0, -1.0, 0.0, 0.5]])), inputs=4)
@@ -158,12 +160,12 @@ def pack(rows_OI: Tensor) -> Tensor:
 
 @torch.no_grad()
 def unpack(packed: Tensor, inputs: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the rows (O, I) that ``packed`` holds; computed in fp32, the same on every device and for any cut of the rows.
+    """Return the rows, (O, I), stored in ``packed``. They are computed in fp32, and equal on every device and for any sharding.
 
     Args:
         packed: uint8 (O, row_bytes(inputs)).
-        inputs: weights of a row.
-        dtype: of what is returned.
+        inputs: number of weights in a row.
+        dtype: dtype of the result.
     """
     rows, blocks = len(packed), -(-inputs // BLOCK)
     halves, scales = packed.split([blocks * _BLOCK_BYTES, blocks * _SCALE_BYTES], 1)

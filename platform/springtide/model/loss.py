@@ -1,5 +1,5 @@
-"""Cross-entropy of the output head, for a part of the tokens at a time: the logits of a batch, often larger than all else
-that training holds, never exist all at once.
+"""Cross-entropy of the output head, computed for part of the tokens at a time. The logits of a whole batch, often larger than
+all other memory of training, never exist at once.
 
 Shape suffixes: N tokens, D width, V ids.
 """
@@ -17,40 +17,40 @@ from torch import Tensor
 IGNORE_INDEX = -100
 """Target of a token that does not count in the loss."""
 _FP16_RANGE = 2.0**15
-"""Half of the largest number of fp16: z-loss makes gradients of logits a little larger than 1."""
+"""Half of the largest fp16 number, as headroom: z-loss makes gradients of logits a little larger than 1."""
 _LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
-"""Logits computed at a time, per device. Fewer stay in a CPU's caches between passes, but make thin matrix products."""
+"""Device type -> logits computed at a time. Fewer stay in a CPU's caches between passes, but make thin matrix products."""
 _TILE = 128
-"""Tokens: products of other numbers of them are slower on a GPU, by half where 8 does not divide it."""
+"""Parts have a multiple of this many tokens. Other sizes are slower on a GPU, by half where 8 does not divide the size."""
 _CONVERTED_AT_ONCE = 2**22
-"""Numbers of a head that are converted to another type at a time."""
+"""Number of head weights that are converted to another dtype at a time."""
 
 
 PartLoss = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor, Tensor]]
-"""``part_loss``, compiled."""
+"""The type of ``part_loss``, compiled."""
 
 
 class LargestLogit:
-    """The largest logit so far, of tokens that count in the loss."""
+    """The largest logit so far among tokens that count in the loss."""
 
     def __init__(self, device: torch.device) -> None:
         self.value = torch.full((), -torch.inf, device=device)
-        """-inf before the first, an fp32 scalar."""
+        """The largest logit, an fp32 scalar; -inf before the first call of ``see``."""
 
     @torch.no_grad()
     def see(self, logits_NV: Tensor, counts_N: Tensor) -> None:
-        """Take the logits of some tokens into account; nothing waits for the device."""
+        """Update the maximum with the logits of some tokens, without synchronizing with the device."""
         most_N = logits_NV.amax(-1).float().masked_fill(~counts_N, -torch.inf)
         self.value = torch.maximum(self.value, most_N.max())
 
 
 _watchers: list[LargestLogit] = []
-"""Those of the ``logits_watched`` blocks that are open."""
+"""``largest`` of each ``with logits_watched`` statement that is being executed."""
 
 
 @contextlib.contextmanager
 def logits_watched(largest: LargestLogit) -> Iterator[None]:
-    """Have ``largest`` see all logits whose loss is computed in the block, whatever the model."""
+    """Track in ``largest`` all logits whose loss is computed in the body of the ``with`` statement, by any model."""
     _watchers.append(largest)
     try:
         yield
@@ -59,19 +59,19 @@ def logits_watched(largest: LargestLogit) -> Iterator[None]:
 
 
 def are_watched() -> bool:
-    """Return True if somebody watches logits."""
+    """Return True inside a ``with logits_watched`` statement."""
     return bool(_watchers)
 
 
 def see_logits(logits_NV: Tensor, counts_N: Tensor) -> None:
-    """Show logits to whoever watches them. ``counts_N``: which tokens count in the loss, bool (N,)."""
+    """Pass logits to all open ``logits_watched``. ``counts_N``: which tokens count in the loss, bool (N,)."""
     for one in _watchers:
         one.see(logits_NV.detach(), counts_N)
 
 
 class _HeadLoss(torch.autograd.Function):
-    """``head_loss``; forward computes the gradients too, those that are needed, while a part's logits exist: the upstream
-    gradient is a scalar."""
+    """Autograd function of ``head_loss``. Forward also computes the needed gradients, while a part's logits exist. Backward
+    only has to multiply them by the upstream gradient, which is a scalar."""
 
     @staticmethod
     def forward(
@@ -83,7 +83,7 @@ class _HeadLoss(torch.autograd.Function):
         cap: float,
         fused: PartLoss | None,
     ) -> tuple[Tensor, Tensor]:
-        """Compute what ``head_loss`` returns."""
+        """Return the results of ``head_loss``. Saves the gradients for backward."""
         grad_hidden_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
         grad_head_VD = torch.empty_like(head_VD, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         nats_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.float32)
@@ -101,7 +101,7 @@ class _HeadLoss(torch.autograd.Function):
             nats_N[begin : begin + len(part_ND)], grad_NV = found[0], found[2]
             if found[1] is not None:
                 extra += found[1]
-            # tokens that do not count become zero in the narrow factors of the products: the gradient of all logits is long
+            # mask tokens that do not count in the (N, D) tensors: the (N, V) gradient of the logits is much larger
             if grad_hidden_ND is not None and grad_NV is not None:
                 of_hidden_ND = grad_hidden_ND[begin : begin + len(part_ND)]
                 _through(grad_NV, head_VD, of_hidden_ND)
@@ -128,8 +128,8 @@ class _HeadLoss(torch.autograd.Function):
 def _in_steps(
     logits_NV: Tensor, ids_N: Tensor, z_weight: float, cap: float, trains: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return what ``part_loss`` returns, one operation after the other; a gradient only if it ``trains``, often in the memory
-    of the logits."""
+    """Compute ``part_loss`` in single, uncompiled operations. Z-loss is None if ``z_weight`` is 0. The gradient is None unless
+    ``trains``, and often reuses the memory of the logits."""
     dtype = logits_NV.dtype
     if cap:
         logits_NV = capped(logits_NV.float(), cap)
@@ -143,7 +143,7 @@ def _in_steps(
     extra = z_weight * (log_sum_N1[:, 0].square() * counts_N).sum() if z_weight else None
     if not trains:
         return nats_N, extra, None
-    # of the logits: (p f - [wanted]) s, where f is that of z-loss and s the slope of the cap
+    # gradient of the logits: (p f - [wanted]) s, where p is the softmax, f the factor of z-loss and s the slope of the cap
     wanted_grad_N1 = wanted_log_p_N1.exp()
     if z_weight or cap:
         grad_NV = log_p_NV.exp_()
@@ -163,12 +163,12 @@ def _in_steps(
 
 
 def part_loss(logits_NV: Tensor, ids_N: Tensor, z_weight: float, cap: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the cross-entropy of some tokens, fp32 (N,), z-loss's sum over them, and the gradient of their logits, (N, V),
-    which is not zero yet for tokens that do not count. Written to be compiled: its passes over the logits become few kernels.
+    """Return the cross-entropy of some tokens, fp32 (N,), their summed z-loss, and the gradient of their logits, (N, V). The
+    gradient is not masked: it is nonzero for tokens that do not count. Written to be compiled into few passes over the logits.
 
     Args:
-        logits_NV: before the cap.
-        ids_N: those wanted, or IGNORE_INDEX.
+        logits_NV: logits before the cap.
+        ids_N: target ids, or IGNORE_INDEX.
         z_weight: as for ``head_loss``.
         cap: as for ``capped``.
     """
@@ -186,9 +186,9 @@ def part_loss(logits_NV: Tensor, ids_N: Tensor, z_weight: float, cap: float) -> 
 
 
 def _add_product(total_VD: Tensor, grad_NV: Tensor, part_ND: Tensor, is_first: bool) -> None:
-    """Add ``grad_NV.T @ part_ND`` to ``total_VD``, fp32; the ``is_first`` replaces what is in it."""
+    """Add ``grad_NV.T @ part_ND`` to ``total_VD``, fp32. With ``is_first`` overwrite ``total_VD`` instead."""
     if grad_NV.is_cuda and grad_NV.dtype in (torch.bfloat16, torch.float16):
-        # the product is added in fp32 as it is made: a sum of many parts is as exact as one, and is passed over once
+        # accumulate in fp32 within the matmul: many parts add up as exactly as one, and total_VD is passed over once
         beta = 0.0 if is_first else 1.0
         torch.addmm(total_VD, grad_NV.T, part_ND, beta=beta, out_dtype=torch.float32, out=total_VD)
         return
@@ -197,14 +197,14 @@ def _add_product(total_VD: Tensor, grad_NV: Tensor, part_ND: Tensor, is_first: b
 
 
 def _product_in_range(grad_NV: Tensor, part_ND: Tensor) -> Tensor:
-    """Return ``grad_NV.T @ part_ND``, (V, D). In fp16 a sum over many tokens may be above the largest number, however small
-    the loss scale: there the hidden states are first divided by a power of two that rules it out."""
+    """Return ``grad_NV.T @ part_ND``, (V, D). In fp16 a sum over many tokens may overflow, however small the loss scale. So
+    fp16 hidden states are first divided by a power of two that rules out overflow."""
     if part_ND.dtype != torch.float16:
         return grad_NV.T @ part_ND
     most = part_ND.abs().amax().float() * len(part_ND)  # each gradient of a logit is in [-1, 1]
     down = torch.exp2(
         torch.log2(most / _FP16_RANGE).ceil().clamp(0.0, 15.0)
-    ).half()  # on the device: no one waits for it
+    ).half()  # computed on the device, without synchronization
     return (grad_NV.T @ (part_ND / down)).float() * down
 
 
@@ -214,15 +214,15 @@ def capped(logits: Tensor, cap: float) -> Tensor:
 
 
 def logits(hidden: Tensor, head_VD: Tensor) -> Tensor:
-    """Return the logits (..., V) of hidden states (..., D), in their type. A head of another type is converted a part at a
-    time: it is the largest tensor of a small model."""
+    """Return the logits (..., V) of hidden states (..., D), in the dtype of the hidden states. A head of another dtype is
+    converted a part at a time, because it is the largest tensor of a small model."""
     if hidden.dtype == head_VD.dtype:
         return F.linear(hidden, head_VD)
     return torch.cat([F.linear(hidden, rows.to(hidden.dtype)) for rows in _parts(head_VD)], -1)
 
 
 def _through(grad_NV: Tensor, head_VD: Tensor, out_ND: Tensor) -> None:
-    """Write the gradient of hidden states to ``out_ND``, given that of their logits."""
+    """Write the gradient of hidden states to ``out_ND``, given the gradient of their logits."""
     if grad_NV.dtype == head_VD.dtype:
         torch.matmul(grad_NV, head_VD, out=out_ND)
         return
@@ -244,12 +244,12 @@ def head_loss(
     cap: float = 0.0,
     fused: PartLoss | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss, summed over tokens, fp32 scalar, and the cross-entropy of each token in it, fp32 (N,), 0 where it does
-    not count; the second has no gradient.
+    """Return the loss summed over tokens, an fp32 scalar, and the cross-entropy of each token, fp32 (N,). The cross-entropy is
+    0 for tokens that do not count, and has no gradient.
 
-    ``wanted_N`` are int64 ids, or IGNORE_INDEX. The loss adds ``z_weight`` times the squared logarithm of the softmax's
+    ``wanted_N``: int64 target ids, or IGNORE_INDEX. The loss adds ``z_weight`` times the squared logarithm of the softmax's
     denominator, which keeps logits from drifting (Chowdhery et al., PaLM, 2022, section 5). ``cap``: as for ``capped``.
-    ``fused``: ``part_loss``, compiled; None computes in single operations.
+    ``fused``: ``part_loss``, compiled; None computes in single, uncompiled operations.
     """
     total, nats_N = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight, cap, fused)
     return total, nats_N
@@ -281,6 +281,6 @@ def logits_as_on(device_type: str) -> Iterator[None]:
 
 
 def _at_once(head_VD: Tensor) -> int:
-    """Return the number of tokens whose logits are computed at a time, in whole tiles of a matrix product if they are many."""
+    """Return the number of tokens whose logits are computed at a time: a multiple of ``_TILE`` if it is more than one tile."""
     most = max(1, _LOGITS_AT_ONCE[head_VD.device.type] // len(head_VD))
     return most - most % _TILE if most > _TILE else most

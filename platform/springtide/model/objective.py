@@ -1,22 +1,22 @@
-"""The objective that a config names: what is minimised in place of the cross-entropy of next tokens.
+"""The training objective that a config names in place of next-token cross-entropy.
 
-``objective.source`` names one that is built in (``distill``, ``dpo``, ``orpo``), or a user's function,
-``package.module:function``. It is called for each micro-batch as ``function(outputs, rows, labels)``, or, if the config names
-labels, with a fourth argument, ``columns``:
+``objective.source`` names a built-in objective (``distill``, ``dpo``, ``orpo``), or a user's function,
+``package.module:function``. The function is called for each micro-batch as ``function(outputs, rows, labels)``. If the config
+names labels, it gets a fourth argument, ``columns``:
 
-    outputs   what the model returns for the rows: logits (B, L, V) in the type that it computes in
-    rows      the ids that it was given, int64 (B, L)
-    labels    the ids that follow them, int64 (B, L); -100 where nothing is predicted
-    columns   what a model has said about the rows (``objective.labels``): ``logprobs``, fp16 (B, L, k), and ``ids``, int64
-              (B, L, k), of its most likely next ids; or ``logprobs`` alone, fp32 (B, L), of the ids that do follow. Of a
-              model that computes them in the step (``objective.teacher``) the first two, ``logprobs`` in fp32
+    outputs   the model's logits for the rows, (B, L, V), in the dtype that the model computes in
+    rows      input ids, int64 (B, L)
+    labels    target ids, int64 (B, L); -100 where nothing is predicted
+    columns   a model's predictions for the rows (``objective.labels``): ``logprobs``, fp16 (B, L, k), and ``ids``, int64
+              (B, L, k), of its k most likely next ids; or ``logprobs`` alone, fp32 (B, L), of the target ids. A teacher
+              that runs within the step (``objective.teacher``) gives the first two, with ``logprobs`` in fp32
 
-It returns ``(sum, weight, parts)``. A step minimises the sum of all ``sum`` over the sum of all ``weight``, over all
-micro-batches and ranks. ``parts`` maps names to scalars, such as terms of the sum; each is summed and divided likewise, and
-told with the step as ``objective/NAME``. All of them are sums over tokens or rows, never means: then neither the micro-batch
-nor the world size matters. The names are always the same.
+The function returns ``(sum, weight, parts)``. A step minimises the total of all ``sum`` divided by the total of all
+``weight``, over all micro-batches and ranks. ``parts`` maps names to scalars, such as terms of the sum. Each part is totalled
+and divided in the same way, and logged with the step as ``objective/NAME``. Every call returns the same names. Sum, weight and
+parts are sums over tokens or rows, never means, so that neither the micro-batch nor the world size matters.
 
-Held-out losses stay the cross-entropy of next tokens, so that runs can be compared.
+Held-out losses stay next-token cross-entropy, so that runs can be compared.
 """
 
 from __future__ import annotations
@@ -41,36 +41,37 @@ from springtide.shards import LabelLayout
 # row       [prompt, chosen] [prompt, rejected] [prompt, chosen] [prompt, rejected] [padding]
 # document          0                 1                 2                 3           4, ...
 #
-# Both answers of a pair are in one row, so whatever rows are computed together, a pair is whole.
+# Both answers of a pair are in one row, so no micro-batch splits a pair.
 #
-# Shape suffixes: B rows, L positions, V ids, P pairs of a row, of which most do not exist.
+# Shape suffixes: B rows, L positions, V ids, P slots for the pairs of a row, most of them empty.
 
 _NO_MORE = -(2.0**-24)
-"""Largest log-probability whose odds are computed: those of a certain answer, or of one without tokens, are infinite."""
+"""Upper clamp of log-probabilities before odds are computed: at 0 (a certain answer, or one without tokens) odds are infinite.
+"""
 
 
 class Pairs(NamedTuple):
     """Sums over the predicted tokens of each answer."""
 
     chosen: Tensor
-    """(B, P)."""
+    """Sum over the chosen answer, (B, P)."""
     rejected: Tensor
-    """(B, P)."""
+    """Sum over the rejected answer, (B, P)."""
     chosen_tokens: Tensor
-    """Number of these tokens, (B, P)."""
+    """Number of predicted tokens of the chosen answer, (B, P)."""
     rejected_tokens: Tensor
-    """(B, P)."""
+    """Number of predicted tokens of the rejected answer, (B, P)."""
 
     @property
     def exist(self) -> Tensor:
-        """Whether both answers have a token that is predicted, bool (B, P)."""
+        """Return which slots hold a pair: both answers have predicted tokens, bool (B, P)."""
         return (self.chosen_tokens > 0) & (self.rejected_tokens > 0)
 
 
 def dpo(beta: float, eos_id: int, bos_id: int, are_whole: bool) -> Callable[[Tensor, Tensor, Tensor, Columns], Found]:
     """Return the objective of direct preference optimization (Rafailov et al., 2023, equation 7), summed over pairs.
 
-    ``beta``: how much a departure from the reference costs. The log-probabilities of the reference are labels.
+    ``beta``: how much a departure from the reference model costs. The reference's log-probabilities come from ``columns``.
     """
 
     def of_pairs(outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor, columns: Columns) -> Found:
@@ -86,9 +87,12 @@ def dpo(beta: float, eos_id: int, bos_id: int, are_whole: bool) -> Callable[[Ten
 
 
 def orpo(beta: float, eos_id: int, bos_id: int, are_whole: bool) -> Callable[[Tensor, Tensor, Tensor], Found]:
-    """Return the objective of odds ratio preference optimization (Hong et al., 2024, equations 3 to 7), summed over pairs: the
-    mean cross-entropy of the chosen answer's tokens, plus ``beta``, the paper's lambda, times that of the odds of both
-    answers. The probability of an answer is the geometric mean of those of its tokens; there is no reference."""
+    """Return the objective of odds ratio preference optimization (Hong et al., 2024, equations 3 to 7), summed over pairs.
+
+    It is the mean cross-entropy of the chosen answer's tokens, plus ``beta`` times the negative log-sigmoid of both answers'
+    log odds ratio. ``beta`` is the paper's lambda. An answer's probability is the geometric mean of its tokens' probabilities.
+    There is no reference model.
+    """
 
     def of_pairs(outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor) -> Found:
         pairs = by_pair(token_log_probabilities(outputs_BLV, labels_BL), rows_BL, labels_BL, eos_id, bos_id, are_whole)
@@ -104,7 +108,7 @@ def orpo(beta: float, eos_id: int, bos_id: int, are_whole: bool) -> Callable[[Te
 
 
 def log_odds(log_probabilities: Tensor) -> Tensor:
-    """Return log(p / (1 - p)) of probabilities that are given as logarithms.
+    """Return log(p / (1 - p)), given log-probabilities.
 
     Examples:
         >>> import torch
@@ -116,7 +120,7 @@ def log_odds(log_probabilities: Tensor) -> Tensor:
 
 
 def _summed(nats_BP: Tensor, parts: Mapping[str, Tensor], exist_BP: Tensor) -> Found:
-    """Return the sums over pairs, and their number."""
+    """Return the loss summed over the pairs that exist, their number, and each part summed."""
 
     def total(values_BP: Tensor) -> Tensor:
         return values_BP.masked_fill(~exist_BP, 0.0).sum()
@@ -125,7 +129,7 @@ def _summed(nats_BP: Tensor, parts: Mapping[str, Tensor], exist_BP: Tensor) -> F
 
 
 def token_log_probabilities(outputs_BLV: Tensor, labels_BL: Tensor) -> Tensor:
-    """Return the log-probability of each token that comes next, fp32 (B, L); any number where nothing is predicted."""
+    """Return the log-probability of each target token, fp32 (B, L). Where nothing is predicted the value is arbitrary."""
     log_BLV = outputs_BLV.float().log_softmax(-1)
     return log_BLV.gather(-1, labels_BL.clamp_min(0)[..., None])[..., 0]
 
@@ -133,7 +137,7 @@ def token_log_probabilities(outputs_BLV: Tensor, labels_BL: Tensor) -> Tensor:
 def by_pair(
     values_BL: Tensor, rows_BL: Tensor, labels_BL: Tensor, eos_id: int, bos_id: int, are_whole: bool = False
 ) -> Pairs:
-    """Return the sums of ``values_BL`` over the predicted tokens of the answers of each pair.
+    """Sum ``values_BL`` over the predicted tokens of both answers of each pair.
 
     Examples:
         >>> import torch
@@ -145,7 +149,7 @@ def by_pair(
         (3.0, 5.0, 1)
     """
     B, L = rows_BL.shape
-    # of a target too: no first token is predicted
+    # also the document of each token's target, because the first token of a document is never predicted
     document_BL = document_begins(rows_BL, eos_id, bos_id, are_whole).cumsum(1) - 1
     document_BL = document_BL.clamp_min(0)
     counts_BL = labels_BL != IGNORE_INDEX
@@ -154,15 +158,16 @@ def by_pair(
     return Pairs(sums_BD[:, 0::2], sums_BD[:, 1::2], tokens_BD[:, 0::2], tokens_BD[:, 1::2])
 
 
-# Distillation: learn what a teacher says comes next (Hinton et al., "Distilling the knowledge in a neural network", 2015).
+# Distillation: learn a teacher's next-token distribution (Hinton et al., "Distilling the knowledge in a neural network",
+# 2015).
 #
-# Labels hold the teacher's k largest probabilities. The rest of its mass is one more outcome, and so is the student's
-# mass on all other ids: the divergence is that of two distributions over k + 1 outcomes. It is never above that over
-# all ids, and zero where both agree. Renormalised to the k ids, the teacher would seem surer than it is, and the
-# student would learn that (see Anshumann et al., "Sparse logit sampling: accelerating knowledge distillation in LLMs",
-# 2025, on the bias of cached top-k).
+# Labels hold the teacher's k largest probabilities. The rest of the teacher's mass counts as one more outcome, and so
+# does the student's mass on all other ids: the divergence compares two distributions over k + 1 outcomes. It never
+# exceeds the divergence over all ids, and is zero where both agree. If the k probabilities were renormalised to 1, the
+# teacher would seem surer than it is, and the student would become too sure (see Anshumann et al., "Sparse logit
+# sampling: accelerating knowledge distillation in LLMs", 2025, on the bias of cached top-k).
 #
-# Shape suffixes: B rows, L positions, V ids, K the ids that are stored.
+# Shape suffixes: B rows, L positions, V ids, K stored ids.
 
 Found = tuple[Tensor, Tensor, dict[str, Tensor]]
 
@@ -186,7 +191,7 @@ def distillation(cross_entropy: float) -> Callable[[Tensor, Tensor, Tensor, Mapp
 def divergence(log_BLV: Tensor, ids_BLK: Tensor, teacher_BLK: Tensor) -> Tensor:
     """Return the Kullback-Leibler divergence from the teacher at each position, (B, L).
 
-    ``log_BLV``: log-probabilities of the student; ``teacher_BLK``: those of the teacher for ``ids_BLK``, fp32.
+    ``log_BLV``: the student's log-probabilities; ``teacher_BLK``: the teacher's log-probabilities of ``ids_BLK``, fp32.
 
     Examples:
         >>> import torch
@@ -197,7 +202,7 @@ def divergence(log_BLV: Tensor, ids_BLK: Tensor, teacher_BLK: Tensor) -> Tensor:
         >>> f"{divergence(log_probabilities, ids, torch.tensor([[[0.25, 0.25]]]).log()).item():.4f}"  # 0.5 of the rest
         '0.1733'
     """
-    # rounded when they were stored, they may add up to a little more than one
+    # stored probabilities are rounded, so they may add up to a little more than one
     mass_BL1 = teacher_BLK.exp().sum(-1, keepdim=True)
     teacher_BLK = teacher_BLK - mass_BL1.clamp_min(1.0).log()
     kl_BL = (teacher_BLK.exp() * (teacher_BLK - log_BLV.gather(-1, ids_BLK))).sum(-1)
@@ -212,16 +217,16 @@ Columns = Mapping[str, Tensor]
 _FIELD = "objective.source"
 _LEARNS_FROM = {"distill": "topk", "dpo": "logprob"}
 _BUILT_IN: dict[str, Callable[..., Any]] = {"distill": distillation, "dpo": dpo, "orpo": orpo}
-"""Value of ``objective.source`` -> what makes the function: from pairs of answers, all but ``distill``."""
+"""Value of ``objective.source`` -> the factory of its function. All but ``distill`` learn from pairs of answers."""
 _PER_UNIT = 2.0**24
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _MOST_PARTS = 32
 _ROWS, _LENGTH = 2, 3
-"""Size of the micro-batch of zeros that the function is called with first."""
+"""Shape of the micro-batch of zeros that the function is first called with."""
 
 
 class Objective:
-    """An objective, called once with logits of zero to learn the names of its parts."""
+    """An objective. The constructor calls its function once, with zero logits, to learn the names of its parts."""
 
     def __init__(
         self,
@@ -235,9 +240,10 @@ class Objective:
         whole_documents: bool = False,
         teacher: Callable[[Tensor], Columns] | None = None,
     ) -> None:
-        """``layout``: of the labels, if there are any; ``settings``: for what is built in; ``eos_id``, ``bos_id``,
-        ``whole_documents``: as for the model; ``teacher``: computes columns of ``layout`` from ids (B, L), in place of labels.
-        Raises ConfigError if ``source`` cannot be found, does not return what it should, or does not go with the labels."""
+        """``layout``: layout of the labels, None without labels; ``settings``: of built-in objectives; ``eos_id``, ``bos_id``,
+        ``whole_documents``: as for the model; ``teacher``: computes the columns of ``layout`` from ids (B, L), in place of
+        stored labels. Raises ConfigError if ``source`` cannot be found, returns something invalid, or does not fit the labels.
+        """
         self.source, self._is_built_in = source, source in OBJECTIVES
         self._function: Callable[..., Any] = (
             _built_in(settings or ObjectiveConfig(), source, eos_id, bos_id, whole_documents)
@@ -257,7 +263,7 @@ class Objective:
             what = f"raises {type(error).__name__}: {error}, called with {_ROWS} rows of {_LENGTH} tokens"
             raise ConfigError(explain(_FIELD, source, what, "see springtide.model.objective")) from error
         self.names = tuple(sorted(parts))
-        """Names of the parts."""
+        """Names of the parts, sorted."""
         bad = [name for name in self.names if not _NAME.fullmatch(name)]
         if bad or len(self.names) > _MOST_PARTS:
             what = f"names a part {bad[0]!r}" if bad else f"names {len(self.names)} parts"
@@ -266,16 +272,16 @@ class Objective:
 
     @property
     def size(self) -> int:
-        """Sums that it returns."""
+        """Number of sums that a call returns: sum, weight, and each part."""
         return 2 + len(self.names)
 
     def __call__(
         self, outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor, columns: Columns
     ) -> tuple[Tensor, Tensor]:
-        """Return the sum to minimise, and sum, weight and parts as float64 (size,) without gradient. Raises TrainingFailed if
-        the function returns anything else."""
+        """Return the sum to minimise, and a vector of sum, weight and parts, float64 (size,), without gradient. Raises
+        TrainingFailed if the function returns something invalid, or other names of parts than before."""
         if not len(rows_BL):
-            # a rank without rows runs the model all the same
+            # a rank without rows still runs the model: return a zero loss that backpropagates through it
             return outputs_BLV.sum() * 0.0, torch.zeros(self.size, dtype=torch.float64, device=outputs_BLV.device)
         columns = self._teacher(rows_BL) if self._teacher else columns
         total, weight, parts = self._call(outputs_BLV, rows_BL, labels_BL, columns)
@@ -286,12 +292,12 @@ class Objective:
             torch.as_tensor(value, dtype=torch.float64, device=total.device).detach().reshape(()) for value in values
         ]
         found = torch.stack(doubles)
-        # multiples of 2**-24, as in ``row_losses``: sums over ranks are exact. Those of a user's own have any size
+        # multiples of 2**-24, as in ``row_losses``, add up exactly over ranks; a user's values may have any magnitude
         return total, torch.round(found * _PER_UNIT) / _PER_UNIT if self._is_built_in else found
 
     def checked_weight(self, sums: Sequence[float]) -> float:
-        """Return the weight of a step. ``sums``: over all ranks, of what a call returns. Raises TrainingFailed if it is not
-        above 0."""
+        """Return the total weight of a step. ``sums``: the vectors of ``__call__``, summed over the step and all ranks. Raises
+        TrainingFailed if the weight is not above 0."""
         if not sums[1] > 0:
             raise TrainingFailed(f"the weight of {self.source} is {sums[1]} in all rows of a step; it must be above 0")
         return sums[1]
@@ -328,8 +334,8 @@ class Objective:
 
 
 def zeros(layout: LabelLayout | None, rows: int, device: torch.device, length: int = 0) -> dict[str, Tensor]:
-    """Return columns of labels that are zero, in the types that they have on a device; none without a layout. ``length``: L,
-    if it is another one."""
+    """Return label columns filled with zeros, in the dtypes that they have on a device; none without a layout. ``length``: row
+    length L, if it differs from the layout's."""
     if layout is None:
         return {}
     columns = layout._replace(sequence_length=length or layout.sequence_length).columns(rows)
@@ -353,7 +359,8 @@ def _built_in(
 
 
 def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayout | None) -> bool:
-    """Return whether labels are given to the function. Raises ConfigError if it needs others, or takes none."""
+    """Return True if the function gets label columns. Raises ConfigError if it needs labels that the config does not name, or
+    takes none although the config names some."""
     field = "objective.labels"
     wanted = _LEARNS_FROM.get(source)
     if wanted and (layout is None or layout.what != wanted):
@@ -363,7 +370,7 @@ def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayou
         raise ConfigError(explain(_FIELD, source, f"learns from {wanted}, and {field} {holds}", remedy))
     try:
         names = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # some callables of other languages have none
+    except (TypeError, ValueError):  # some callables implemented in C have no signature
         names = []
     fourth = [one for one in names if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)][3:4]
     if layout is None and fourth and fourth[0].default is inspect.Parameter.empty:
@@ -378,7 +385,7 @@ def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayou
 
 
 def next_token(outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The cross-entropy of next tokens, as an objective of one's own would compute it.
+    """Return the cross-entropy of next tokens: an example of a user's objective.
 
     Examples:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Where tokens are: rotary positions, and the documents of a row.
+"""Positions of tokens: rotary tables, and the documents of a row.
 
 Shape suffixes: as in ``decoder``; R features of a head are rotated.
 """
@@ -20,27 +20,27 @@ _YARN_FAST, _YARN_SLOW = 32.0, 1.0
 def rotary_table(
     config: ModelConfig, length: int, device: torch.device | None = None, local: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the cosines and sines of Su et al., "RoFormer" (2021), fp32 (length, R / 2) each. ``local``: of local layers of a
-    model that has global ones, too. LongRoPE (Ding et al., 2024, as Phi 3 has it) has one table for rows of up to
-    ``rope_original_length`` tokens and another one for longer rows: ``length`` says which."""
+    """Return the cosines and sines of rotary positions, fp32 (length, R / 2) each (Su et al., "RoFormer", 2021). ``local``: for
+    the local layers of a model that also has global layers. LongRoPE (Ding et al., 2024, as in Phi 3) has one table for rows of
+    up to ``rope_original_length`` tokens and another table for longer rows: ``length`` selects the table."""
     width, sharpened = config.rotary_width, 1.0
     theta = config.local_rope_theta or config.rope_theta if local else config.rope_theta
     rates = theta ** (-torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
     if local:
-        pass  # what a window reaches is no longer than before
+        pass  # no scaling: a window is no longer in a longer context
     elif config.rope_scaling == "linear":
         rates = rates / config.rope_factor
     elif config.rope_scaling == "yarn":
         kept = 1.0 - _yarn_ramp(config, device)
         rates = kept * rates + (1.0 - kept) * rates / config.rope_factor
-        # products of queries and keys grow by its square
+        # scales cosines and sines, so scores of queries and keys grow by its square
         sharpened = config.rope_attention_factor or 0.1 * math.log(config.rope_factor) + 1.0
     elif config.rope_scaling == "longrope":
         factors = config.rope_long_factors if length > config.rope_original_length else config.rope_short_factors
         rates = rates / torch.tensor(factors, device=device)
         sharpened = config.rope_attention_factor or 1.0
     elif config.rope_scaling == "llama3":
-        # turns of each wave within the original length; between the two limits, interpolate (Llama 3.1, 2024)
+        # full turns of each frequency within the original length; between the two factors, interpolate (Llama 3.1, 2024)
         turns = config.rope_original_length * rates / (2 * math.pi)
         low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -52,8 +52,9 @@ def rotary_table(
 
 
 def _yarn_ramp(config: ModelConfig, device: torch.device | None) -> Tensor:
-    """Return how far each wavelength is stretched, 0 to 1, fp32 (E / 2,): not below ``_YARN_FAST`` turns within the original
-    length, fully above ``_YARN_SLOW`` turns (Peng et al., "YaRN", 2023, as published models have it: in whole dimensions)."""
+    """Return how far each wavelength is stretched, 0 to 1, fp32 (R / 2,). It is 0 for at least ``_YARN_FAST`` turns within the
+    original length, and 1 for at most ``_YARN_SLOW`` turns (Peng et al., "YaRN", 2023). As in published models, both limits are
+    rounded to whole dimensions."""
     width, length = config.rotary_width, config.rope_original_length
 
     def dimension(turns: float) -> float:
@@ -75,13 +76,13 @@ def rotate(x_BHLE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def document_begins(
     tokens_BL: Tensor, eos_id: int, bos_id: int, are_whole: bool = False, padding_B: Tensor | None = None
 ) -> Tensor:
-    """Return which tokens begin a document, bool (B, L). Arguments as for ``documents``; the first token after the padding
-    begins one."""
+    """Return which tokens begin a document, bool (B, L). The first token after the padding always does. Arguments as for
+    ``documents``."""
     is_eos_BL = tokens_BL == eos_id
     opens_BL = (tokens_BL == bos_id) & F.pad(is_eos_BL[:, :-1], (1, 0), value=True)
     if padding_B is not None:
         is_first_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device) == padding_B[:, None]
-        # the first id after the padding opens its document as if nothing were before it, also if it ends documents, too
+        # like a bos_id at the start of a row, one after the padding opens a document, even if it is also the eos_id
         opens_BL = opens_BL | is_first_BL & (tokens_BL == bos_id)
     follows_BL = F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
     begins_BL = opens_BL if are_whole else opens_BL | follows_BL
@@ -91,11 +92,11 @@ def document_begins(
 def document_firsts(
     tokens_BL: Tensor, eos_id: int, bos_id: int, are_whole: bool = False, padding_B: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return where the document of each token begins, int64 (B, L), and the token's position in it, int64 (B, L). Arguments as
-    for ``documents``."""
+    """Return the index in the row at which each token's document begins, and the token's position in its document, int64 (B, L)
+    each. Arguments as for ``documents``."""
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
     begins_BL = document_begins(tokens_BL, eos_id, bos_id, are_whole, padding_B)
-    if are_whole and bos_id == eos_id:  # it only separates, and what follows it does not attend to it
+    if are_whole and bos_id == eos_id:  # a mere separator: the document begins after it and does not attend to it
         is_separator_BL = begins_BL & (tokens_BL == eos_id)
         begins_BL = begins_BL | F.pad(is_separator_BL[:, :-1], (1, 0), value=False)
     first_BL = torch.where(begins_BL, index_L, 0).cummax(dim=1).values
@@ -112,15 +113,15 @@ def documents(
 ) -> tuple[Tensor, Tensor]:
     """Return the position of each token in its own document, int64 (B, L), and the attention mask, bool (B, 1, L, L).
 
-    A document begins with ``bos_id`` and ends with ``eos_id``, which may be the same id. The part of a document that was cut
-    begins without one; in a row that begins inside a document, positions count from the start of the row.
+    A document begins with ``bos_id`` and ends with ``eos_id``, which may be the same id. A document that was cut continues in
+    the next row without a ``bos_id``. In a row that begins inside a document, positions count from the start of the row.
 
     Args:
-        newest: number of tokens, the last ones, that positions and mask are for, (B, newest), (B, 1, newest, L); 0: all.
-        padding_B: tokens of padding at the start of each row, to which no other token attends; None: there are none.
-        are_whole: no document is cut, as chats are not. Then one begins at a ``bos_id`` at the start of the row or after an
-            ``eos_id`` only, and may hold other ``eos_id``. A ``bos_id`` that is the ``eos_id`` separates documents and is part
-            of none: positions begin after it.
+        newest: return positions (B, newest) and mask (B, 1, newest, L) of this many last tokens only; 0: of all.
+        padding_B: number of padding tokens at the start of each row, to which no other token attends; None: no padding.
+        are_whole: no document is cut; true for chats. A document then begins only at a ``bos_id`` at the start of the row or
+            after an ``eos_id``, and may hold further ``eos_id``. If ``bos_id`` is the ``eos_id``, it separates documents and
+            belongs to none: positions begin after it.
     """
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
     first_BL, position_BL = document_firsts(tokens_BL, eos_id, bos_id, are_whole, padding_B)

@@ -3,13 +3,14 @@
 ``model.source`` names a user's model, ``package.module:function``, called as ``function(config, vocab_size, eos_id,
 bos_id)`` with the config's ``model`` section. It returns any ``nn.Module`` that
 
-    maps ids, int64 (B, L), to logits (B, L, V) with V >= vocab_size, and no position looks ahead;
-    may have ``blocks``, an ``nn.ModuleList``: each is sharded, recomputed and compiled by itself, else the model is one piece;
-    may mask documents of a row from each other: the ids that end and begin them are None if they need not be
-    (``model.documents`` returns positions and mask; for a dataset of chats with ``are_whole``). Which tokens count in the
-    loss, the rows say.
+    maps ids, int64 (B, L), to logits (B, L, V) with V >= vocab_size, and is causal;
+    may have ``blocks``, an ``nn.ModuleList``: each block is sharded, recomputed and compiled as a unit; without ``blocks``
+    the whole model is one unit;
+    may mask documents of a row from each other. ``eos_id`` and ``bos_id`` are None if that is not needed;
+    ``model.documents`` returns positions and mask, with ``are_whole`` for a dataset of chats. The rows already determine
+    which tokens count in the loss.
 
-Its initial weights may come from torch's generator, which is seeded with ``model.init_seed``: they are the same on every rank.
+Initial weights may come from torch's generator. It is seeded with ``model.init_seed``, so they are the same on every rank.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def make(
     whole_documents: bool = False,
 ) -> nn.Module:
     """Return the model: the decoder on the meta device, without memory for its weights, or a user's model with its initial
-    weights, on the CPU. Raises ConfigError if that function cannot be found or returns no module."""
+    weights, on the CPU. Raises ConfigError if the user's function cannot be found or returns no module."""
     if not config.source:
         return skeleton(config, vocab_size, eos_id, bos_id, whole_documents)
     function = find_code("model.source", config.source)

@@ -1,4 +1,4 @@
-"""Optimizers, schedules of the learning rate, averages of the weights. Layer rule: what an update is, never when.
+"""Optimizers, learning rate schedules, averages of the weights. Layer rule: code here defines updates, not when to apply them.
 
-The state of an optimizer is sharded as its weights are, and its updates are bit-equal however it is cut.
+Optimizer state is sharded like the weights, and updates are bit-equal for any sharding.
 """

@@ -1,11 +1,11 @@
 """Adafactor: second moments of a matrix as one number for each row and column, and no first moments (Shazeer and Stern,
 "Adafactor: adaptive learning rates with sublinear memory cost", 2018, algorithms 4 and 5 with their constants).
 
-The step is relative: the rate is a share of a tensor's root mean square, at least of 0.001. The schedule gives the rate, and
-decay is decoupled. Sums over columns and squares of tensors go through two all-reduces a step, in float64, so that the bits do
-not depend on where shards are cut.
+The step is relative: the learning rate is multiplied by a tensor's root mean square, or by 0.001 if that is larger. The
+schedule sets the rate, and weight decay is decoupled. Two all-reduces per step sum squares over columns and over tensors. They
+run in float64, so that the bits do not depend on where shards are cut.
 
-Shape suffixes: M and R rows of a matrix and elements in one, of a tensor of more dimensions all after the first.
+Shape suffixes: M rows of a tensor, R elements in a row (all dimensions after the first).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from springtide.checkpoint.tensors import local
 from springtide.optim.muon import sharded_over
 
 _DECAY = 0.8
-"""The decay rate of second moments is one minus the number of the step to the power of minus this."""
+"""Second moments decay by 1 - step ** -_DECAY."""
 _SQUARE, _LEAST = 1e-30, 1e-3
-"""Added to squared gradients; least root mean square that a rate is a share of."""
+"""Added to squared gradients; smallest root mean square that a rate is multiplied by."""
 _CLIP = 1.0
 """Largest root mean square of an update."""
 _AT_ONCE = 2**22
-"""Elements that are squared at a time, in float64."""
+"""Number of elements that are squared at a time, in float64."""
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Optimizer of ``groups``. Vectors have second moments of their own."""
+    """Adafactor for the parameter groups ``groups``. Vectors keep a second moment for each element."""
 
     def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
@@ -52,14 +52,14 @@ class Adafactor(torch.optim.Optimizer):
         for number, (parameter, group) in enumerate(moved):
             means = squares[2 * number : 2 * number + 2] / max(1, parameter.numel())
             of_update, of_weight = means.sqrt().to(parameter.dtype).unbind()
-            # computed twice: all updates at once would take as much memory as the weights
+            # the update is computed a second time: keeping all updates would take as much memory as the weights
             update = self._update(parameter).div_((of_update / _CLIP).clamp_min(1.0))
             weight = local(parameter.detach())
             weight.mul_(1.0 - group["lr"] * group["weight_decay"])
             weight.sub_(update.mul_(of_weight.clamp_min(_LEAST) * group["lr"]))
 
     def _advance(self, parameters: list[Tensor]) -> None:
-        """Advance the second moments."""
+        """Update the second moments from the gradients."""
         sums = [_sums(local(one.grad)) for one in parameters if one.dim() >= 2 and one.grad is not None]
         if sums:
             _sum_shards(columns := torch.cat([by_column for _, by_column in sums]), parameters[0])
@@ -82,13 +82,13 @@ class Adafactor(torch.optim.Optimizer):
                 _mix(local(state["exp_avg_sq"]), gradient * gradient + _SQUARE, share)
 
     def _update(self, parameter: Tensor) -> Tensor:
-        """Return this rank's shard of the gradient over the root of its second moment."""
+        """Return this rank's shard of the gradient divided by the root of its second moment."""
         state = self.state[parameter]
         assert parameter.grad is not None
         gradient = local(parameter.grad)
         if parameter.dim() < 2:
             return gradient / local(state["exp_avg_sq"]).sqrt()
-        # the mean over columns is that over rows, which are sharded
+        # column_sq is whole on each rank, and has the same mean as row_sq, which is sharded
         mean = state["column_sq"].double().mean().to(parameter.dtype)
         update_MR = _matrix(gradient) / (local(state["row_sq"]) / mean).sqrt_()[:, None]
         return update_MR.div_(state["column_sq"].sqrt()).view_as(gradient)
@@ -100,12 +100,12 @@ def _new_moments(parameter: Tensor) -> dict[str, Tensor]:
     shard = local(parameter)
     return {
         "row_sq": sharded_as(parameter, shard.new_zeros(len(shard)), (len(parameter),)),
-        "column_sq": shard.new_zeros(math.prod(shard.shape[1:])),  # the same on all ranks
+        "column_sq": shard.new_zeros(math.prod(shard.shape[1:])),  # not sharded
     }
 
 
 def sharded_as(parameter: Tensor, shard: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return this rank's ``shard`` as part of a tensor of ``shape`` that is cut by rows where ``parameter`` is."""
+    """Wrap this rank's ``shard`` as part of a tensor of ``shape``, with its rows sharded like those of ``parameter``."""
     if not isinstance(parameter, DTensor):
         return shard
     stride = torch.empty(shape, device="meta").stride()
@@ -115,7 +115,7 @@ def sharded_as(parameter: Tensor, shard: Tensor, shape: tuple[int, ...]) -> Tens
 
 
 def _sums(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the squares of this rank's rows, summed over each row, and over each column, float64 (m,) and (R,)."""
+    """Return the squares of this rank's rows, summed per row and per column, float64 (M,) and (R,). M: this rank's rows."""
     gradient_MR = _matrix(gradient)
     M, R = gradient_MR.shape
     by_row = gradient.new_zeros(M, dtype=torch.float64)
@@ -141,7 +141,7 @@ def _square(tensor: Tensor) -> Tensor:
 
 
 def _mix(moment: Tensor, newest: Tensor, share: float) -> None:
-    # each operation rounds once: a fused one would round differently at the end of a shard
+    # each operation rounds once: a fused one would round the end of a shard differently
     moment.mul_(1.0 - share).add_((newest * share).to(moment.dtype))
 
 

@@ -1,8 +1,8 @@
 """Exponential moving average of the weights (Polyak averaging; Busbridge et al., "How to scale your EMA", 2023), by tokens.
 
-After each update the average is the mean of the weights after all updates so far, in which a weight counts half as much as
-one that is ``optim.ema_half_life`` tokens newer. So the initial weights are not in it, and the batch size does not
-matter; a skipped update does not count. It is a state of the optimizer: sharded, saved and restored as its moments are.
+The average is a weighted mean of the weights after each update so far. Weights count half as much as weights that are
+``optim.ema_half_life`` tokens newer. So the initial weights are not part of the average, and the batch size does not matter. A
+skipped update does not count. The average is optimizer state: sharded, saved and restored like the moments.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from springtide.checkpoint.tensors import local
 from springtide.distributed.fsdp import reshard
 
 _SHARE = "newest_share"
-"""Key of the share that the next weights have in the average, in a parameter group."""
+"""Key in a parameter group: the share that the weights after the next step get in the average."""
 
 
 def keep_average(optimizer: torch.optim.Optimizer) -> None:
-    """Have ``optimizer`` keep an average of its weights. Before its first step they are not in it."""
+    """Make ``optimizer`` keep an average of its weights. There is no average before its first step."""
     optimizer.register_step_post_hook(_update)
 
 
 def set_newest_share(optimizer: torch.optim.Optimizer, share: float) -> None:
-    """Give the weights after the next step ``share`` in the average."""
+    """Set the ``share`` that the weights after the next step get in the average."""
     for group in optimizer.param_groups:
         group[_SHARE] = share
 
 
 @contextlib.contextmanager
 def averaged_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[bool]:
-    """Put the averages in the place of the weights for the block. Yields False if there are none. All ranks call it
-    together; no copy of the state may be under way."""
+    """Swap the averaged weights in for the body of the ``with`` statement. Yields False if there are no averages. All ranks
+    call it together; no copy of the state may be in progress."""
     has_average = any(AVERAGE in state for state in optimizer.state.values())
     if not has_average:
         yield False
@@ -53,13 +53,13 @@ def averaged_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iter
 @torch.no_grad()
 def _update(optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
     for group in optimizer.param_groups:
-        # taken away: where one optimizer's step calls another's, this runs twice
+        # popped, because this hook runs twice where one optimizer's step calls another's
         share = group.pop(_SHARE, None)
         for parameter in group["params"]:
             if AVERAGE in optimizer.state.get(parameter, ()):
                 if share is not None:
                     average = local(optimizer.state[parameter][AVERAGE])
-                    # each operation rounds once: a fused one would round differently at the end of a shard
+                    # each operation rounds once: a fused one would round the end of a shard differently
                     average.add_((local(parameter.detach()) - average).mul_(share))
             elif parameter.grad is not None:
                 optimizer.state[parameter][AVERAGE] = parameter.detach().clone()

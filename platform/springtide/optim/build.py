@@ -28,13 +28,15 @@ _Groups = list[dict[str, Any]]
 
 
 def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> torch.optim.Optimizer:
-    """Return AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019), LAMB, Adafactor, or Muon for the
-    matrices of ``blocks``; matrices are decayed, vectors are not; ``optim.groups`` change this. With ``optim.ema_half_life``
-    it keeps an average of the weights. ``optim.source`` makes a user's own. Raises ConfigError if Muon finds no such matrices.
+    """Return the optimizer that ``config`` names: AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019),
+    LAMB, Adafactor, Muon for the matrices of ``blocks``, or a user's own (``optim.source``).
+
+    Weight decay applies to matrices and not to vectors, unless ``optim.groups`` changes this. With ``optim.ema_half_life`` the
+    optimizer keeps an average of the weights. Raises ConfigError if Muon finds no matrices in ``blocks``.
 
     With ``model.base_width`` the matrices of blocks have their own rate. Their decay per step, rate times ``weight_decay``,
-    equals that of the others, so weights average over the same number of steps at every width (Wang and Aitchison, "How to
-    set AdamW's weight decay as you scale model and dataset size", 2024).
+    equals the decay of other matrices. So weights average over the same number of steps at every width (Wang and Aitchison,
+    "How to set AdamW's weight decay as you scale model and dataset size", 2024).
 
     ``fused`` is faster; see ``may_fuse``.
     """
@@ -45,10 +47,9 @@ def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> t
 
 
 def may_fuse(config: ParallelConfig, device: torch.device) -> bool:
-    """Return whether the optimizer of a model that computes on ``device`` may be fused. A fused one on a CPU rounds the
-    elements that do not fill a vector register differently from the rest, so the last bit depends on where shards are cut: an
-    exact run does without.
-    """
+    """Return True if the optimizer of a model that computes on ``device`` may be fused. On a CPU a fused optimizer rounds
+    elements that do not fill a vector register differently from the rest. Then the last bit depends on where shards are cut, so
+    an exact run does not fuse."""
     return not (config.exact and weights_on(config, device).type == "cpu")
 
 
@@ -88,11 +89,12 @@ _OPTIMIZERS: dict[str, Callable[[_Groups, _Groups, OptimConfig, bool], torch.opt
     "lamb": _lamb,
     "muon": _muon,
 }
-"""Value of ``optim.optimizer`` -> what makes it from the groups of other parameters and of matrices of blocks."""
+"""Value of ``optim.optimizer`` -> its factory: (groups of other parameters, groups of block matrices, config, fused)."""
 
 
 def _groups(model: nn.Module, config: OptimConfig) -> tuple[_Groups, _Groups]:
-    """Return the groups of parameters that train: matrices of blocks if Muon or a base width sets them apart, and others."""
+    """Return the groups of other parameters, and the groups of block matrices, without frozen parameters. Block matrices have
+    separate groups only for Muon or with a base width; otherwise they are among the other parameters."""
     wider = model.config.width_multiplier if isinstance(model, Decoder) else 1.0
     apart = config.optimizer == "muon" or wider != 1.0
     blocks = {id(one) for one in getattr(model, "blocks", nn.ModuleList()).parameters() if apart and one.dim() == 2}
@@ -103,7 +105,7 @@ def _groups(model: nn.Module, config: OptimConfig) -> tuple[_Groups, _Groups]:
         is_apart, own = id(parameter) in blocks, group_of(plain_name(name), config)
         decay = config.weight_decay if parameter.dim() >= 2 else 0.0
         decay = own.weight_decay if own is not None and own.weight_decay is not None else decay
-        # the base width says nothing about adapters: B has as many inputs at every width
+        # the base width does not scale adapters: B has as many inputs, the rank, at every width
         scale, width = own.lr_scale if own else 1.0, wider if is_apart and not is_adapter(name) else 1.0
         found.setdefault((is_apart, scale / width, decay * width), []).append(parameter)
     others: _Groups = []
@@ -120,33 +122,34 @@ def local_gradients(model: nn.Module) -> list[torch.Tensor]:
 
 
 def square_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of squares over this rank's shards, a float64 scalar; over the ranks of a copy these add up to the
-    square of the global norm."""
+    """Return the sum of squares over this rank's shards, a float64 scalar. Summed over the ranks that hold one copy of the
+    model, it is the square of the global norm."""
     # in float64, so that the result does not depend on where shards are cut
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float64)
     return torch.stack(norms).pow(2).sum()
 
 
-# The optimizer that a config names in place of ours.
+# A user's own optimizer.
 #
 # ``optim.source`` names a user's function, ``package.module:function``, called as ``function(named_parameters, config)`` with
 # the parameters that train, a list of ``(name, parameter)``, and the config's ``optim`` section. It returns a
 # ``torch.optim.Optimizer`` that holds all of them. Then
 #
-# rates follow the schedule: what a group's ``lr`` is at first is its rate at ``optim.peak_lr``
-# gradients are summed over ranks, and clipped, before its step
-# ``optim.ema_half_life`` averages its weights; ``optim.groups`` may freeze some
-# parameters of a sharded model are DTensors: operations of each element by itself need no care, norms do
+# - rates follow the schedule: a group's initial ``lr`` is its rate at ``optim.peak_lr``
+# - gradients are summed over ranks, and clipped, before its step
+# - ``optim.ema_half_life`` averages its weights; ``optim.groups`` may freeze some of them
+# - parameters of a sharded model are DTensors: elementwise operations need no care, norms do
 #
-# Its state is saved and resharded if it consists of tensors: each like its parameter, made by ``torch.zeros_like``, or
-# a scalar that all ranks share.
+# Its state is saved and resharded if it consists of tensors. Each must be like its parameter, made by
+# ``torch.zeros_like``, or a scalar that is equal on all ranks.
 
 _FIELD = "optim.source"
 _NAMES_SHOWN = 3
 
 
 def own_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """Return the optimizer that ``optim.source`` makes. Raises ConfigError if it is none, or leaves parameters out."""
+    """Return the optimizer that ``optim.source`` makes. Raises ConfigError if the result is not an optimizer, does not hold
+    exactly the given parameters, or has a group without ``lr``."""
     function = find_code(_FIELD, config.source)
     named = [(plain_name(name), one) for name, one in model.named_parameters() if one.requires_grad]
     optimizer = function(list(named), config)
@@ -171,7 +174,7 @@ def own_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimize
 
 
 def _check_first_step(optimizer: torch.optim.Optimizer, source: str, names: dict[int, str]) -> None:
-    """Have the first step check that the state can be saved at any world size."""
+    """Register a hook that checks, after the first step, that the state can be saved at any world size."""
     checked = False
 
     def check(_optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:

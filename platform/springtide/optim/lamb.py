@@ -15,7 +15,8 @@ from springtide.optim.muon import sharded_over
 
 
 class Lamb(torch.optim.Optimizer):
-    """Optimizer of ``groups``. Vectors, such as norms and biases, are updated as by Adam, as in the paper's experiments."""
+    """LAMB for the parameter groups ``groups``. Vectors, such as norms and biases, get Adam's update, as in the paper's
+    experiments."""
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float) -> None:
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
@@ -28,13 +29,13 @@ class Lamb(torch.optim.Optimizer):
             self._advance(parameter, *group["betas"])
         ratios = iter(self._trust_ratios([(one, group) for one, group in moved if one.dim() >= 2]))
         for parameter, group in moved:
-            # computed twice: all updates at once would take as much memory as the weights
+            # the update is computed a second time: keeping all updates would take as much memory as the weights
             update = self._update(parameter, group).mul_(group["lr"])
             local(parameter).sub_(update.mul_(next(ratios)) if parameter.dim() >= 2 else update)
 
     def _advance(self, parameter: Tensor, beta1: float, beta2: float) -> None:
-        """Advance the moments. Each operation rounds once, here and below: a fused one would round differently at the end of a
-        shard."""
+        """Update the moments. Each operation rounds once, here and in ``_update``: a fused one would round the end of a shard
+        differently."""
         state = self.state[parameter]
         if "step" not in state:
             state["step"] = torch.zeros(())
@@ -54,7 +55,7 @@ class Lamb(torch.optim.Optimizer):
         return update.add_(local(parameter.detach()) * group["weight_decay"]) if group["weight_decay"] else update
 
     def _trust_ratios(self, matrices: list[tuple[Tensor, dict[str, Any]]]) -> list[Tensor]:
-        """Return the norm of each matrix over that of its update, 1 where one of them is 0, in the type of the matrix."""
+        """Return the norm of each matrix divided by the norm of its update, in the matrix's dtype; 1 where a norm is 0."""
         if not matrices:
             return []
         squares = torch.stack(

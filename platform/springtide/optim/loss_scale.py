@@ -8,32 +8,32 @@ from typing import Any
 _FIRST = 2.0**16
 _MOST = 2.0**32
 _PATIENCE = 2000
-"""Steps without overflow before a larger scale is tried, once there was an overflow."""
+"""After the first overflow: steps without overflow before the scale is doubled again."""
 
 
 class LossScale:
-    """Factor of the loss before backward, so that small gradients do not vanish in fp16. All ranks see the same overflows,
-    so they keep the same scale.
+    """Factor of the loss before backward, so that small gradients do not vanish in fp16. All ranks observe the same
+    overflows, so they keep the same scale.
 
     The loss is divided by the tokens of all ranks before backward, so the right scale grows with the global batch. It doubles
     after every step until the first overflow, which costs a few steps, and adapts slowly from then on."""
 
     def __init__(self, enabled: bool) -> None:
-        """Without ``enabled`` it stays 1."""
+        """Without ``enabled`` the scale stays 1."""
         self.enabled = enabled
         self.begin({})
 
     def begin(self, state: Mapping[str, Any]) -> None:
-        """Begin anew, or go on from ``state`` if it is not empty."""
+        """Reset the scale, or restore it from ``state`` if that is not empty."""
         self.value, self._good = _FIRST if self.enabled else 1.0, 0
         self._searching = True
-        """There was no overflow yet."""
+        """True until the first overflow: the scale doubles after every step."""
         if self.enabled and state:
             self.value, self._good = float(state["value"]), int(state["good"])
             self._searching = bool(state["searching"])
 
     def after(self, overflowed: bool) -> None:
-        """Adapt the scale after a step that was taken, or skipped because a gradient was not finite."""
+        """Adapt the scale after a step. ``overflowed``: the step was skipped because a gradient was not finite."""
         if not self.enabled:
             return
         if overflowed:

@@ -29,8 +29,8 @@ _RMS = 0.2
 
 
 class Muon(ShardAdamW):
-    """Optimizer of ``matrices``, parameter groups, by Muon, and of ``groups`` by AdamW with the options
-    ``adamw``."""
+    """Muon for the parameter groups ``matrices``, and AdamW with the options ``adamw`` for the parameter groups
+    ``groups``."""
 
     def __init__(self, matrices: list[dict[str, Any]], groups: list[dict[str, Any]], **adamw: Any) -> None:
         super().__init__([*matrices, *groups], **adamw)
@@ -68,7 +68,7 @@ def _shape(parameter: Tensor) -> tuple[int, ...]:
 
 
 def _orthogonal(same: Iterable[Tensor], direction: Callable[[Tensor], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield this rank's shard of each parameter of one shape, and of its orthogonalized direction."""
+    """Yield this rank's shard of each parameter and of its orthogonalized direction. All parameters have one shape."""
     parameters = list(same)
     size, rank, group = sharded_over(parameters[0])
     for begin in range(0, len(parameters), size):
@@ -110,7 +110,7 @@ def sharded_over(parameter: Tensor) -> tuple[int, int, Any]:
 
 def orthogonalized(matrix_MN: Tensor) -> Tensor:
     """Return an almost orthogonal matrix with the same singular vectors: five Newton-Schulz steps bring singular values from
-    anywhere in (0.01, 1] to between 0.7 and 1.2. In bf16 on a GPU."""
+    anywhere in (0.01, 1] to between 0.7 and 1.2. They are computed in bf16 on a GPU."""
     a, b, c = _COEFFICIENTS
     found = matrix_MN.bfloat16() if matrix_MN.is_cuda else matrix_MN
     tall = found.size(0) > found.size(1)

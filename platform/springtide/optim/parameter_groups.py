@@ -1,5 +1,5 @@
-"""Parameter groups by pattern (``optim.groups``): which one a parameter is in, and which parameters are frozen; with an adapter
-all that are not part of it."""
+"""Parameter groups by pattern (``optim.groups``): the group of each parameter, and which parameters are frozen. With an adapter
+all other parameters are frozen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES_SHOWN = 3
 
 
 def group_of(name: str, config: OptimConfig) -> ParameterGroup | None:
-    """Return the first group whose pattern matches the name of a parameter; None if there is none."""
+    """Return the first group whose pattern matches the name of a parameter; None if no pattern matches."""
     return next((group for group in config.groups if fnmatch.fnmatchcase(name, group.match)), None)
 
 
@@ -31,7 +31,8 @@ def frozen_names(model: nn.Module, config: OptimConfig) -> set[str]:
 
 
 def freeze(model: nn.Module, config: OptimConfig) -> None:
-    """Freeze what ``frozen_names`` returns; before the model is laid out, which then reduces no gradients of it."""
+    """Freeze the parameters that ``frozen_names`` returns. Call it before the model is sharded, so that no gradients of frozen
+    parameters are reduced."""
     frozen = frozen_names(model, config)
     for name, parameter in model.named_parameters():
         if plain_name(name) in frozen:
@@ -39,7 +40,7 @@ def freeze(model: nn.Module, config: OptimConfig) -> None:
 
 
 def blocks_freeze_alike(model: nn.Module, config: OptimConfig) -> bool:
-    """Return whether the same parameters of every block are frozen."""
+    """Return True if the same parameters are frozen in every block."""
     by_block: dict[str, set[str]] = {}
     frozen = frozen_names(model, config)
     for name, _ in model.named_parameters():
@@ -51,8 +52,8 @@ def blocks_freeze_alike(model: nn.Module, config: OptimConfig) -> bool:
 
 
 def check_groups(model: nn.Module, config: OptimConfig) -> None:
-    """Raise ConfigError for a pattern that matches no parameter of ``model``, for an adapter that does not fit it, and if
-    nothing is left to train."""
+    """Raise ConfigError for a pattern that matches no parameter of ``model``, for an adapter that does not fit ``model``, and
+    if no parameter is left to train."""
     if _is_adapted(model):
         _check_adapter(model)
     names = [plain_name(name) for name, _ in model.named_parameters()]

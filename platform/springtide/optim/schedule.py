@@ -16,15 +16,15 @@ _SHAPES: dict[str, Callable[[float], float]] = {
     "wsd": lambda progress: 1.0 - progress,
     "wsd_sqrt": lambda progress: 1.0 - math.sqrt(progress),
 }
-"""Value of ``optim.schedule`` -> the share of the fall that is left, by the progress of the decay from 0 to 1."""
+"""Value of ``optim.schedule`` -> function: progress of the decay, from 0 to 1, -> share of the decay that is left."""
 
 
 def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:
     """Return the rate of the step that ends at ``tokens`` of a run of ``total_tokens``; ``schedule_begin`` is added to both.
 
-    Linear warm-up; then the shape of ``schedule``, which falls over the last ``decay`` tokens: a half cosine, linear (to zero:
-    Bergsma et al., "Straight to zero", 2025; after a constant part: Hu et al., MiniCPM, 2024), or 1 - sqrt (Haegele et al.,
-    "Scaling laws and compute-optimal training beyond fixed training durations", 2024).
+    The warm-up is linear. Over the last ``decay`` tokens the rate falls in the shape of ``schedule``: a half cosine, linear (to
+    zero: Bergsma et al., "Straight to zero", 2025; after a constant part: Hu et al., MiniCPM, 2024), or 1 - sqrt (Haegele et
+    al., "Scaling laws and compute-optimal training beyond fixed training durations", 2024).
     """
     before = int(config.schedule_begin)
     tokens, total_tokens = before + tokens, before + total_tokens

@@ -1,11 +1,12 @@
-"""AdamW whose moments take 2 bytes or 1 byte a number instead of 4.
+"""AdamW whose moments take 2 bytes or 1 byte per number instead of 4.
 
-bf16 rounds both to 8 bits. int8 is that of Dettmers et al., "8-bit optimizers via block-wise quantization" (2022): a block
-of numbers is divided by its largest, and each becomes the nearest of 256 values that lie densely near zero. Blocks have 256
-numbers, as torchao's and bitsandbytes', but end with a row: no shard cuts one, so a state saved at one world size is the same
-bytes at any other. Vectors, which are few, keep fp32. The update uses the moments before they are rounded.
+bf16 rounds both moments to 8 significant bits. int8 follows Dettmers et al., "8-bit optimizers via block-wise quantization"
+(2022): a block of numbers is divided by its largest magnitude, and each number becomes the nearest of 256 values that lie
+densely near zero. Blocks have 256 numbers, as in torchao and bitsandbytes, but no block spans two rows. So no shard cuts a
+block, and a state saved at one world size has the same bytes at any other. With int8 vectors, which are few, keep fp32. The
+update uses the moments before they are rounded.
 
-Shape suffixes: M and R rows of a tensor and elements in one, N blocks in a row, S numbers in a block.
+Shape suffixes: M rows of a tensor, R elements in a row, N blocks in a row, S numbers in a block.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from springtide.optim.adafactor import sharded_as
 _BLOCK = 256
 _DECADES = 7
 _ZERO = (0, 127)
-"""Code of 0, without and with a sign."""
+"""Code of the value 0 in the unsigned table (second moments) and in the signed table (first moments)."""
 _AT_ONCE = 2**22
-"""Elements whose moments are in fp32 at a time."""
+"""Number of elements whose moments are in fp32 at a time."""
 _FIRST, _SECOND, _SCALE = "exp_avg", "exp_avg_sq", "_scale"
 
 
 class SmallMomentsAdamW(torch.optim.Optimizer):
-    """Optimizer of ``groups``, with moments of the type ``moments``: bf16 or int8."""
+    """AdamW for the parameter groups ``groups``, with moments stored as ``moments``: bf16 or int8."""
 
     def __init__(
         self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float, moments: str
@@ -43,7 +44,7 @@ class SmallMomentsAdamW(torch.optim.Optimizer):
             "int8": (_Rounded(torch.float32), _Quantized()),
         }
         self._stored = look_up(stored, "optim.moments", moments)
-        """How vectors and matrices are stored."""
+        """Storage of the moments of vectors, and of tensors with more dimensions."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -54,8 +55,8 @@ class SmallMomentsAdamW(torch.optim.Optimizer):
                     self._advance(parameter, group)
 
     def _advance(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        """Update one parameter, some rows at a time. Each operation rounds once: a fused one would round differently at the end
-        of a shard."""
+        """Update one parameter, some rows at a time. Each operation rounds once: a fused one would round the end of a shard
+        differently."""
         state = self.state[parameter]
         stored = self._stored[parameter.dim() >= 2]
         if "step" not in state:
@@ -84,7 +85,7 @@ def _parts(shard: Tensor) -> Iterator[slice]:
 
 
 class _Storage(Protocol):
-    """How moments are stored: ``state`` maps names to this rank's shards."""
+    """Storage of moments. ``state`` maps names to this rank's shards."""
 
     def new(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
         """Return a moment of zeros."""
@@ -97,7 +98,7 @@ class _Storage(Protocol):
 
 
 class _Rounded:
-    """In a floating-point type."""
+    """Stores moments in a floating-point dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -116,7 +117,7 @@ class _Rounded:
 
 
 class _Quantized:
-    """As codes of 8 bits, and the largest number of each block in fp32."""
+    """Stores moments as 8-bit codes, and the largest magnitude of each block in fp32."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[bool, torch.device], tuple[Tensor, Tensor]] = {}
@@ -144,13 +145,13 @@ class _Quantized:
         edges = self._values(name == _FIRST, values.device)[1]
         codes = torch.bucketize(shares, edges, out_int32=True)
         if name == _SECOND:
-            codes += (codes == 0) & (shares > 0)  # never to 0: updates are divided by its root
+            codes += (codes == 0) & (shares > 0)  # round up: updates are divided by the root
         codes = codes.view(M, -1)[:, :R]
         state[name][rows] = codes.reshape(values.shape).to(torch.uint8)
         state[name + _SCALE][rows] = scales_MN
 
     def _values(self, signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the value of each code, and the edges between those that become one code and the next."""
+        """Return the value of each code, and the midpoints between neighbouring values, where rounding changes the code."""
         if (signed, device) not in self._known:
             values = _code_values(signed, device)
             self._known[signed, device] = values, (values[1:] + values[:-1]) / 2
@@ -158,13 +159,13 @@ class _Quantized:
 
 
 def _width(tensor: Tensor) -> int:
-    """Return the elements of a row."""
+    """Return the number of elements in a row."""
     return math.prod(tensor.shape[1:])
 
 
 def _code_values(signed: bool, device: torch.device) -> Tensor:
-    """Return the value of each code, ascending, fp32 (256,): 0, 1, and in each decade below 1 twice as many as in the one
-    below, evenly spaced (the paper's dynamic tree)."""
+    """Return the value of each code, ascending, fp32 (256,): 0, 1, and evenly spaced values in each decade below 1. Each decade
+    has twice as many values as the next smaller decade (the paper's dynamic tree)."""
     found = [0.0, 1.0]
     for place in range(_DECADES):
         edges = torch.linspace(0.1, 1.0, 2 ** (place + (not signed)) + 1, dtype=torch.float64)
