@@ -1,1 +1,1 @@
-"""The calls of users: prepare, train, sample, sweep, label, queue, drill. Layer rule: the only one that combines all others."""
+"""The Python API: prepare, train, sample, sweep, label, queue, drill. Layer rule: the only package that combines all others."""

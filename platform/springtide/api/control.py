@@ -1,9 +1,9 @@
-"""Carry out the commands to a run (``run.control``) while its driver trains it.
+"""Execute the commands to a run (``run.control``) while its driver trains it.
 
-    a file in the run's folder -> this thread -> a request to the worker group, or a limit of its workers
-    an event that shows the effect -> this thread -> the command's result, another file
+    command file in the run's folder -> this thread -> request to the worker group, or limit on its workers
+    event that shows the effect      -> this thread -> result file of the command
 
-Training waits for none of it: the thread looks every second, every ten at an object store, one request a look.
+Training never waits for this. The thread polls every second, on an object store every ten seconds, with one request per poll.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from springtide.run.control import (
 from springtide.run.folder import Run
 
 _LOOK_S, _LOOK_AT_STORE_S = 1.0, 10.0
-"""Time between looks for a command, in a local folder and at an object store [s]."""
+"""Time between two polls for a command, in a local folder and in an object store [s]."""
 _LIST_EVERY = 20
-"""Looks after which the folder is listed, in case that numbers are missing."""
+"""Number of polls after which the folder is listed, to find commands beyond a gap in the numbers."""
 _END_S = 10.0
 _log = logging.getLogger(__name__)
 
 
 class Workers(Protocol):
-    """What commands act on; ``WorkerLender`` is one."""
+    """The interface to a run's workers that commands use; ``WorkerLender`` implements it."""
 
     def ask(self, request: GroupRequest) -> None:
-        """Ask the worker group for something."""
+        """Send a request to the current worker group."""
 
     def limit(self, limit: WorkerLimit) -> None:
         """Limit the number of workers."""
@@ -55,10 +55,10 @@ class Workers(Protocol):
 
 
 class Controls:
-    """The commands to one run. Also a listener of its events, which show when a command has taken effect."""
+    """Executes the commands to one run. It is also a listener of the run's events, which show when a command takes effect."""
 
     def __init__(self, config: Config, run: Run, workers: Workers, step: int = 0) -> None:
-        """Take up the limits that commands before have set. ``step``: the last one that was trained."""
+        """Apply the limits that earlier commands have set. ``step``: the last step that was trained."""
         before = standing(run.folder)
         self._config, self._run, self._workers = config, run, workers
         self._next, self._unanswered = before.following, before.unanswered
@@ -66,19 +66,19 @@ class Controls:
         fits = not before.workers or not self._why_not(before.workers)
         self._limit = WorkerLimit(before.workers if fits else 0, before.paused_by)
         self._pending: list[tuple[Command, int]] = []
-        """Those that have not taken effect yet, oldest first, and the step at which each was taken up."""
+        """(command, step at which it was accepted) of each command that has not taken effect yet, oldest first."""
         self._results: list[CommandResult] = []
-        """Those to write."""
+        """Results that the thread has yet to write."""
         self._step, self._workers_now = step, 0
         self._rests = False
-        """Whether the run is paused and its workers are given back."""
+        """True if the run is paused and its workers are released."""
         self._unheard = self._ended = False
-        """Whether a save must be asked for again; whether the run has ended."""
+        """``_unheard``: a pending save must be requested again. ``_ended``: the run has ended."""
         workers.limit(self._limit)
 
     @property
     def remarks(self) -> list[str]:
-        """What a user should know of limits that commands before have set."""
+        """Remarks for the user on the limits that earlier commands have set."""
         name, found = self._run.id, list[str]()
         if self._limit.paused_by:
             found.append(
@@ -90,7 +90,7 @@ class Controls:
 
     @contextlib.contextmanager
     def carried_out(self) -> Iterator[None]:
-        """Carry commands out for the block, in a thread; those that have not taken effect at its end have failed."""
+        """Execute commands in a thread during the ``with`` block. Commands that have not taken effect at its end fail."""
         thread = threading.Thread(target=self._look_out, name="springtide-control", daemon=True)
         thread.start()
         try:
@@ -102,20 +102,20 @@ class Controls:
             thread.join(_END_S)  # a store that does not answer must not hold up the end
 
     def __call__(self, event: Event) -> None:
-        """Take an event of the run."""
+        """Settle the pending commands whose effect an event of the run shows."""
         with self._changed:
             match event:
                 case StepDone():
                     self._step = event.step
                 case Started():
                     self._step, self._workers_now, self._rests = event.step, event.world_size, False
-                    # a save that was asked for before a loss is of a step that this group may not reach soon
+                    # the group may start below the step at which a save was accepted: accept a save from its start on
                     self._pending = [(one, min(at, event.step)) for one, at in self._pending]
                     self._settle("resize", _train(event.world_size), self._is_small_enough)
-                    self._unheard = True  # the group before may not have heard of a save
+                    self._unheard = True  # the previous group may have missed a save request
                 case Saved():
                     self._settle("save", f"{event.name} is committed", lambda _, at: event.step >= at, event.step)
-                    self._unheard = True  # the state of an earlier step may have been on its way
+                    self._unheard = True  # this save may have begun before the request, at an earlier step
                 case SaveSkipped():
                     self._unheard = True
                 case SaveFailed():
@@ -183,7 +183,8 @@ class Controls:
             _log.warning("the result of command %d could not be written: %s (%s)", result.number, result.text, error)
 
     def _drop_withdrawn(self) -> None:
-        """Undo what callers have withdrawn before it took effect; a save or a stop that is on its way still happens."""
+        """Drop commands that their callers have withdrawn, and apply the limits without them. A save or a stop that was already
+        requested still happens."""
         with self._changed:
             waiting = [one for one, _ in self._pending]
         gone = [one.number for one in waiting if read_result(self._run.folder, one.number) is not None]
@@ -195,12 +196,14 @@ class Controls:
         self._set(self._limit._replace(workers=before.workers, paused_by=before.paused_by))
 
     def _set(self, limit: WorkerLimit) -> None:
-        """Limit the workers from now on; the serial number makes the controller tell a pause again."""
+        """Apply a limit to the workers. The new serial number makes the controller report a pause again, even if the limit is
+        the same."""
         self._limit = limit._replace(serial=self._limit.serial + 1)
         self._workers.limit(self._limit)
 
     def _answer_old(self) -> None:
-        """Answer what was given while no driver trained the run: limits hold, the rest is for those who wait."""
+        """Answer the commands that were given while no driver trained the run. Limits and pauses take effect; saves and stops
+        must be given again."""
         while self._unanswered:
             number, *rest = self._unanswered
             one = self._read(number)
@@ -228,7 +231,8 @@ class Controls:
             _log.warning("the limits of %s could not be written: %s", self._run.folder.url, error)
 
     def _take_new(self, listed: Sequence[int]) -> None:
-        """Take up the next command and those after it. ``listed``: numbers that are there, if some in between are not."""
+        """Read and execute the next command and those after it. ``listed``: numbers of known commands, which may lie beyond a
+        gap."""
         waiting = list(listed)
         while waiting or has_command(self._run.folder, self._next):
             self._next = max(self._next, waiting.pop(0) if waiting else 0)
@@ -294,7 +298,7 @@ class Controls:
                 self._settle("pause", "it was paused already")
 
     def _ask_again(self) -> None:
-        """Ask again for what a group may not have heard: it was starting, or leaving."""
+        """Repeat a request that a group may have missed while it was starting or leaving."""
         with self._changed:
             verbs, unheard, self._unheard = {one.verb for one, _ in self._pending}, self._unheard, False
         if "stop" in verbs:

@@ -1,4 +1,4 @@
-"""Checks of this machine before it trains: each has a figure, a limit and a remedy, and none can hang the others."""
+"""Checks of this machine before training. Each returns a value, a limit and a remedy; a hanging check does not block others."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:  # Ray loads only when needed
     from springtide.ray.cluster.upload import Upload
 
 _USUAL_S = 20.0
-"""Time after which a check is cut off: all but the measured ones take milliseconds."""
+"""Usual timeout of a check [s]. Checks take milliseconds, except for measurements, which have longer timeouts."""
 _T = TypeVar("_T")
 _LARGE_BYTES = 64 * 2**20
 _LEAST_BYTES_PER_S = 20 * 2**20
-"""Slower, a checkpoint of a model of 1B parameters (12 GB with its optimizer) takes more than ten minutes."""
+"""Warn below this speed: a checkpoint of 1B parameters (12 GB with the optimizer) would take more than ten minutes."""
 _CLOCKS_APART_S = 2.0
 _LONGEST_S = 1.0
-"""Time of one small request: a commit makes a few in a row."""
+"""Warn if one small request takes longer [s]: a commit makes a few in a row."""
 _USUAL_BYTES = 10 * 2**20
-"""A folder of code and settings is smaller; larger ones hold data by mistake."""
+"""Warn if the upload is larger: code and settings are smaller, so it probably contains data by mistake."""
 _MIB = 2**20
 _NAMED = 12
-"""Names that a line has."""
+"""Most names that a line lists."""
 
 
 class CheckPlan(NamedTuple):
-    """A check that is still to be made."""
+    """A check to run, and its timeout."""
 
     name: str
     make: Callable[[], Sequence[Check]]
@@ -57,16 +57,16 @@ def doctor(
     environment: Mapping[str, str] | None = None,
     upload: str = "",
 ) -> Iterator[Check]:
-    """Check this machine, and yield what each check found, as soon as it has.
+    """Check this machine. Yields the results of each check as soon as it ends.
 
     Args:
-        store: folder or URL to measure, as ``run.root``; empty measures none. What is written there is removed.
+        store: folder or URL to measure, such as ``run.root``; empty: none. The test files in it are removed afterwards.
         root: local folder of runs, whose disk must have room.
-        environment: variables to check; None: those of this process.
-        upload: folder that is to be submitted as the working directory of a Ray job; empty looks at none.
+        environment: environment variables to check; None: those of this process.
+        upload: folder to be submitted as the working directory of a Ray job; empty: none.
 
     Raises:
-        ConfigError: ``store`` is not a URL that is opened here, or ``upload`` is not a folder.
+        ConfigError: ``store`` is not a supported URL, or ``upload`` is not a folder.
     """
     variables = dict(os.environ if environment is None else environment)
     plans = [
@@ -89,13 +89,14 @@ def doctor(
 
 
 def carry_out(plan: CheckPlan) -> list[Check]:
-    """Return what a check found. One that raises has failed; one that hangs is cut off and left behind."""
+    """Run a check and return its results. A check that raises counts as failed. A check that hangs counts as failed after its
+    timeout; its thread is left running."""
     found: list[Check] = []
 
     def make() -> None:
         try:
             found.extend(plan.make())
-        except Exception as error:  # a broken driver or client may raise anything; the other checks are still worth it
+        except Exception as error:  # a broken driver or client may raise anything; continue with the other checks
             text = redacted(f"{type(error).__name__}: {error}")[:300]
             found.append(Check(plan.name, "fail", f"the check ended with {text}", "", "repair what it names"))
 
@@ -115,7 +116,7 @@ class StoreCheck:
     """Measures one store."""
 
     def __init__(self, url: str) -> None:
-        """``url``: as ``run.root``. Raises ConfigError if it is not opened here."""
+        """``url``: folder or URL of the store. Raises ConfigError if it is not a supported URL."""
         self._folder = Folder(url) / f"doctor-{secrets.token_hex(8)}"
 
     def make(self) -> list[Check]:
@@ -133,8 +134,8 @@ class StoreCheck:
             self._folder.remove()
             left = self._folder.names()
         except OSError as error:
-            left = [str(error)[:100]] if found[0].status != "fail" else []  # then there may be nothing to remove
-        for one in made:  # the store's own folder, if it was not there before
+            left = [str(error)[:100]] if found[0].status != "fail" else []  # if it failed, nothing may be there
+        for one in made:  # the folders that this check has created
             with contextlib.suppress(OSError):
                 one.rmdir()
         if left:
@@ -192,12 +193,12 @@ class StoreCheck:
 
 
 def clock_check(told_s: float, before_s: float, after_s: float) -> list[Check]:
-    """Return how far the store's clock is from this machine's, at least; nothing if the store tells no time.
+    """Return the check of the store's clock against this machine's; empty if the store reports no time.
 
     Args:
-        told_s: when the store says that a file was written; it may have cut the fraction of a second.
-        before_s: before the write, by this machine's clock.
-        after_s: after it.
+        told_s: time at which the store reports that a file was written; the store may have cut off the fraction of a second.
+        before_s: time before the write, by this machine's clock.
+        after_s: time after the write, by this machine's clock.
 
     Examples:
         >>> from springtide.api.doctor import clock_check
@@ -229,7 +230,7 @@ def _timed(call: Callable[[], _T]) -> tuple[float, _T]:
 
 
 def _not_sent(found: Upload) -> Iterator[Check]:
-    """Yield what a job will not find of its folder, and the links that lead out of it."""
+    """Yield a check on the files that Ray would not upload, and one on the links that lead out of the folder."""
     if found.left_out:
         counts = {
             name: f" ({count:,} file{'s' * (count != 1)})" * name.endswith("/")
@@ -249,16 +250,16 @@ def _some(names: list[str]) -> str:
 
 
 class UploadCheck:
-    """Looks at a folder as ``ray job submit --working-dir`` would."""
+    """Checks what ``ray job submit --working-dir`` would upload of a folder."""
 
     def __init__(self, folder: str) -> None:
-        """Raises ConfigError if it is not a folder."""
+        """Raise ConfigError if ``folder`` is not a folder."""
         if not Path(folder).is_dir():
             raise ConfigError(explain("--upload", folder, "is not a folder", "name what you give --working-dir"))
         self._folder = folder
 
     def make(self) -> list[Check]:
-        """Measure what would be sent, and compare the folder with its git commit."""
+        """Measure the files that would be uploaded, and check for changes that are not committed to git."""
         from springtide.ray.cluster.upload import upload_of  # Ray loads only when needed
 
         found = upload_of(self._folder)
@@ -283,34 +284,34 @@ class UploadCheck:
         return Check("upload, commit", "warn", f"{commit}, with changes that are not committed", "no changes", remedy)
 
 
-# The checks of ``springtide doctor`` that concern GPUs: their driver, themselves, torch's build, and what networks need; and
-# whether gloo works between two processes.
+# The GPU checks of ``springtide doctor``: driver, devices, torch's build, and requirements of their network. Also whether gloo
+# works between two processes.
 
 _FIELDS = (
     "name,driver_version,memory.total,memory.used,ecc.errors.uncorrected.volatile.total,"
     "clocks_throttle_reasons.active,mig.mode.current"
 )
 _THROTTLED = {0x8: "hardware slowdown", 0x20: "thermal (software)", 0x40: "thermal (hardware)", 0x80: "power brake"}
-"""Bits of NVML's clock event reasons that cost speed and are not wanted; a power cap is usual under load."""
+"""Bits of NVML's clock event reasons that mean a problem. The bit of the power cap is left out: it is usual under load."""
 _LEAST_DRIVER = {13: 580, 12: 525, 11: 450}
 """CUDA's major version -> branch of the oldest driver that runs it. Source: NVIDIA, CUDA Compatibility, minor versions."""
 _LOST = ("is lost", "fallen off the bus", "Unable to determine the device handle")
-"""What nvidia-smi says of a GPU that no longer answers."""
+"""Texts that nvidia-smi prints about a GPU that no longer responds."""
 _LOST_REMEDY = "look for Xid 79 in the kernel's log (dmesg), and reboot the host; if it comes back, replace the GPU"
 _NVIDIA, _DISPLAYS = "0x10de", ("0x0300", "0x0302")
-"""PCI vendor, and the classes of its devices that compute: VGA and 3D controllers."""
+"""PCI vendor id of NVIDIA, and the PCI classes of GPUs: VGA and 3D controllers."""
 _GLOO_BYTES_PER_S = 100 * 2**20
-"""Slower, the gradient of a model of 100M parameters (fp32) takes more than four seconds per step."""
+"""Warn below this speed: the gradient of 100M parameters (fp32) would take more than four seconds per step."""
 
 
 def gpus(environment: Mapping[str, str], sys: str = "/sys", dev: str = "/dev") -> list[Check]:
-    """Check the NVIDIA devices of this machine by their driver: whether all answer and are alike, memory in use, ECC errors,
-    reasons to run slowly, slices; and what their network needs.
+    """Check the NVIDIA GPUs of this machine with nvidia-smi: whether all respond and are of one kind, memory in use, ECC
+    errors, throttling, MIG. Also check the requirements of their network.
 
     Args:
-        environment: name -> value of variables.
-        sys: where the kernel shows its devices.
-        dev: where their files are, as this container was given them.
+        environment: environment variables, name -> value.
+        sys: path of sysfs.
+        dev: path of the device files that this container was given.
     """
     on_bus, program = devices_on_bus(sys), shutil.which("nvidia-smi", path=environment.get("PATH"))
     if program is None and on_bus:
@@ -335,10 +336,10 @@ def _ask(program: str, query: str) -> subprocess.CompletedProcess[str]:
 
 
 def devices_on_bus(sys: str = "/sys") -> int:
-    """Return the number of NVIDIA's devices that the kernel sees, with a driver or without.
+    """Return the number of NVIDIA GPUs on the PCI bus, with or without a driver.
 
     Args:
-        sys: where the kernel shows its devices.
+        sys: path of sysfs.
     """
     found = 0
     for device in Path(sys, "bus/pci/devices").glob("*"):
@@ -351,12 +352,12 @@ def devices_on_bus(sys: str = "/sys") -> int:
 
 
 def gpu(number: int, line: str) -> Check:
-    """Return the check of one line of nvidia-smi.
+    """Return the check of one GPU.
 
     Args:
-        number: of the device.
-        line: name, driver, memory and memory in use [MiB], ECC errors, throttle reasons (hexadecimal), whether it is sliced,
-            by commas.
+        number: index of the GPU.
+        line: its line from nvidia-smi, separated by commas: name, driver, memory and memory in use [MiB], ECC errors, throttle
+            reasons (hexadecimal), MIG mode.
     """
     cells = [cell.strip() for cell in line.split(",")]
     if len(cells) != 7:
@@ -379,19 +380,19 @@ def gpu(number: int, line: str) -> Check:
 
 
 def given(dev: str = "/dev") -> int:
-    """Return the number of GPUs that the driver has made files for, and that this container was given.
+    """Return the number of GPUs with a device file on this machine or in this container.
 
     Args:
-        dev: where these files are.
+        dev: path of the device files.
     """
     return sum(path.name.removeprefix("nvidia").isdigit() for path in Path(dev).glob("nvidia*"))
 
 
 def together(lines: Sequence[str], expected: int) -> list[Check]:
-    """Return the checks of all GPUs of this machine together: whether one is missing, and whether they are alike.
+    """Return the checks that need all GPUs of this machine: whether one is missing, and whether all are of one kind.
 
     Args:
-        lines: of nvidia-smi, one a GPU.
+        lines: output of nvidia-smi, one line per GPU.
         expected: number of GPUs that this machine, or container, was given; 0 if it is not known.
     """
     found, names = [], Counter(line.split(",")[0].strip() for line in lines)
@@ -406,11 +407,11 @@ def together(lines: Sequence[str], expected: int) -> list[Check]:
 
 
 def network_of_gpus(sys: str = "/sys", shm: str = "/dev/shm") -> list[Check]:
-    """Check what NCCL needs of this machine: locked memory for devices that read memory themselves, and shared memory.
+    """Check what NCCL needs of this machine: locked memory for RDMA devices (InfiniBand, EFA), and shared memory.
 
     Args:
-        sys: where the kernel shows its devices.
-        shm: the memory file system.
+        sys: path of sysfs.
+        shm: path of the shared-memory file system.
     """
     devices, most = rdma_devices(sys), locked_memory()
     may = "without limit" if most == float("inf") else f"{most / 2**20:g} MiB"
@@ -422,15 +423,15 @@ def network_of_gpus(sys: str = "/sys", shm: str = "/dev/shm") -> list[Check]:
 
 
 def _after(text: str) -> str:
-    """Return the remedy in a text that ends with one."""
+    """Return the part of ``text`` after the first colon, which is the remedy."""
     return text.partition(": ")[2]
 
 
 def driver_of(environment: Mapping[str, str]) -> str:
-    """Return the version of this machine's NVIDIA driver; empty if there is none, or it does not answer.
+    """Return the version of this machine's NVIDIA driver; empty if there is none, or it does not respond.
 
     Args:
-        environment: name -> value of variables.
+        environment: environment variables, name -> value.
     """
     program = shutil.which("nvidia-smi", path=environment.get("PATH"))
     if program is None:
@@ -443,11 +444,11 @@ def torch_and_gloo(environment: Mapping[str, str], timeout_s: float = 80.0) -> l
     """Measure an all-reduce between two processes of this machine, and compare torch's devices with the driver's.
 
     Args:
-        environment: of both processes.
-        timeout_s: after which they are ended [s].
+        environment: environment variables of both processes.
+        timeout_s: time after which both processes are killed [s].
     """
     with tempfile.TemporaryDirectory() as folder:
-        # as in checkpoint/writer_process.py: this process's sys.path, and not the working directory before it
+        # as in checkpoint/writer_process.py: pass on sys.path; with -P the working directory does not precede it
         command = [sys.executable, "-P", "-m", "springtide.distributed.gloo_speed", f"{folder}/meet"]
         path = {"PYTHONPATH": os.pathsep.join(sys.path)}
         local = {"OMP_NUM_THREADS": "1", **({"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {})}
@@ -477,11 +478,11 @@ def torch_and_gloo(environment: Mapping[str, str], timeout_s: float = 80.0) -> l
 
 
 def torch_check(facts: Mapping[str, Any], driver: str) -> Check:
-    """Return the check of torch's build: whether it sees the driver's devices and has code for them.
+    """Return the check of torch's build: whether it finds the driver's GPUs and contains code for them.
 
     Args:
-        facts: what ``springtide.distributed.gloo_speed`` prints.
-        driver: version of the driver; empty without one.
+        facts: output of ``springtide.distributed.gloo_speed``.
+        driver: version of the NVIDIA driver; empty without one.
     """
     cuda, seen = str(facts["cuda"]), int(facts["num_gpus"])
     build = f"CUDA {cuda}, NCCL {facts['nccl'] or 'none'}" if cuda else "without CUDA"
@@ -509,10 +510,10 @@ def torch_check(facts: Mapping[str, Any], driver: str) -> Check:
 
 
 def wheels(driver: str) -> str:
-    """Return the folder of torch's builds for a driver: ``cu`` and the CUDA version that it runs.
+    """Return the name of the index of torch builds that a driver can run: ``cu`` and a CUDA version.
 
     Args:
-        driver: its version.
+        driver: version of the driver.
 
     Examples:
         >>> wheels("580.95.05"), wheels("550.54")
@@ -523,12 +524,12 @@ def wheels(driver: str) -> str:
 
 
 def has_code(capability: str, archs: Sequence[str]) -> bool:
-    """Return whether a build of torch runs on a GPU: it has code of the same major version and no later minor version, or code
-    that the driver translates.
+    """Return True if a build of torch runs on a GPU. It must contain binary code (``sm_``) for the same major version and the
+    same or an earlier minor version, or code that the driver translates (``compute_``).
 
     Args:
-        capability: of the GPU, as ``9.0``.
-        archs: of the build, as ``torch.cuda.get_arch_list`` returns them; without any it counts as one that runs.
+        capability: compute capability of the GPU, such as ``9.0``.
+        archs: architectures of the build, from ``torch.cuda.get_arch_list``; if empty, the build counts as one that runs.
 
     Examples:
         >>> has_code("9.0", ["sm_80", "sm_90"]), has_code("8.9", ["sm_80"]), has_code("7.0", ["sm_75", "sm_80"])

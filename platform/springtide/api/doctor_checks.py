@@ -1,4 +1,4 @@
-"""What a check of ``springtide doctor`` finds, and the checks that concern this machine, a function each."""
+"""The result of a check of ``springtide doctor``, and the checks of this machine, one function per check."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _NAMED = ("torch", "ray", "mlflow", "pyarrow", "obstore", "pydantic")
 """Packages whose versions are shown; all requirements are checked."""
 _EXTRAS = ("", "ray")
 _LEAST_SHM = 512 * 2**20
-"""What a private cluster's object store takes."""
+"""Shared memory that the object store of a private Ray cluster takes."""
 _RAY_SHARE = 0.3
 """Share of the memory that Ray's object store takes on a cluster by default, if /dev/shm has it."""
 _LEAST_FILES, _USUAL_FILES = 1024, 65_536
-"""Open files: Ray's own start warns below the second one."""
+"""Limits of open files: fail below the first, warn below the second, as Ray does when it starts."""
 _LEAST_DISK, _USUAL_DISK = _GIB, 10 * _GIB
 _FULL = 0.95
-"""Share of a disk above which Ray spills no more."""
+"""Share of a disk in use above which Ray no longer spills objects to it."""
 _LEAST_MEMORY = 2 * _GIB
 """A driver, Ray's processes and one worker take about this much."""
 _BITE = {
@@ -40,20 +40,20 @@ _BITE = {
     "NCCL_DEBUG": ("TRACE", "set it to WARN: each call is logged"),
     "CUDA_VISIBLE_DEVICES": ("", "unset it: it is empty, so no GPU is seen"),
 }
-"""Variable -> the value that bites, and the remedy."""
+"""Environment variable -> (harmful value, remedy)."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _LOOPBACK = ("localhost", "127.0.0.1")
 
 
 class Check(NamedTuple):
-    """What one check found."""
+    """The result of one check."""
 
     name: str
     status: Status
     figure: str
-    """What was found, with its unit."""
+    """The measured value with its unit, or the fact that was found."""
     limit: str = ""
-    """What is needed; empty where nothing is."""
+    """The required value; empty if there is no requirement."""
     remedy: str = ""
     """What to do; empty if all is well."""
 
@@ -119,7 +119,7 @@ def memory(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> list[Check]:
 def _lines(folder: str, name: str) -> list[str]:
     try:
         return Path(folder, name).read_text().splitlines()
-    except OSError:  # not a container
+    except OSError:  # no such file, as outside of a container
         return []
 
 
@@ -145,7 +145,7 @@ def shared_memory(path: str = "/dev/shm", proc: str = "/proc") -> list[Check]:
 
 
 def open_files() -> list[Check]:
-    """Check how many files a process may open: each connection is one."""
+    """Check how many files a process may open; each network connection counts as one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = float("inf") if soft == resource.RLIM_INFINITY else soft
     status: Status = "fail" if most < _LEAST_FILES else "warn" if most < _USUAL_FILES else "ok"
@@ -154,10 +154,10 @@ def open_files() -> list[Check]:
 
 
 def disks(root: str) -> list[Check]:
-    """Check the free disk of the runs' folder, if it is local, and of the temporary folder, where Ray keeps its files.
+    """Check the free space on the disk of the runs' folder, if it is local, and of the temporary folder, where Ray keeps files.
 
     Args:
-        root: as ``run.root``.
+        root: folder or URL of the runs (``run.root``).
     """
     found = []
     for name, path in (("disk of runs", root), ("disk of Ray", tempfile.gettempdir())):
@@ -174,7 +174,7 @@ def disks(root: str) -> list[Check]:
 
 
 def variables(environment: Mapping[str, str]) -> list[Check]:
-    """Check the environment variables that make training slow or blind.
+    """Check for environment variables that slow training down or hide the GPUs.
 
     Args:
         environment: name -> value.
@@ -194,13 +194,13 @@ def variables(environment: Mapping[str, str]) -> list[Check]:
 
 
 def proxies(environment: Mapping[str, str]) -> list[Check]:
-    """Name the proxies that HTTP goes through, and check that those of this machine's own servers are passed by.
+    """Report the HTTP proxies, and check that servers on this machine are exempt from them (``no_proxy``).
 
     Args:
         environment: name -> value.
     """
     named = {name: environment.get(name) or environment.get(name.upper()) for name in _PROXIES}
-    # without a scheme, what stands before @ would not be taken for a password
+    # cut off everything up to the @: in a URL without a scheme, the usual redaction would not find the password
     found = [f"{name} at {value.rpartition('@')[2].rpartition('/')[2]}" for name, value in named.items() if value]
     if not found:
         return []
@@ -215,7 +215,7 @@ def proxies(environment: Mapping[str, str]) -> list[Check]:
 
 
 def ray_access(environment: Mapping[str, str]) -> list[Check]:
-    """Check that a named Ray cluster asks for a token and that this process has one. The token is never shown.
+    """Check that the cluster of ``RAY_ADDRESS`` requires a token, and that this process has one. The token is never shown.
 
     Args:
         environment: name -> value.

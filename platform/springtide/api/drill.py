@@ -36,37 +36,38 @@ class DrillResult:
     """What a drill cost, and whether it changed the training."""
 
     digests_match: bool
-    """Whether every step trained on the samples of the undisturbed twin's."""
+    """True if every step trained on the same samples as in the undisturbed twin."""
     is_verified: bool
-    """Whether it also trained on the samples of the order; see ``run.verify``."""
+    """True if every step trained on the samples of the order; see ``run.verify``."""
     loss_max_abs_diff: float
-    """Largest difference to the twin's loss at a step [nats]."""
+    """Largest difference between the losses of the run and its twin at the same step [nats]."""
     ledger: Ledger
     """Where the time went; its ``restarts`` have the gaps and the lost steps."""
     events: tuple[ActDone, ...]
-    """What happened to the nodes, in order of time."""
+    """The acts on the nodes, in order of time."""
     leftovers: dict[str, int]
-    """Actors and placement groups that the drill left in the cluster, by name."""
+    """Actors and placement groups that the drill left in the cluster: name -> number."""
     steps: int
     """Number of steps that were trained."""
     commits_lost: int = 0
-    """How often a group began before the newest checkpoint that was committed."""
+    """Number of worker groups that started from an earlier step than the newest committed checkpoint's."""
     left_undone: tuple[str, ...] = ()
-    """The part of the scenario that was not carried out, because training was over."""
+    """The acts of the scenario that were not carried out, because training had ended."""
     predicted_goodput: float | None = None
-    """The simulator's prediction, from 0 to 1; None unless the scenario is a trace."""
+    """The simulator's prediction of the goodput, from 0 to 1; None unless the scenario is a trace."""
     kept: tuple[Kept, ...] = ()
-    """What became of each notice, each hang, and each loss of all copies."""
+    """How the run handled each notice, each hang, and each loss of all copies."""
 
     @property
     def ok(self) -> bool:
-        """Whether the whole drill was carried out, changed nothing, left nothing and broke no promise."""
+        """True if all acts were carried out, training was not changed, nothing was left in the cluster, and no promise was
+        broken."""
         same = self.digests_match and self.is_verified and self.loss_max_abs_diff <= _SAME_LOSS
         return same and not (self.commits_lost or self.leftovers or self.left_undone or self.broken)
 
     @property
     def broken(self) -> list[str]:
-        """The promises that did not hold."""
+        """The broken promises, as text; empty if all held."""
         return [one.broken for one in self.kept if one.broken]
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,7 +95,7 @@ class DrillResult:
         return found
 
     def describe(self) -> str:
-        """Return the result as text: four lines, and one for each notice, hang and loss of all copies."""
+        """Return the result as text: four lines, one per entry of ``kept``, and one per broken promise."""
         same = "the same samples at every step" if self.digests_match else "OTHER SAMPLES THAN THE UNDISTURBED TWIN"
         predicted = "" if self.predicted_goodput is None else f", {self.predicted_goodput:.1%} predicted"
         restarts = self.ledger.restarts
@@ -118,13 +119,13 @@ def drill(
     Args:
         name: scenario, one of ``SCENARIOS``.
         say: receives each event as a line of text, as it happens.
-        faults: number of changes of the trace.
+        faults: number of changes of capacity to take from the trace, for the scenario ``trace``.
         trace: path of a record of spot capacity, for the scenario ``trace``.
-        keep: folder in which the two runs stay; if empty, they are removed.
+        keep: folder to keep the two runs in; if empty, they are removed.
         notice_s: time between the notice and the loss, for the scenario ``drain`` [s].
 
     Returns:
-        What the faults cost, and whether they changed the training.
+        The cost of the faults, and whether they changed the training.
 
     Raises:
         ConfigError: the scenario is not known or has no such option, or the file is not a record.
@@ -155,11 +156,11 @@ def carry_out(
     """Train the run of a scenario and its twin.
 
     Args:
-        scenario: what happens.
-        config: of both runs, as ``config_of`` returns it.
+        scenario: the acts on the nodes, and when they happen.
+        config: config of both runs, as ``config_of`` returns it.
         say: receives each event as a line of text, as it happens.
-        cluster_of: makes the cluster of a number of nodes, such as ``LocalCluster``.
-        stage_of: makes what carries out the acts, such as ``Stage``.
+        cluster_of: makes a cluster with the given number of nodes, such as ``LocalCluster``.
+        stage_of: makes the object that carries out the acts, such as ``Stage``.
     """
     from springtide.api.prepare import prepare
     from springtide.api.train import train
@@ -213,27 +214,28 @@ def carry_out(
         predicted_goodput=predict(scenario, run, twin, stage.done) if scenario.most else None,
         kept=_kept(scenario, config, run, stage.done),
     )
-    if found.left_undone:  # a drill that was not carried out shows nothing
+    if found.left_undone:  # a drill that was not carried out proves nothing
         progress(f"NOT DONE, because training was over: {', '.join(found.left_undone)}")
     return found
 
 
 def _kept(scenario: Scenario, config: Config, run: Run, done: Sequence[ActDone]) -> tuple[Kept, ...]:
-    """Return what became of the only act of a scenario; several meet each other, and promise less."""
+    """Return how the run handled the act of a scenario with only one act. Several acts affect each other, so nothing is
+    promised for them, and the result is empty."""
     if len(scenario.acts) > 1:
         return ()
     return kept_of(run.events, done, float(config.elastic.reserve), live=scenario.strategy == "ddp")
 
 
 def _stop(config: Config, event: Event, last: int) -> None:
-    """Have a run stop that has just done the step ``last``, unless that ends it anyway."""
+    """Command a run to stop if it has just done the step ``last``, unless that is the run's last step anyway."""
     if isinstance(event, StepDone) and event.step == last < config.num_steps:
         control.give(Folder(config.run.root) / config.run.id, "stop")
 
 
 def compare(run: Run, twin: Run, events: Sequence[ActDone], leftovers: dict[str, int], last: int) -> DrillResult:
-    """Compare a drilled run with its twin, which may have trained further than to its step ``last``. ``events``: what was done
-    to its nodes; ``leftovers``: what it left there."""
+    """Compare a drilled run with its twin, up to step ``last``; either may have trained further. ``events``: the acts that were
+    carried out on the nodes; ``leftovers``: number of actors and placement groups left in the cluster, by name."""
     mine, theirs = ({one.step: one for one in each.steps if one.step <= last} for each in (run, twin))
     both = mine.keys() & theirs.keys()
     return DrillResult(
@@ -249,7 +251,7 @@ def compare(run: Run, twin: Run, events: Sequence[ActDone], leftovers: dict[str,
 
 
 def commits_lost(events: Sequence[Event]) -> int:
-    """Return how often a group began before the newest checkpoint that was committed."""
+    """Return the number of worker groups that started from an earlier step than the newest checkpoint committed before."""
     newest = lost = 0
     for event in events:
         if isinstance(event, Saved):
@@ -259,9 +261,10 @@ def commits_lost(events: Sequence[Event]) -> int:
 
 
 def predict(scenario: Scenario, run: Run, twin: Run, done: Sequence[ActDone]) -> float:
-    """Return the goodput that the simulator predicts for the changes as they happened. It uses the measured times of a step, a
-    median restart, the first start and each new process, and the twin's share of waits for saves and data. When to restart,
-    with which workers, and the total cost come from the simulation."""
+    """Return the goodput that the simulator predicts for the changes as they happened.
+
+    Measured inputs: the times of a step, a median restart, the first start and each new process, and the twin's share of waits
+    for saves and data. Simulated: when to restart, with which workers, and the total cost."""
     begin_s, steps, book = min(event.time_s for event in run.events), run.steps, run.ledger
     joined = {one.node: one.time_s - begin_s for one in done if one.what == "add"}
     gone = {one.node: one.time_s - begin_s + one.notice_s for one in done if one.what == "drain"}
@@ -285,41 +288,43 @@ def predict(scenario: Scenario, run: Run, twin: Run, done: Sequence[ActDone]) ->
     return found.goodput * spent["productive"] / (spent["productive"] + spent["data_stall"] + spent["checkpoint_stall"])
 
 
-# What a drill promises besides equal losses, as its run's events tell: a notice is used to its end, a hang is found soon
-# and by name, and a whole state on the devices that stay is used.
+# Promises that a drill checks in its run's events, besides equal losses. After a notice, training continues until the last safe
+# moment. A hung worker is found in time, and its rank is named. If the remaining devices hold a whole state, the run resumes
+# from it.
 #
-# act of the drill (a notice, a stop, two nodes killed) -> what the run did next, and when -> the promises that it broke
+# act of the drill (a notice, a stop, two nodes killed) -> the run's reaction, with times -> the promises that it broke
 
 _LOOKS_S = 0.5
-"""The controller looks at the nodes several times in this time, and asks the group to leave at a look [s]."""
+"""Tolerance for the controller's polling [s]: it polls the nodes several times in this time, and can ask a group to leave only
+then."""
 _LIVE = "live copy"
-"""How ``resumed_from`` begins where the group took its state from devices that stayed."""
+"""Prefix of ``resumed_from`` if a group took its state from the devices of workers that stayed."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NoticeKept:
-    """How a group left a node before its announced loss."""
+    """How a worker group left a node before the node's announced loss."""
 
     node: str
-    """The first 8 characters of its id."""
+    """The first 8 characters of the node's id."""
     notice_s: float
-    """Between the notice and the loss [s]."""
+    """Time between the notice and the loss [s]."""
     margin_s: float
-    """How long before the loss the group had to be asked to leave, by what the run had measured until then [s]."""
+    """How long before the loss the group should be asked to leave, computed from the run's measurements until then [s]."""
     asked_s: float
-    """How long before the loss it was asked to [s]."""
+    """How long before the loss the group was asked to leave [s]."""
     left_s: float
-    """How long before the loss its last step ended [s]."""
+    """How long before the loss the group's last step ended [s]."""
     steps: int
-    """Steps that ended between the request and the group's end."""
+    """Number of steps that ended between the request to leave and the group's end."""
     step_s: float
     """Usual time of a step [s]."""
     steps_lost: int
 
     @property
     def broken(self) -> str:
-        """What was promised and did not hold; empty if all did: no step is lost, and the group is asked to leave within a step,
-        and a look, of the last moment."""
+        """The broken promise as text; empty if none. Promised: no step is lost, and ``asked_s`` differs from ``margin_s`` by at
+        most one step and one poll."""
         if self.steps_lost:
             return f"a notice cost {self.steps_lost} steps"
         if abs(self.asked_s - self.margin_s) > self.step_s + _LOOKS_S:
@@ -327,7 +332,7 @@ class NoticeKept:
         return ""
 
     def describe(self) -> str:
-        """Return it as a line of text."""
+        """Return the reaction as a line of text."""
         last = f"{self.steps} steps later the last one ends, {self.left_s:.2f} s before it"
         asked = f"asked to leave {self.asked_s:.2f} s before the loss, measured margin {self.margin_s:.2f} s"
         return f"notice of {self.notice_s:g} s: {asked}; {last}; {self.steps_lost} steps lost"
@@ -335,21 +340,22 @@ class NoticeKept:
 
 @dataclasses.dataclass(frozen=True)
 class HangFound:
-    """How a worker that had stopped was found."""
+    """How a hung worker was found."""
 
     node: str
-    """The first 8 characters of its node's id."""
+    """The first 8 characters of the id of the worker's node."""
     found_s: float
-    """From the group's last step until it was ended [s]."""
+    """Time from the group's last step until the group was ended [s]."""
     limit_s: float
-    """How long that may take [s]."""
+    """The longest time allowed for ``found_s`` [s]."""
     named: bool
-    """Whether it was told which rank the others wait for."""
+    """True if the failure's reason names the rank that all others wait for."""
     steps_lost: int
 
     @property
     def broken(self) -> str:
-        """What was promised and did not hold; empty if all did: it is found by what the others do, and in time."""
+        """The broken promise as text; empty if none. Promised: the other ranks' stacks show which rank hangs, and it is found
+        within ``limit_s``."""
         if not self.named:
             return f"nobody said that the others wait for node {self.node}"
         if self.found_s > self.limit_s:
@@ -357,7 +363,7 @@ class HangFound:
         return ""
 
     def describe(self) -> str:
-        """Return it as a line of text."""
+        """Return the reaction as a line of text."""
         how = "named by what the others do" if self.named else "NOT NAMED"
         found = f"found {self.found_s:.2f} s after the last step, limit {self.limit_s:.2f} s"
         return f"hang: {found}; {how}; {self.steps_lost} steps lost"
@@ -365,38 +371,39 @@ class HangFound:
 
 @dataclasses.dataclass(frozen=True)
 class CopiesLost:
-    """How a run went on that lost a part of its newest snapshot with all copies of that part."""
+    """How a run resumed after it had lost a part of its newest snapshot together with all copies of that part."""
 
     resumed_from: str
     steps_lost: int
 
     @property
     def broken(self) -> str:
-        """What was promised and did not hold; empty if all did: the devices that stay hold the state after the last step."""
+        """The broken promise as text; empty if none. Promised: the run resumes from the devices that stay, which hold the state
+        after the last step, so no step is lost."""
         if not self.resumed_from.startswith(_LIVE) or self.steps_lost:
             return f"the loss of all copies was answered from {self.resumed_from}, with {self.steps_lost} steps lost"
         return ""
 
     def describe(self) -> str:
-        """Return it as a line of text."""
+        """Return the reaction as a line of text."""
         return f"all copies of a snapshot lost: resumed from {self.resumed_from}; {self.steps_lost} steps lost"
 
 
 @dataclasses.dataclass(frozen=True)
 class NotSeen:
-    """An act to which the run shows no answer."""
+    """An act to which the run's events show no reaction."""
 
     act: str
     node: str
-    """The first 8 characters of its id."""
+    """The first 8 characters of the node's id."""
 
     @property
     def broken(self) -> str:
-        """That there was none: a drill that hits a node without a worker shows nothing."""
+        """The missing reaction as text. It counts as broken, because a drill on a node without a worker proves nothing."""
         return f"the run shows no answer to {self.act} of node {self.node}"
 
     def describe(self) -> str:
-        """Return it as a line of text."""
+        """Return the act as a line of text."""
         return f"{self.act}: no answer"
 
 
@@ -404,13 +411,13 @@ Kept = NoticeKept | HangFound | CopiesLost | NotSeen
 
 
 def kept_of(events: Sequence[Event], done: Sequence[ActDone], reserve_s: float, live: bool = False) -> tuple[Kept, ...]:
-    """Return what became of each notice, each hang, and each loss of all copies.
+    """Return how the run handled each notice, each hang, and each loss of all copies.
 
     Args:
-        events: of the drilled run, as its journal has them.
-        done: what was done to its nodes.
-        reserve_s: as elastic.reserve.
-        live: whether each worker has the whole state on its device, so that a loss of all copies costs nothing.
+        events: events of the drilled run, from its journal.
+        done: the acts that were carried out on its nodes.
+        reserve_s: value of elastic.reserve [s].
+        live: True if each worker has the whole state on its device, so that a loss of all copies costs no step.
     """
     ordered = sorted(events, key=lambda event: event.time_s)
     found: list[Kept] = []
@@ -482,7 +489,7 @@ def _copies(events: Sequence[Event], lost_s: float) -> Iterator[CopiesLost]:
 
 
 def _lost(events: Sequence[Event], since_s: float) -> int:
-    """Return how many steps the first group that starts since then trains again."""
+    """Return how many steps the first worker group that starts after ``since_s`` trains again."""
     done = 0
     for event in events:
         if isinstance(event, StepDone):

@@ -1,4 +1,4 @@
-"""Label a dataset: write what a model says about each of its rows as a sealed sibling of it."""
+"""Label a dataset: write a model's predictions for each row, as a sealed folder of labels that belongs to the dataset."""
 
 from __future__ import annotations
 
@@ -30,27 +30,28 @@ def label(
     progress: Progress | None = None,
     trust_code: bool = False,
 ) -> str:
-    """Write what a model says about each row of a dataset, to learn from (``objective.labels``).
+    """Write a model's predictions for each row of a dataset, for a run to learn from (``objective.labels``).
 
-    A small dataset is labelled in this process, a larger one by Ray Data actors on the cluster that training would use, if Ray
-    is installed: on its GPUs, if it has any. A killed labelling resumes where it stopped, with the same bytes on the same kind
-    of device.
+    A small dataset is labelled in this process. A larger one is labelled by Ray Data actors, if Ray is installed: on the
+    cluster that training would use, and on its GPUs if it has any. A killed labelling resumes where it stopped, with the same
+    bytes on the same kind of device.
 
     Args:
-        dataset: folder or URL of a sealed dataset; the rows to train on and the held-out ones are labelled.
-        by: the model: a run's folder, whose newest checkpoint is taken, one of its checkpoints, or a folder of transformers.
-        what: ``topk``, the ``k`` most likely next ids at each position and their log-probabilities; or ``logprob``, the
-            log-probability of each token that does come next.
-        out: folder or URL to create; labels that the same call wrote there before are found.
-        k: ids at each position.
+        dataset: folder or URL of a sealed dataset; its training rows and its held-out rows are labelled.
+        by: the model: a run's folder (its newest checkpoint is used), one checkpoint, or a ``transformers`` folder.
+        what: ``topk``: the ``k`` most likely next ids at each position and their log-probabilities; ``logprob``: the
+            log-probability of the token that actually comes next.
+        out: folder or URL to create; labels that the same call wrote there before are reused.
+        k: number of ids at each position, for ``topk``.
         progress: receives the name of a stage, the number of its jobs done, and the number of its jobs in all.
-        trust_code: run the code of a model of your own.
+        trust_code: run the code of the user's own model if the run names one (``model.source``).
 
     Returns:
         The URL of the labels.
 
     Raises:
-        ConfigError: the model does not fit the dataset, ``k`` is not one of its counts of ids, or ``out`` holds something else.
+        ConfigError: the model does not fit the dataset, ``k`` is not from 1 to the size of the vocabulary, or ``out`` holds
+            something else.
         CorpusError: the dataset is not sealed.
 
     Examples:
@@ -88,7 +89,8 @@ def label(
 
 
 def _is_sealed(target: Folder, facts: Labels) -> bool:
-    """Return whether these labels are there already. Raises ConfigError if something else is."""
+    """Return True if ``target`` already holds exactly the labels of ``facts``, sealed; False if it is empty or holds a part of
+    them. Raises ConfigError if it holds anything else."""
     wanted = facts.model_dump(mode="json", exclude={"groups"})
     if target.exists(LABELS):
         found: Any = load_labels(target).model_dump(mode="json", exclude={"groups"})
@@ -115,7 +117,7 @@ def _is_sealed(target: Folder, facts: Labels) -> bool:
 
 
 def _groups(manifest: Manifest) -> Iterator[tuple[str, str, int, int, int]]:
-    """Yield split, shard, row group, its first row in the split, and its number of rows."""
+    """Yield (split, shard, index of the row group, its first row in the split, its number of rows) of each row group."""
     for name, split in manifest.splits.items():
         first = 0
         for shard in split.shards:
@@ -137,11 +139,11 @@ def _run(jobs: Sequence[LabelJob]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _held(model: Labeller, facts: Labels) -> Iterator[None]:
-    """Keep the checkpoint while it is read: a run that goes on would remove it. A labelling that is killed keeps it for good,
-    until the same one is resumed."""
+    """Have the run keep the checkpoint while it is read: a run that still trains would remove it. If the labelling is killed,
+    the run keeps the checkpoint until the same labelling is resumed and ends."""
     who = f"labels-{facts.digest[:12]}"
     if model.checkpoint:
-        with contextlib.suppress(OSError):  # a run that cannot be written does not go on either
+        with contextlib.suppress(OSError):  # nobody trains a run that cannot be written
             hold(model.folder, model.checkpoint, who)
     yield
     if model.checkpoint:

@@ -1,4 +1,4 @@
-"""``st.prepare``: the dataset of a config, found or made."""
+"""``st.prepare``: find the dataset of a config, or make it."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ CARD = "card.html"
 def prepare(config: Config, progress: Progress | None = None) -> Config:
     """Find the dataset of ``config`` or make it.
 
-    A small corpus is prepared in this process, a larger one by Ray Data tasks on the cluster that training would use, if Ray is
-    installed. A killed prepare resumes where it stopped.
+    A small corpus is prepared in this process. A larger one is prepared by Ray Data tasks, if Ray is installed, on the cluster
+    that training would use. A killed prepare resumes where it stopped.
 
     Args:
-        config: settings; ``corpus`` and ``shards`` decide what the dataset holds.
+        config: settings; the sections ``corpus`` and ``shards`` determine the contents of the dataset.
         progress: receives the name of a stage, the number of its jobs done, and the number of its jobs in all.
 
     Returns:
-        The config with ``shards.dataset``, or what ``stream.mixture`` leaves empty, filled in; unchanged if it names its
-        datasets.
+        The config with the dataset's URL filled in, as ``shards.dataset`` or for the empty URLs in ``stream.mixture``. It is
+        unchanged if the config names all its datasets already.
 
     Raises:
-        ConfigError: a setting cannot work, such as a folder that cannot be written, or ``shards.dataset`` beside a mixture with
-            an empty name.
+        ConfigError: a setting cannot work, such as a folder that cannot be written, or ``shards.dataset`` together with a
+            mixture that has an empty URL.
         CorpusError: the corpus is missing, empty or too small.
 
     Examples:
@@ -50,7 +50,7 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
     mixture = config.stream.mixture
     if (mixture and "" not in mixture.values()) or (config.shards.dataset and not mixture):
         return config
-    if config.shards.dataset:  # it may be the old one, of the config that this one was made from
+    if config.shards.dataset:  # which to use is not clear: it may be left from an earlier config
         empty = ", ".join(name for name, url in mixture.items() if not url)
         problem = f"is set, and stream.mixture leaves {empty} empty, which is prepared from the corpus"
         remedy = f"name the dataset of {empty} in stream.mixture, or leave shards.dataset empty"
@@ -67,8 +67,8 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
             url = make_dataset(corpus, shards, progress, ray_map)
     if units:
         write_card(url)
-    elif not Folder(url).exists(CARD):  # the call that sealed it was killed
-        with contextlib.suppress(OSError):  # it may be another user's
+    elif not Folder(url).exists(CARD):  # the call that sealed the dataset was killed before it wrote the card
+        with contextlib.suppress(OSError):  # the dataset may be another user's, and read-only
             write_card(url)
     if mixture:
         return config.override({"stream.mixture": {name: known or url for name, known in mixture.items()}})
@@ -76,15 +76,15 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
 
 
 def as_begun(config: Config, before: Config) -> tuple[Config, list[str]]:
-    """Fill in the sealed datasets that a run began with, so that a resume reads these, whatever its corpus looks like now.
+    """Fill in the sealed datasets that a run began with, so that a resume reads them even if the corpus has changed since.
 
     Args:
-        config: settings that the user gives now. Where they name a dataset, or another corpus, nothing is filled in.
-        before: the run's settings, with its datasets.
+        config: settings that the user gives now. If they name a dataset, or another corpus, nothing is filled in.
+        before: the run's stored settings, which name its datasets.
 
     Returns:
-        The config, and remarks for the user on a corpus that has changed since. A dataset that is gone is not filled in: it is
-        prepared again.
+        The config, and remarks for the user on a corpus that has changed since. If a dataset no longer exists, nothing is
+        filled in, so that it is prepared again.
     """
     mixture, known = config.stream.mixture, before.stream.mixture
     if config.shards.dataset or _of_datasets(config) != _of_datasets(before):
@@ -105,13 +105,13 @@ def as_begun(config: Config, before: Config) -> tuple[Config, list[str]]:
 
 
 def _of_datasets(config: Config) -> str:
-    """Return, as text, what decides the datasets that are prepared from a corpus, but the corpus's files."""
+    """Return, as text, the settings that determine a dataset prepared from a corpus. The corpus's files are not included."""
     settings = configs.flatten(config)
     return redacted(repr([(name, settings[name]) for name in settings if name.startswith(_DATA) and not is_free(name)]))
 
 
 def _remarks_on_corpus(config: Config, datasets: set[str]) -> list[str]:
-    """Return what to say of a corpus that does not make one of the ``datasets`` now."""
+    """Return a remark if the corpus can no longer be read, or would now be prepared as none of ``datasets``; else none."""
     theirs = ", ".join(sorted(datasets))
     try:
         if dataset_folder(config.corpus, config.shards).name in {Folder(url).name for url in datasets}:

@@ -1,4 +1,4 @@
-"""Where a run comes from: command, source commit, datasets, as its folder and MLflow have it."""
+"""Record where a run comes from, in its folder and in MLflow: command, source commit, datasets."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ _OURS = "springtide"
 _RAY_WORKER = "default_worker.py"
 _MOST_DATASETS = 100
 _EMPTY = "SPRINGTIDE_EMPTY"
-"""Name of an empty variable: git can take the value of a setting from one, whatever the name of the setting is."""
+"""Name of an empty environment variable. ``git --config-env`` reads a setting's value from a variable, whatever characters the
+setting's name contains."""
 _SCOPES_OF_THE_USER = ("system", "global", "command")
-"""Scopes of git's settings that a checkout cannot write."""
+"""Scopes of git settings that a checkout cannot change."""
 
 
 def origin_of(command: Sequence[str], directory: str) -> Origin:
-    """Return the command and, of a git checkout, commit, branch and remote.
+    """Return the command and, if it ran in a git checkout, the commit, branch and remote.
 
-    Only the arguments of ``springtide`` itself are shown, whose secrets are in URLs and redacted; those of another program may
-    hold any.
+    Arguments are kept only for ``springtide`` itself: its secrets are in URLs, which are redacted. Arguments of another program
+    may contain any secret, so they are dropped.
 
     Args:
-        command: of a process, as ``sys.argv``.
-        directory: that it works in.
+        command: command line of a process, as ``sys.argv``.
+        directory: working directory of the process.
 
     Examples:
         >>> from springtide.api.provenance import origin_of
@@ -54,19 +55,19 @@ def origin_of(command: Sequence[str], directory: str) -> Origin:
 
 
 def checkout(directory: str, command: str = "") -> Origin:
-    """Return what git says of ``directory``: no commit if it is in no checkout, or git does not answer."""
+    """Return ``command`` with git's facts about ``directory``; without them if it is in no checkout, or git does not answer."""
     head = _git(directory, "rev-parse", "HEAD", "--abbrev-ref", "HEAD").split()
     if len(head) != 2:
         return Origin(command)
     remote = _git(directory, "remote", "get-url", "origin")
-    # a submodule may have a config of its own
+    # ignore changes in submodules: git would read each submodule's own config, which ``_own_filters`` does not check
     status = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=dirty")
     is_changed = bool(_git(directory, *status, without=_own_filters(directory)))
     return Origin(command, redacted(head[0]), redacted(head[1]), redacted(remote), is_changed)
 
 
 def _own_filters(directory: str) -> list[str]:
-    """Return the names of the settings by which a checkout's own config has git run programs on its files."""
+    """Return the names of the filter settings in a checkout's own git config: with them git would run programs on its files."""
     pattern = r"^filter\..*\.(clean|process|required)$"
     options = ("--null", "--show-scope", "--name-only", "--get-regexp", pattern)
     found = _git(directory, "config", *options, errors="surrogateescape").split("\0")  # names need not be UTF-8
@@ -74,15 +75,15 @@ def _own_filters(directory: str) -> list[str]:
 
 
 def _git(directory: str, *arguments: str, without: Sequence[str] = (), errors: str = "replace") -> str:
-    """Return what git prints, run so that it starts no program that the checkout's own config names; empty if it fails.
+    """Return the output of git; empty if it fails. git starts no program that the checkout's own config names.
 
     Args:
-        directory: of the checkout.
-        arguments: of git.
-        without: settings that are taken as empty.
-        errors: how bytes that are not UTF-8 are decoded.
+        directory: directory of the checkout.
+        arguments: subcommand and arguments of git.
+        without: names of settings to replace by an empty value.
+        errors: how to decode bytes that are not UTF-8, as for ``bytes.decode``.
     """
-    # for a missing object git would call the remote, whose config may name a program, too
+    # for a missing object git would contact the remote, whose settings may also name a program
     variables = ["GIT_ALLOW_PROTOCOL=none", "GIT_NO_LAZY_FETCH=1", f"{_EMPTY}="]
     emptied = [f"--config-env={name}={_EMPTY}" for name in without]
     options = ["--no-optional-locks", "-c", "core.fsmonitor=false", *emptied, "-C", directory]
@@ -102,7 +103,7 @@ def tags_of(found: ResolvedRun, origin: Origin) -> dict[str, str]:
     git = {"commit": origin.commit, "branch": origin.branch, "repoURL": origin.repository}
     git["dirty"] = str(origin.is_changed).lower() if origin.commit else ""
     return {
-        # MLflow's pages show what follows the last slash of the name
+        # two words only: MLflow's pages show what follows the last slash, which may be in an argument
         "mlflow.source.name": " ".join(command.split()[:2]) if command.startswith(f"{_OURS} ") else command,
         "mlflow.source.type": "LOCAL",
         **{f"mlflow.source.git.{name}": text for name, text in git.items() if text},

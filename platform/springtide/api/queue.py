@@ -22,7 +22,7 @@ class QueueTable(NamedTuple):
     """Queue -> the most workers that its runs may have together."""
 
     def describe(self) -> str:
-        """Return it as a table."""
+        """Return the queue and its quotas as a text table."""
         cells = [_HEADS, *map(_cells, self.rows)]
         widths = [max(len(row[place]) for row in cells) for place in range(len(_HEADS))]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
@@ -40,16 +40,16 @@ class QueueTable(NamedTuple):
 
 
 def _cells(one: QueueRow) -> tuple[str, ...]:
-    """Return the text of each column."""
+    """Return the cells of a row of the table."""
     of = f"{one.min_workers} to {one.max_workers}"
     return one.run, one.queue, str(one.priority), str(one.holds), of, one.others
 
 
 def queue(quotas: Mapping[str, int | None] | None = None) -> QueueTable:
-    """Return the runs that share a cluster: the connected one, else that of ``RAY_ADDRESS``.
+    """Set quotas, if any are given, and return the runs that share a cluster: the connected one, else that of ``RAY_ADDRESS``.
 
     Args:
-        quotas: queue -> the most workers that its runs may have together, None for no limit; other queues keep theirs.
+        quotas: queue -> the most workers that its runs may have together; None for no limit. Other queues keep their quotas.
 
     Raises:
         ConfigError: no cluster is named, or a quota is not a number of workers.

@@ -47,28 +47,28 @@ from springtide.tracking.journal import stream_journal
 from springtide.tracking.ledger import SPOT
 
 _RATE_JUMP = 0.02
-"""A branch whose learning rate differs by more from its trunk's is remarked on."""
+"""Relative jump of the learning rate, at the start of a branch or at a resume, above which the user gets a remark."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ResolvedRun:
-    """A run that may start."""
+    """A run that is ready to start, with all settings decided."""
 
     run: Run
     config: Config
-    """What would train: ``train.micro_batch`` is a number, ``elastic.min_workers`` fits, ``shards.dataset`` exists."""
+    """The config to train: ``train.micro_batch`` is a number, ``elastic.min_workers`` fits, ``shards.dataset`` exists."""
     starts_from: str
-    """The checkpoint that it starts from; empty if it starts at step 0. (Newer snapshots in memory precede it.)"""
+    """URL of the checkpoint to start from; empty for step 0. A newer snapshot in memory is used instead, if there is one."""
     remarks: tuple[str, ...]
-    """What its user should know: settings that changed or were decided, checkpoints that would be set aside."""
+    """Remarks for the user: settings that changed or were decided, checkpoints that would be set aside."""
     from_scratch: bool = False
     accept_changes: bool = False
     finished: bool = False
-    """Whether nothing is left to train; the rest is then undecided."""
+    """True if nothing is left to train; the other settings are then not decided."""
     dashboard: str = ""
-    """Host and port of the dashboard of the cluster that is connected; empty without one."""
+    """Host and port of the dashboard of the connected cluster; empty without one."""
     is_private: bool = False
-    """Whether that cluster was started for this run."""
+    """True if the connected cluster was started for this run."""
 
     @functools.cached_property
     def data(self) -> Data:
@@ -86,9 +86,9 @@ def resolve(
 ) -> ResolvedRun:
     """Decide what ``train`` with the same arguments would train, and train nothing.
 
-    Prepares the data if needed. A run that resumes reads the sealed datasets that it began with, whatever its corpus looks like
-    now, unless the config names others or the run restarts from scratch. Asks the cluster that ``RAY_ADDRESS`` names, or this
-    machine, for its memory.
+    Prepares the data if needed. A run that resumes reads the sealed datasets that it began with, even if its corpus has
+    changed, unless the config names others or the run restarts from scratch. The size of device memory is queried from the
+    cluster of ``RAY_ADDRESS``, or from this machine.
 
     Args:
         config: settings of the run.
@@ -98,13 +98,14 @@ def resolve(
         progress: receives the progress of ``prepare``.
 
     Returns:
-        The run with its settings, all decided, and remarks for its user.
+        The run, its decided settings, and remarks for the user.
 
     Raises:
         ConfigError: a setting cannot work, or the model does not fit the cluster.
         CorpusError: the corpus is missing, empty or too small.
-        RunExists: the run exists and ``resume`` is not set, the config would train something else, or the run is held.
-        CheckpointError: no checkpoint of the run is of this order.
+        RunExists: the run exists and ``resume`` is not set, the config would change what is learned, or another driver holds
+            the run.
+        CheckpointError: no checkpoint of the run has the config's order of samples.
 
     Examples:
         >>> found = st.resolve(st.recipes.tiny().override({"train.micro_batch": "auto"}))  # doctest: +SKIP
@@ -132,8 +133,9 @@ def resolved(
     progress: Progress | None,
     trains: bool,
 ) -> Iterator[ResolvedRun]:
-    """Yield what ``resolve`` returns, connected to its cluster for the block unless nothing is left to train. A private cluster
-    starts as soon as there is data, while torch, and what ``trains`` the run, load and the rest is decided."""
+    """Yield the result of ``resolve``. During the ``with`` block this process is connected to the cluster, unless nothing is
+    left to train. A private cluster starts as soon as there is data. Meanwhile this process imports torch, and with ``trains``
+    the trainer, and decides the remaining settings."""
     from springtide.ray.cluster import session  # Ray loads only when needed
 
     session.check_before_start(config)
@@ -171,7 +173,7 @@ def resolved(
         data = open_data(config.data)
         check_objective(config, data)
         if not config.model.source:
-            make(config.model, data.vocab_size)  # refuses a vocabulary that has no room for the ids
+            make(config.model, data.vocab_size)  # raises ConfigError if the vocabulary is too small for the ids
         start, remarks = _start(config, run, data, accept_changes, from_scratch)
         remarks += of_corpus
         remarks += [*unmeasured, *data.leaks, *data.repeats(config.num_steps)]
@@ -191,7 +193,8 @@ def resolved(
 
 
 def _rate_jump(before: Config, config: Config, start: str) -> list[str]:
-    """Return a remark if the next step's learning rate under ``config`` is another than under the config ``before``."""
+    """Return a remark if the learning rate of the next step differs between ``config`` and ``before``, the config until now.
+    ``start``: URL of the checkpoint to start from."""
 
     from springtide.training.state import rate_after
 
@@ -205,8 +208,8 @@ def _rate_jump(before: Config, config: Config, start: str) -> list[str]:
 
 
 def _check_parameters(config: Config) -> None:
-    """Raise ConfigError if groups of parameters, or an adapter, name none that the model has. For a model of the user's own,
-    the worker group checks them."""
+    """Raise ConfigError if an adapter, an anchor, new blocks or parameter groups do not fit the model. With the user's own
+    model code, the worker group checks the parameter groups and where the adapter applies."""
     from springtide.model import make
     from springtide.optim.parameter_groups import check_groups
     from springtide.training.start_check import check_adapter
@@ -218,8 +221,8 @@ def _check_parameters(config: Config) -> None:
 
 
 def _start(config: Config, run: Run, data: Data, accept_changes: bool, from_scratch: bool) -> tuple[str, list[str]]:
-    """Return the checkpoint that the run starts from, empty for step 0, and remarks. Raises CheckpointError and ConfigError
-    when it cannot start there."""
+    """Return the URL of the checkpoint that the run starts from, empty for step 0, and remarks for the user. Raises
+    CheckpointError or ConfigError if the run cannot start there."""
     remarks, names = [], run.checkpoints
     if from_scratch:
         remarks.append(f"restarted at step 0; checkpoints set aside: {', '.join(names) or 'none'}")
@@ -242,8 +245,8 @@ def _start(config: Config, run: Run, data: Data, accept_changes: bool, from_scra
 
 
 def _branched(config: Config, data: Data) -> list[str]:
-    """Return remarks for the user on the other run's checkpoint that this run starts from. Raises ConfigError when it cannot
-    start there."""
+    """Return remarks for the user on the checkpoint of another run that this run starts from (``train.start_from``). Raises
+    ConfigError if the run cannot start from it."""
     from springtide.training.start_check import check_start, check_tensors
     from springtide.training.state import rate_after
 
@@ -262,8 +265,8 @@ def _branched(config: Config, data: Data) -> list[str]:
 
 
 def fitted(config: Config, data: Data) -> tuple[Config, list[str]]:
-    """Return ``config`` with a micro-batch and a minimum of workers that fit the cluster that is connected, and remarks on what
-    was decided. Raises ConfigError if none fits."""
+    """Return ``config`` with a micro-batch and a minimum number of workers that fit the devices of the connected cluster, and
+    remarks on what was changed. Raises ConfigError if nothing fits."""
     from springtide.ray.cluster.session import device_size
 
     size, remarks = device_size(config), []
@@ -282,8 +285,10 @@ def fitted(config: Config, data: Data) -> tuple[Config, list[str]]:
 
 
 def absolute(config: Config) -> Config:
-    """Return ``config`` with absolute paths: relative ones are relative to the driver's folder, on every node."""
-    mixture = {name: url and Folder(url).url for name, url in config.stream.mixture.items()}  # one may be prepared yet
+    """Return ``config`` with absolute paths. Relative paths start at the driver's working directory, which other nodes and
+    processes do not share."""
+    # an empty URL in the mixture stands for a dataset that is yet to be prepared
+    mixture = {name: url and Folder(url).url for name, url in config.stream.mixture.items()}
     eval_datasets = {name: Folder(url).url for name, url in config.stream.eval_datasets.items()}
     changes: dict[str, Any] = {
         "shards.root": Folder(config.shards.root).url,
@@ -303,7 +308,7 @@ def absolute(config: Config) -> Config:
 
 
 def with_steps(config: Config, steps: int) -> Config:
-    """Return ``config`` with the tokens of ``steps`` steps as ``train.total``. Raises ConfigError if that trains on nothing.
+    """Return ``config`` with the tokens of ``steps`` steps as ``train.total``. Raises ConfigError if ``steps`` is below 1.
 
     Examples:
         >>> from springtide.api.resolve import with_steps
@@ -320,12 +325,12 @@ def with_epochs(
 ) -> Config:
     """Return ``config`` with a ``train.total`` that reads its dataset ``epochs`` times, rounded up to whole steps.
 
-    Prepares the dataset if needed. A run that resumes counts the rows of the dataset that it began with. Raises
-    ``stream.max_epochs`` where it is less.
+    Prepares the dataset if needed. For a run that resumes, the rows of the dataset that it began with are counted. Increases
+    ``stream.max_epochs`` if it is too low for ``epochs``.
 
     Args:
         config: settings of the run.
-        epochs: times that each row is read.
+        epochs: number of times that each row is read; may be a fraction.
         resume: as for ``train``.
         progress: receives the progress of ``prepare``.
 
@@ -352,7 +357,7 @@ def with_epochs(
     return config.override({"stream.max_epochs": max(config.stream.max_epochs, math.ceil(drawn.epochs * 100) / 100)})
 
 
-# What is checked of a run's deadline before anything is written.
+# Checks of a run's deadline (``elastic.deadline``), made before anything is written.
 
 _DEADLINE = "elastic.deadline"
 _MOST_S = 366 * 86400.0
@@ -362,15 +367,16 @@ _LABEL = "ray start --labels ray.io/market-type=spot, or on-demand"
 
 
 def begun_s(run: Run) -> float:
-    """Return when a run was first started, seconds since 1970; now, if it was not."""
+    """Return the time of the first event of a run, seconds since 1970; the present time if it has none."""
     first = next(
         stream_journal(run.folder), None
-    )  # of the first segment that has one: a long journal takes seconds to read
+    )  # only up to the first event, because reading a long journal takes seconds
     return time.time() if first is None else first.time_s
 
 
 def check_deadline(config: Config, run: Run) -> None:
-    """Raise ConfigError if the run's deadline is over or far away, a price is missing, or the workers are not its own."""
+    """Raise ConfigError if the run's deadline has passed or is more than a year away, if a price is missing or spot nodes cost
+    no less than others, or if the run shares nodes with other runs (``run.queue``)."""
     deadline, track = config.elastic.deadline, config.track
     if not deadline.is_set:
         return
@@ -396,7 +402,7 @@ def check_deadline(config: Config, run: Run) -> None:
 
 
 def remarks_on_markets(config: Config) -> list[str]:
-    """Return what the user should know of the markets of the connected cluster's nodes, if the run has a deadline."""
+    """Return a remark if the run has a deadline and nodes of the connected cluster have no known market label."""
     if not config.elastic.deadline.is_set:
         return []
     from springtide.ray.cluster.nodes import markets  # Ray loads only when needed

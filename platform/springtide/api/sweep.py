@@ -1,4 +1,4 @@
-"""A sweep: many runs of one recipe, to find the best. ``tune.folder`` draws its folder."""
+"""A sweep: many runs of one recipe with different settings, to find the best. ``tune.folder`` describes its folder."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:  # Ray loads only when needed
     from springtide.ray.tune.worker_pool import WorkerPoolHandle
 
 _OF_TAKEOVER = ("train.start_from", "train.start_with")
-"""Settings of a member of a population that continues from another's state."""
+"""Settings that a trial of a population has only because it continues from another trial's state."""
 
 
 def sweep(
@@ -77,29 +77,30 @@ def sweep(
     say: Callable[[str], None] = print,
     dashboard: bool = True,
 ) -> SweepResult:
-    """Try points of a space in parallel, and rank them.
+    """Train one trial at each of many points of a search space, in parallel, and rank the trials.
 
     Trials share the workers of the cluster: each has from ``elastic.min_workers`` to ``elastic.max_workers`` of them. A trial
     that fails is marked and does not end the sweep. At Ctrl-C or SIGTERM trials save their state, and the sweep ends with its
-    result so far; a second one ends it at once, and resumed trials continue from their newest checkpoints.
+    result so far. A second signal ends it at once; trials then resume from their newest checkpoints.
 
     Args:
-        base: config of every trial, before the values of its point.
-        space: a table as in tune_spaces/, or the path of its file.
+        base: config of every trial, before the values of its point are applied.
+        space: search space, objective and budget: a table as in tune_spaces/, or the path of such a file.
         name: name of the sweep and of its folder; generated if empty.
         search: how points are chosen: random, grid or tpe.
         scheduler: which trials are stopped early: none, asha, hyperband, median, pbt or pb2.
         seed: seed of the points.
         concurrent: number of trials at a time; 0: all that fit the cluster.
-        resume: continue the sweep ``name``; "auto" starts it if there is none.
-        say: receives lines of text on the sweep's course.
+        resume: continue the sweep ``name``; "auto" starts it if it does not exist.
+        say: receives lines of text on the sweep's progress.
         dashboard: start Ray's dashboard with a private cluster.
 
     Returns:
-        Every trial with its point, values and costs, and which is best.
+        Every trial with its point, values and costs, and the best trial.
 
     Raises:
-        ConfigError: the space or a setting cannot work, or a resumed sweep was started with others; before anything starts.
+        ConfigError: the space or a setting cannot work, or a resumed sweep had another space or other settings; before
+            anything starts.
         RunExists: the sweep exists and ``resume`` is not set, or another driver holds it.
 
     Examples:
@@ -117,14 +118,14 @@ def sweep(
 
     table = read_file(space, base) if isinstance(space, str) else read(space, base)
     _check(base, name, scheduler)
-    base = absolute(base)  # trials have their drivers in other processes
+    base = absolute(base)  # the drivers of trials are other processes
     uri = mlflow_uri(base)
     judges = scheduler_of(scheduler, table)
     root = Folder(base.run.root)
     folder = SweepFolder(root / (name or time.strftime("sweep-%Y%m%d-%H%M%S-") + secrets.token_hex(2)))
     plan, points = started_with(folder, plan_of(base, table, search, seed), resume), folder.points()
     check_finalists(folder, table.budget)
-    with hold_sweep(folder) as held:  # a refused driver has written nothing
+    with hold_sweep(folder) as held:  # claim first: a refused driver has written nothing
         known, distinct = list(points.values())[: table.budget.trials], plan.get("distinct") is True
         asked = search_of(search, table, base, seed, known, distinct)
         members = _members(folder, table, asked, search, scheduler) if scheduler in POPULATIONS else []
@@ -152,7 +153,7 @@ def sweep(
             check_resources(base)
             if any(Prices.set_in(base.track)) and base.shards.dataset and not base.sources.keys() - BESIDE_THE_MODEL:
                 say(driver.projected_cost(worker_speed(base, open_data(base.data).vocab_size)))
-            with stop_signals() as interrupted:  # Ray, when it starts, handles SIGTERM itself
+            with stop_signals() as interrupted:  # after Ray has started and set its own handler of SIGTERM
                 limit = driver.try_all(pool, asked, judges, members, interrupted)
         held.check()
         if limit:
@@ -162,16 +163,16 @@ def sweep(
 
 @dataclasses.dataclass(frozen=True)
 class SweepDriver:
-    """Drives a sweep that it holds: tries all points, then ranks the trials."""
+    """Runs a sweep whose lease it holds: trains all trials, then ranks them."""
 
     held: HeldSweep
     table: Sweep
     base: Config
-    """The config of the trials, without a point."""
+    """Config of every trial, before the values of its point are applied."""
     root: str
-    """URL of the folder of the sweep and of other runs."""
+    """URL of the folder that contains the sweep's folder and other runs (``run.root``)."""
     tracking_uri: str
-    """The MLflow URI, which may have a password."""
+    """The MLflow URI, which may contain a password."""
     concurrent: int
     """Number of trials at a time; 0: all that fit the cluster."""
     say: Callable[[str], None]
@@ -185,7 +186,7 @@ class SweepDriver:
         return SweepReader(self.folder, self.table, Prices.set_in(self.base.track))
 
     def plan(self) -> str:
-        """Return, as text, how much is tried at most."""
+        """Return the size of the sweep as text: trials, tokens, evaluations."""
         budget = self.table.budget
         most = budget.trials * budget.tokens_per_trial
         most = min(most, int(budget.tokens)) if budget.tokens else most
@@ -195,7 +196,7 @@ class SweepDriver:
         )
 
     def projected_cost(self, tokens_per_s: float) -> str:
-        """Return the cost, as text, if no trial is stopped. ``tokens_per_s``: of one worker that trains the base recipe."""
+        """Return the cost as text if no trial is stopped early. ``tokens_per_s``: speed of one worker with the base config."""
         budget, track = self.table.budget, self.base.track
         trials = budget.trials + budget.finalists * (budget.seeds - 1)
         tokens = trials * budget.tokens_per_trial
@@ -215,7 +216,7 @@ class SweepDriver:
         members: Sequence[Point],
         interrupted: threading.Event,
     ) -> str:
-        """Try every point, then the best again with other seeds; returns why it ended early, or "".
+        """Train a trial at every point, then repeat the finalists with other seeds. Returns why the sweep ended early, or "".
 
         Args:
             members: the points at which a population's trials start; empty for other schedulers.
@@ -243,7 +244,7 @@ class SweepDriver:
         return dataclasses.replace(tuner, job=job).run(again, scheduler_of("none", job.sweep), before=outcomes)
 
     def finish(self, sink: SweepSink | None) -> SweepResult:
-        """Rank the trials; write the result, say it and return it."""
+        """Rank the trials; write, print and return the result."""
         verdict = rank_trials(self.table, self.reader.outcomes(), self._chosen())
         self._write(verdict)
         best = verdict.best
@@ -275,7 +276,7 @@ class SweepDriver:
         )
 
     def _finalists(self, outcomes: Sequence[TrialOutcome]) -> list[int]:
-        """Return the numbers of the finalists; those of an earlier start, if it had chosen them."""
+        """Return the trial numbers of the finalists. Chooses and records them, unless an earlier start of the sweep has."""
         budget = self.table.budget
         if self.folder.finalists(budget) is None:
             best = finalists(self.table, outcomes)[: budget.finalists]
@@ -283,12 +284,12 @@ class SweepDriver:
         return self._chosen()
 
     def _chosen(self) -> list[int]:
-        """Return the numbers of the finalists; empty before they are chosen."""
+        """Return the trial numbers of the finalists; empty before they are chosen."""
         chosen = self.folder.finalists(self.table.budget)
         return chosen.numbers if chosen else []
 
     def _reseeded(self, chosen: Sequence[int]) -> list[Point]:
-        """Return the points of the finalists ``chosen``, each with other seeds."""
+        """Return the points of the finalists ``chosen``, each once per further seed."""
         points = [self.folder.lineage(number, {})[-1].point for number in chosen]
         return [other_seed(self.base, point, seed) for point in points for seed in range(1, self.table.budget.seeds)]
 
@@ -310,7 +311,8 @@ class SweepDriver:
             self.folder.write_best(self._best_config(best))
 
     def _best_config(self, best: TrialOutcome) -> Config:
-        """Return the config of the best trial as a run of its own: this start's base, with what the trial was trained with."""
+        """Return the config to train the best trial's settings outside of the sweep: the present base config, with all settings
+        of the trial that affect training."""
         config = trial_config(self.base, self.table.budget, best.name, best.point)
         ran = configs.difference(config, self.reader.runs(best.number, best.point)[-1].config)
         own = {name: value for name, (_, value) in configs.changes_the_run(ran).items() if name not in _OF_TAKEOVER}
@@ -324,7 +326,7 @@ def _report(run: Folder) -> None:
 def _check(base: Config, name: str, scheduler: str) -> None:
     from springtide.ray.tune.schedulers import POPULATIONS
 
-    for field in BESIDE_THE_MODEL & base.sources.keys():  # each trial would fail
+    for field in BESIDE_THE_MODEL & base.sources.keys():  # if the code is not found, fail here and not in each trial
         find_code(field, base.sources[field])
     if not re.fullmatch(NAME, name):
         limit = "is not the name of a folder below run.root"
@@ -348,8 +350,8 @@ def _check(base: Config, name: str, scheduler: str) -> None:
 
 
 def _members(folder: SweepFolder, table: Sweep, asked: Search, search: str, scheduler: str) -> list[Point]:
-    """Return the points at which a population's trials start, or were when an earlier start ended. Raises ConfigError for a
-    search that needs results first."""
+    """Return the points at which a population's trials start; after a resume, the points that they had reached. Raises
+    ConfigError for a search that needs results first."""
     if not isinstance(asked, PointList):
         remedy = "use random or grid"
         raise ConfigError(
@@ -364,13 +366,13 @@ def _worker(base: Config) -> dict[str, float]:
     return {"CPU": elastic.cpus_per_worker} | ({"GPU": elastic.gpus_per_worker} if elastic.gpus_per_worker else {})
 
 
-# What decides the points and the trials of a sweep; a resumed sweep must be started with the same.
+# The plan of a sweep: everything that determines its points and trials. A resumed sweep must have the same plan.
 
 _OF_POINTS = ("search", "seed", "space")
 _OF_TRIALS = ("train.total", "train.eval_every")
-"""Settings that a trial takes from the budget."""
+"""Settings that a trial takes from the sweep's budget."""
 _OF_VALUES = ("train.eval_tokens",)
-"""Settings that a run may change, but trials whose values are compared may not."""
+"""Settings that are free in a run, but must be equal in all trials of a sweep, whose values are compared."""
 
 
 def plan_of(base: Config, table: Sweep, search: str, seed: int) -> dict[str, Any]:
@@ -395,10 +397,11 @@ def plan_of(base: Config, table: Sweep, search: str, seed: int) -> dict[str, Any
 
 
 def started_with(folder: SweepFolder, plan: dict[str, Any], resume: bool | Literal["auto"]) -> dict[str, Any]:
-    """Return the plan that counts: of an earlier start if there was one, else ``plan``.
+    """Return the plan of the sweep's earlier start if there was one, else ``plan``.
 
-    Raises RunExists if there was an earlier start but not ``resume``; ConfigError if ``resume`` is True but there was none, or
-    if it had another space, search, seed, or base, or a retired setting without which its trials train something else.
+    Raises RunExists if there was an earlier start and ``resume`` is not set. Raises ConfigError if ``resume`` is True and there
+    was none. Also raises ConfigError if the earlier start had another space, search, seed or base config, or a retired setting
+    without which its trials would train something else.
     """
     earlier = _under_new_names(folder.plan())
     if earlier is not None and not resume:
@@ -419,8 +422,8 @@ def started_with(folder: SweepFolder, plan: dict[str, Any], resume: bool | Liter
 
 
 def check_finalists(folder: SweepFolder, budget: Budget) -> None:
-    """Raise ConfigError if finalists were chosen under another BUDGET.trials or BUDGET.seeds, which number their repeats: other
-    trials would be taken for them."""
+    """Raise ConfigError if the finalists were chosen under another BUDGET.trials or BUDGET.seeds. These two determine the trial
+    numbers of the finalists' repeats, so other trials would be taken for repeats."""
     chosen = folder.finalists(budget)
     for name in ("trials", "seeds") if chosen else ():
         before, now = getattr(chosen, name), getattr(budget, name)
@@ -430,8 +433,8 @@ def check_finalists(folder: SweepFolder, budget: Budget) -> None:
 
 
 def _under_new_names(plan: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the plan of an earlier start under the names that settings have now, without retired ones. Raises ConfigError for
-    one that changed the training."""
+    """Return the plan of an earlier start with the present names of settings, and without retired settings. Raises ConfigError
+    for a retired setting without which the trials would train something else."""
     base, space = (plan or {}).get("base"), (plan or {}).get("space")
     if plan is not None and isinstance(base, dict):
         sections: dict[str, dict[str, Any]] = {}
@@ -451,14 +454,14 @@ def _under_new_names(plan: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _changed(before: object, now: Mapping[str, Any]) -> str:
-    """Return, as text, which settings of the base differ. A sweep from before they were recorded has none. One that was added
-    since was at the value that changes nothing."""
+    """Return, as text, the settings of the base config that differ from those of an earlier start (``before``). Old sweeps that
+    did not record their base count as equal. A setting that did not exist then had the value that changes nothing."""
     known = {**ADDED_SETTINGS, **before} if isinstance(before, Mapping) else {}
     differ = [name for name in now if name in known and known[name] != now[name]]
     return "; ".join(f"{name} was {known[name]!r}, is {now[name]!r}" for name in differ)
 
 
-# What a sweep's trials have done, read from its folder and from the folders of their runs.
+# The outcomes of a sweep's trials, read from the sweep's folder and from the folders of the trials' runs.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -468,15 +471,15 @@ class SweepReader:
     folder: SweepFolder
     table: Sweep
     prices: Prices
-    """Prices of a worker."""
+    """Prices of a worker, for the cost of each trial."""
 
     def outcomes(self) -> list[TrialOutcome]:
         """Return the outcomes of all trials that were started."""
         return [self._outcome(number, point) for number, point in self.folder.points().items()]
 
     def interrupted(self, outcomes: Sequence[TrialOutcome]) -> list[str]:
-        """Return the names of trials that were interrupted and may be resumed. The driver records the end of a trial that must
-        not continue: a run that failed without that was interrupted, as by a store that stayed away."""
+        """Return the names of trials that were interrupted and may be resumed. The driver records the end of each trial that
+        must not continue. A failed run without that record was interrupted, for example by a store that was unreachable."""
         ended = self.folder.ended()
         return [one.name for one in outcomes if one.status != "finished" and one.number not in ended]
 
@@ -485,8 +488,8 @@ class SweepReader:
         return [run for run in self._started(self.folder.lineage(number, point)) if config_or_problem(run)[0]]
 
     def begun(self) -> Config | None:
-        """Return the config of the first trial's run that can be read; None if there is none. All trials have its
-        datasets, unless the space says otherwise."""
+        """Return the config of the first run of a trial that can be read; None if there is none. All trials use the same
+        datasets, unless the space contains settings of the data."""
         return next(
             (run.config for number, point in self.folder.points().items() for run in self.runs(number, point)), None
         )
@@ -496,7 +499,7 @@ class SweepReader:
         the takeovers at that rung are decided."""
         lineages = [self.folder.lineage(number, point) for number, point in enumerate(members)]
         started = [self._started(generations) for generations in lineages]
-        started = [runs for runs in started if not self._problem(runs)]  # a trial that cannot be read settles nothing
+        started = [runs for runs in started if not self._problem(runs)]  # ignore trials that cannot be read
         rungs = [[rung.step for rung in self._rungs(runs)] for runs in started]
         reached = min((max(steps, default=0) for steps in rungs), default=0)
         taken_over = any(one.of.endswith(step_name(reached)) for generations in lineages for one in generations)
@@ -546,8 +549,8 @@ class SweepReader:
         return next((problem for _, problem in map(config_or_problem, runs) if problem), "")
 
     def _rungs(self, runs: Sequence[Run]) -> list[Rung]:
-        """Return the rungs in order of steps. Where a run took over another's state, later rungs of the runs before are
-        ignored."""
+        """Return the rungs of a trial's runs in order of steps. Where a run continued from another trial's state, the earlier
+        runs' rungs after that step are dropped."""
         metric, rungs = self.table.metric, dict[int, Rung]()
         for run in runs:
             config, losses = run.config, {step.step: step.loss for step in run.steps}
@@ -561,7 +564,7 @@ class SweepReader:
 
 
 def _end(events: Sequence[Event]) -> tuple[str, str]:
-    """Return the status of a trial that nobody has ended, and the reason, from the events of its newest run."""
+    """Return (status, reason) of a trial without a recorded end, from the events of its newest run."""
     last = events[-1] if events else None
     if isinstance(last, Stopped) and last.status in ("finished", "failed"):
         return last.status, last.reason

@@ -1,4 +1,4 @@
-"""Choose the MLflow server of a run. Credentials of the environment go only to a server that the user has named himself."""
+"""Choose the MLflow server of a run. Credentials in the environment are sent only to a server that the user has named."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _CREDENTIALS = (
     *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_AUTH"),
     *("MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH"),
 )
-"""Variables whose values MLflow's clients send to whatever server they are given."""
+"""Environment variables whose values MLflow's clients send to any server that they are given."""
 _CREDENTIALS_FILE = Path("~/.mlflow/credentials")
 _LOCAL, _HTTP = ("", "file", "sqlite", "databricks"), ("http", "https")
-"""Schemes that a config may name. The host of ``databricks`` is in the user's profile. Any other is a plug-in or a database:
-its URI may load a driver, read a file of this machine, or get a password from a file."""
+"""URI schemes that a config may name. The host of a ``databricks`` URI comes from the user's profile. Every other scheme is a
+plug-in or a database: its URI may load a driver, read a file of this machine, or get a password from a file."""
 _AMBIGUOUS = re.compile(r"[\s\\\x00-\x1f\x7f]")
-"""What programs read differently in a URL: the host of ``http://a\\@b`` is a or b."""
+"""Characters that programs parse differently in a URL: the host of ``http://a\\@b`` is a or b."""
 _Server = tuple[str, str, int | None]
 _named: set[_Server] = set()
 
@@ -36,21 +36,21 @@ def name_server(uri: str) -> None:
 
 
 def mlflow_uri(config: Config, given: str = "", must_be_named: bool = False) -> str:
-    """Return the MLflow URI for a run. It may have a password, and is not written anywhere.
+    """Return the MLflow URI for a run. It may contain a password, so it must not be written to a file.
 
     Args:
-        config: settings of the run; they may come from a file of a stranger.
+        config: settings of the run; the config file may be a stranger's.
         given: URI that the caller names.
-        must_be_named: refuse a server that only the config names, even without credentials. Its answers decide where
-            MLflow writes files.
+        must_be_named: refuse a server that only the config names, even if it would get no credentials: the server's answers
+            decide where MLflow writes files.
 
     Returns:
         ``given``, else the config's URI, else the environment's, else that of a sqlite file next to the runs.
 
     Raises:
-        ConfigError: only the config names the server, and it would get credentials of the environment, or ``must_be_named``.
+        ConfigError: only the config names the server, and it would get credentials from the environment, or ``must_be_named``.
     """
-    # by default the client retries an unreachable server for minutes
+    # MLflow's client would retry an unreachable server for minutes by default
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
     _pass_proxies_by()
@@ -61,8 +61,8 @@ def mlflow_uri(config: Config, given: str = "", must_be_named: bool = False) -> 
 
 
 def _pass_proxies_by() -> None:
-    """Have the clients of MLflow and of stores ask servers on this machine themselves, whatever proxy the environment names: no
-    proxy reaches them."""
+    """If the environment names a proxy, exempt this machine from it (``no_proxy``): clients of MLflow and of stores must reach
+    local servers directly, because a proxy cannot."""
     if not any(
         os.environ.get(name) or os.environ.get(name.upper()) for name in ("http_proxy", "https_proxy", "all_proxy")
     ):
@@ -97,7 +97,7 @@ def _check_named(uri: str, must_be_named: bool) -> None:
 
 
 def _netrc_has(host: str) -> bool:
-    """Return whether requests would send a password for ``host`` from the user's netrc."""
+    """Return True if ``requests`` would send ``host`` a password from the user's netrc file, or if the file is unreadable."""
     files = [os.environ["NETRC"]] if "NETRC" in os.environ else ["~/.netrc", "~/_netrc"]
     for file in map(os.path.expanduser, files):
         if os.path.exists(file):
@@ -109,8 +109,8 @@ def _netrc_has(host: str) -> bool:
 
 
 def _server_of(uri: str) -> _Server:
-    """Return scheme, host and port; of a database the whole URI, whose query may name a host, too. ConfigError if ``uri`` is no
-    URI."""
+    """Return scheme, host and port of an HTTP server. For another scheme return the whole URI in place of the host, because the
+    query of a database's URI may also name a host. Raises ConfigError if ``uri`` is not a URI."""
     try:
         found = urlsplit(uri)
         scheme, port = found.scheme.lower(), found.port

@@ -51,18 +51,19 @@ def train(
 ) -> Run:
     """Prepare the data if needed, train on Ray to the end of the run, and write the report.
 
-    Uses the cluster that this process is connected to, else that of RAY_ADDRESS, else a private one that is stopped at the end.
+    Uses the Ray cluster that this process is connected to, else that of RAY_ADDRESS, else a private one that is stopped at the
+    end.
 
     Args:
         config: settings of the run.
-        resume: continue the run ``run.id`` (or the newest of this config) from its newest good checkpoint; "auto" also starts
-            one if there is none. Without it an existing run is refused; a finished run is left as it is.
-        accept_changes: resume under a config that trains something else, too.
+        resume: continue the run ``run.id`` (or the newest run of this config) from its newest good checkpoint; "auto" starts a
+            new run if there is none. Without ``resume`` an existing run is refused. A finished run is left as it is.
+        accept_changes: resume also under a config that changes what is learned.
         from_scratch: with ``resume``, restart the run at step 0; its checkpoints are set aside.
         listen: receives every event in this process, in order of arrival.
         progress: receives the progress of ``prepare``.
         dashboard: start Ray's dashboard in a private cluster, once it has trained for a while.
-        workers: for a trial, the workers of its sweep; the sweep then writes the report.
+        workers: for a trial of a sweep: the ``WorkerLender`` of the sweep, which then also writes the report.
         tracking_uri: MLflow URI, not written to any file; if empty: the config's, else the environment's.
 
     Returns:
@@ -72,9 +73,9 @@ def train(
         ConfigError: a setting cannot work; before anything starts.
         CorpusError: the corpus is missing, empty or too small; before anything starts.
         RunExists: the run exists and ``resume`` is not set, or the config would train something else; before anything starts.
-        CheckpointError: no checkpoint of the run can be read, or none is of this order.
-        TrainingFailed: the training code raised an error; ``StoreLost``, one kind of it, if a store stayed away. Workers raise
-            their own SpringtideError instead if there is one. The run can be resumed after any of them.
+        CheckpointError: no checkpoint of the run can be read, or none has the config's order of samples.
+        TrainingFailed: the training code raised an error; its subclass ``StoreLost``: a store stayed unreachable. A worker's
+            SpringtideError is raised as it is instead. The run can be resumed after each of these errors.
 
     Examples:
         >>> run = st.train(st.recipes.tiny(), resume="auto")  # doctest: +SKIP
@@ -101,13 +102,13 @@ def train(
 def _claim_and_train(
     found: ResolvedRun, uri: str, listen: Callable[[Event], None] | None, workers: Any, dashboard: bool
 ) -> None:
-    """Hold the run and train it to its end, or until it is stopped. ``dashboard``: start that of Ray once it trains."""
+    """Claim the run and train it to its end, or until it is stopped. ``dashboard``: start Ray's dashboard once it trains."""
     hears = [listen] if listen else []
     if found.config.run.queue:
         from springtide.ray.cluster.worker_queue import check_quota
 
         check_quota(found.config)
-    with _lease(found) as lease, contextlib.ExitStack() as stack:  # a refused driver has written nothing
+    with _lease(found) as lease, contextlib.ExitStack() as stack:  # claim first: a refused driver has written nothing
         _begin(found, lease.term)
         before = found.run.timeline.last_try
         if workers is not None:  # a trial: commands go to its sweep
@@ -128,7 +129,7 @@ def _claim_and_train(
 
 @contextlib.contextmanager
 def _lease(found: ResolvedRun) -> Iterator[leases.Lease]:
-    """Hold the run for the block. Raises RunExists if another driver holds it."""
+    """Hold the run's lease during the ``with`` block. Raises RunExists if another driver holds it."""
     lease = leases.claim(found.run.folder, secrets.token_hex(8), trains=False, sources=found.config.needs_trust)
     try:
         yield lease
@@ -137,7 +138,8 @@ def _lease(found: ResolvedRun) -> Iterator[leases.Lease]:
 
 
 def _begin(found: ResolvedRun, lease: int) -> None:
-    """Write down what was decided: checkpoints that no longer count, a checkpoint that another run keeps, the config."""
+    """Write the decisions of ``resolve``: mark checkpoints that no longer count, have other runs keep the checkpoints that this
+    run needs, and store the config and the origin."""
     run, config = found.run, found.config
     if found.from_scratch:
         begin_from_scratch(run.folder, lease)
@@ -162,8 +164,9 @@ def _train(
     remarks: Sequence[str] = (),
     dashboard: bool = False,
 ) -> None:
-    """Train a claimed run to its end, with all listeners, ``hears`` too; if it ``reports``, the report is written even after an
-    error. ``before``: the last step that was trained; ``remarks`` are printed; ``dashboard``: Ray's is to be started."""
+    """Train a claimed run to its end, and pass its events to all listeners. ``hears``: additional listeners; ``before``: the
+    last step that earlier starts trained; ``reports``: write the report, also after an error; ``remarks``: additional remarks
+    to print; ``dashboard``: start Ray's dashboard."""
     from springtide.ray.cluster.session import (
         LateDashboard,  # Ray and torch load only when needed
         dashboard_hint,
@@ -200,15 +203,15 @@ def _train(
         def on_event(event: Event) -> None:
             nonlocal before, has_started
             has_started = has_started or isinstance(event, Started)
-            if isinstance(event, Stopped) and not has_started:  # it stands where it would have begun
+            if isinstance(event, Stopped) and not has_started:  # the run stays at the checkpoint to start from
                 event = dataclasses.replace(event, step=max(event.step, saved))
             tell_all(event)
             if isinstance(event, Started) and event.step < before:
                 console.say(
                     f"steps {event.step + 1} to {before} were trained before and not saved: they are trained again"
                 )
-                before = 0  # said once
-            if isinstance(event, Stopped):  # from here on the run is read from its journal
+                before = 0  # report this only once
+            if isinstance(event, Stopped):  # after this, others read the run from its journal
                 journal.flush()
 
         try:
@@ -247,8 +250,8 @@ def sample(
     Args:
         run: the run.
         prompt: the text to continue.
-        tokens: most tokens to generate, the end of the document may come first; 0: the config's length.
-        temperature: of the softmax; 0 takes the most likely token each time.
+        tokens: maximum number of tokens to generate; the document may end earlier; 0: ``train.sample_tokens``.
+        temperature: temperature of the softmax; 0: greedy decoding.
         seed: seed of the draws.
         trust_code: run the code of the user's own model if the config names one (``model.source``); needed unless you
             started the run with the same code.
@@ -259,29 +262,29 @@ def sample(
     Raises:
         ConfigError: the temperature is negative, this machine lacks the memory, or the config names code that is not
             trusted.
-        CheckpointError: bytes of the checkpoint are bad.
+        CheckpointError: the checkpoint is corrupt.
 
     Examples:
         >>> found = st.sample(st.open_run("runs/mine"), "import ", tokens=4, temperature=0)
         >>> found.step, found.prompt, len(found.text) > 0
         (8, 'import ', True)
     """
-    step = step_of(run.checkpoint_at()) or 0  # a run that trains may commit the next one meanwhile
+    step = step_of(run.checkpoint_at()) or 0  # fixed now, because a live run may commit a newer one
     [found] = run.generate(
         prompt, tokens or run.config.train.sample_tokens, temperature, seed=seed, step=step, trust_code=trust_code
     )
     return Sampled(step=step, prompt=prompt, text=found.text)
 
 
-# ``make demo``: a short training of which two workers are killed, and what each kill cost.
+# ``make demo``: a short training in which two workers are killed, and the cost of each kill.
 
 _PARTS = (1 / 3, 2 / 3)
-"""When a worker is killed, in parts of the training."""
+"""Fractions of the training after which a worker is killed."""
 
 
 def demonstrate(config: Config, progress: Progress | None = None, say: Callable[[str], None] = print) -> Run:
-    """Train ``config`` and kill a worker with SIGKILL at one and at two thirds of its steps; returns the run. No worker of a
-    cluster that the user named is killed."""
+    """Train ``config``, kill a worker with SIGKILL at one and at two thirds of its steps, and return the run. Workers of a
+    cluster that the user named are not killed."""
     from springtide.ray.cluster.local import kill_worker
 
     due = [round(config.num_steps * part) for part in _PARTS]
@@ -296,7 +299,7 @@ def demonstrate(config: Config, progress: Progress | None = None, say: Callable[
 
 
 def account(run: Run) -> str:
-    """Return what a finished demo shows, as text: its restarts, held-out loss, proof and report."""
+    """Return the results of a finished demo as text: restarts, held-out loss, verification and report."""
     before, after = (run.evaluations[at].heldout_bits_per_byte for at in (0, -1))
     restarts = [_words(restart) for restart in run.ledger.restarts]
     found = run.verify()

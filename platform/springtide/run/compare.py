@@ -1,7 +1,7 @@
 """Compare two runs: their settings, samples, losses and costs.
 
-samples    the digest of each step: equal if both read the same rows
-losses     of each step, bit for bit; and both curves at equal numbers of tokens
+samples    digest of each step: equal if both runs read the same rows
+losses     loss of each step, compared bit for bit; and both loss curves at equal numbers of tokens
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from springtide.tracking.journal import last_steps
 from springtide.tracking.ledger import Prices, ledger
 
 _PLACES = 10
-"""Numbers of tokens at which the losses are shown."""
+"""Number of points of the loss curves, at even distances in tokens."""
 _AROUND = 50
-"""A loss shown is the mean of the last 1/50 of the steps until then."""
+"""A point of a loss curve is the mean over the last 1/50 of the steps up to it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSummary:
-    """One side of a comparison."""
+    """Figures of one of the two compared runs."""
 
     id: str
     last_step: int
@@ -37,38 +37,38 @@ class RunSummary:
     loss: float | None
     """Training loss of the last step [nats/token]."""
     heldout_loss: float | None
-    """Loss on held-out rows, of the newest evaluation [nats/token]."""
+    """Loss on held-out rows in the newest evaluation [nats/token]; None without one."""
     worker_seconds: float
     goodput: float
     dollars: float
     energy_kwh: float
-    """Energy that the workers counted [kWh]; 0 if they did not."""
+    """Energy that the workers measured [kWh]; 0 if they did not measure it."""
     starts: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What two runs have in common, and where they part."""
+    """What two runs have in common, and where they differ."""
 
     runs: tuple[RunSummary, RunSummary]
     settings: dict[str, tuple[Any, Any]]
-    """Settings that differ, name -> both values."""
+    """Name of each setting that differs -> its value in the first run, and in the second."""
     changes_training: list[str]
-    """Those of them that change what is learned."""
+    """Names of the settings in ``settings`` that change what is learned."""
     common_steps: int
-    """Steps that both have trained."""
+    """Number of steps that both runs have trained."""
     same_steps: bool
-    """Whether neither has trained a step that the other has not."""
+    """True if both runs have trained the same set of steps."""
     first_other_samples: int | None
-    """The first step that read other samples; None if there is none."""
+    """The first common step at which the runs read different samples; None if there is none."""
     first_other_loss: int | None
-    """The first step whose loss has other bits; None if there is none."""
+    """The first common step at which the losses differ in any bit; None if there is none."""
     curves: list[tuple[int, float, float]]
-    """Tokens, and the loss of each run there."""
+    """Points of both loss curves: number of tokens, loss of the first run, loss of the second."""
 
     @property
     def identical(self) -> bool:
-        """Whether both trained the same steps on the same samples, with the same losses bit for bit."""
+        """True if both runs trained the same steps, at least one, on the same samples, and all losses are equal bit for bit."""
         return (
             bool(self.common_steps)
             and self.same_steps
@@ -85,8 +85,8 @@ def compare_runs(one: Run, other: Run) -> Comparison:
     """Compare two runs. Reads both journals once.
 
     Args:
-        one: a run.
-        other: another one.
+        one: the first run.
+        other: the second run.
 
     Raises:
         DamagedFile: a config or a journal cannot be read.
@@ -144,7 +144,7 @@ def _summary(name: str, config: Config, events: Sequence[Any], steps: Sequence[S
 
 
 def _curves(one: Sequence[StepDone], other: Sequence[StepDone]) -> list[tuple[int, float, float]]:
-    """Return the losses of both at the same numbers of tokens, up to where the shorter one ends."""
+    """Return (tokens, loss of ``one``, loss of ``other``) of each point, up to the end of the shorter run."""
     if not one or not other:
         return []
     end = min(one[-1].tokens, other[-1].tokens)

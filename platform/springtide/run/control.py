@@ -1,11 +1,12 @@
-"""Commands to a run that trains: whoever steers it writes them, its driver carries them out.
+"""Commands to a running run: save, pause, continue, resize, stop. Callers write them as files; the run's driver executes them.
 
     RUN/control/0000.json         a command, written once by its caller
-                0000.done.json    its result, written once: by the driver when it has taken effect, or by a caller that gave up
-                limits.json       what the commands before a number come to, so that a driver does not read them all again
+                0000.done.json    its result, written once: by the driver when the command took effect or was refused,
+                                  or by the caller when it timed out and withdrew the command
+                limits.json       worker limit and pause after all commands below a number: a driver need not read these again
 
-Who may write to the run's folder may steer the run: there is no other permission. A command is found wherever the folder is
-read, also while the workers are restarted. A limit of workers and a pause hold until the next command, for later drivers too.
+Everybody who can write to the run's folder can control the run; there is no other permission. Commands reach the driver also
+while its workers restart. A worker limit or a pause stays in force until the next command, also for later drivers.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ _LIMITS = "limits.json"
 _UNREADABLE = (DamagedFile, FileNotFoundError, IsADirectoryError, PermissionError)
 _TRIES = 100
 _MOST = 10**9
-"""Numbers of commands that a file's name can have."""
+"""Command numbers are below this: a file's name has at most nine digits."""
 _MOST_GAP = 10_000
-"""Most numbers that are missing before a command. What comes later is not a command of this run: numbers are given in turn."""
+"""Longest gap in the command numbers. A file with a number beyond a longer gap is ignored: numbers are given in turn."""
 _LOOK_S, _LOOK_AT_STORE_S = 0.2, 2.0
-"""Time between looks for a result, in a local folder and at an object store [s]."""
+"""Time between two polls for a result, in a local folder and in an object store [s]."""
 
 
 class Command(BaseModel):
-    """What a caller asks of a run."""
+    """A command to a run, as its caller writes it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -47,31 +48,31 @@ class Command(BaseModel):
     number: int = Field(ge=0)
     verb: Verb
     workers: int = Field(default=0, ge=0, le=10**6)
-    """Most workers, of ``resize``; 0: as many as the config allows."""
+    """For ``resize``: the maximum number of workers; 0: as many as the config allows."""
     text: str = Field(default="", max_length=2000, exclude=True)
-    """Empty, and written by earlier versions only."""
+    """Always empty; only earlier versions wrote it."""
     caller: str = Field(max_length=200)
-    """User and host, as the caller says."""
+    """USER@HOST, as the caller reports it; not verified."""
     time_s: float = Field(ge=0, le=1e11, allow_inf_nan=False)
     """Seconds since 1970, by the caller's clock."""
 
 
 class CommandResult(BaseModel):
-    """What became of a command."""
+    """The result of a command."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     format: Literal[1] = 1
     number: int = Field(ge=0)
     done: bool
-    """False if it was refused, failed or was withdrawn."""
+    """True if the command took effect; False if it was refused, failed or was withdrawn."""
     step: int = Field(ge=0)
-    """The step at which it took effect [steps]."""
+    """The step at which the command took effect [steps]."""
     text: Annotated[str, Field(max_length=2000)]
 
 
 class Limits(BaseModel):
-    """What the commands before a number come to."""
+    """The combined effect of all commands with a number below ``before``: a worker limit and a pause."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -82,15 +83,16 @@ class Limits(BaseModel):
 
 
 class Standing(NamedTuple):
-    """What the commands of a run come to when a driver begins."""
+    """The combined effect of all commands given to a run so far."""
 
     workers: int
-    """Most workers; 0: as many as the config allows."""
+    """Maximum number of workers; 0: as many as the config allows."""
     paused_by: str
-    """Who paused the run; empty if it is not paused."""
+    """Caller who paused the run; empty if it is not paused."""
     unanswered: tuple[int, ...]
+    """Numbers of the commands without a result, ascending."""
     following: int
-    """Number of the next command."""
+    """Number of the next command to be given."""
 
 
 _COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
@@ -99,12 +101,12 @@ _LIMITS_OF: TypeAdapter[Limits] = TypeAdapter(Limits)
 
 
 def has_command(run: Folder, number: int) -> bool:
-    """Return whether command ``number`` has been given: one request."""
+    """Return True if the file of command ``number`` exists. Takes one request."""
     return (run / _FOLDER).exists(_file(number))
 
 
 def read_command(run: Folder, number: int) -> Command:
-    """Return a command. Raises DamagedFile if its file holds something else, or cannot be read."""
+    """Return command ``number``. Raises DamagedFile if its file is missing, unreadable, or not this command."""
     folder = run / _FOLDER
     try:
         found = folder.read_as(_file(number), _COMMAND)
@@ -116,17 +118,17 @@ def read_command(run: Folder, number: int) -> Command:
 
 
 def numbers_from(run: Folder, first: int) -> list[int]:
-    """Return the numbers of the commands from ``first`` on, ascending: one listing."""
+    """Return the numbers of all commands from ``first`` on, ascending. Takes one listing."""
     return [number for number in _numbers(run)[0] if number >= first]
 
 
 def write_limits(run: Folder, limits: Limits) -> None:
-    """Write what the commands before a number come to."""
+    """Write the combined effect of the commands before ``limits.before``."""
     (run / _FOLDER).write_json(_LIMITS, limits.model_dump(mode="json"))
 
 
 def read_result(run: Folder, number: int) -> CommandResult | None:
-    """Return what became of a command; None if it has no result yet. Raises DamagedFile."""
+    """Return the result of a command; None if it has none yet. Raises DamagedFile."""
     try:
         return (run / _FOLDER).read_as(_file(number, done=True), _RESULT)
     except FileNotFoundError:
@@ -134,7 +136,7 @@ def read_result(run: Folder, number: int) -> CommandResult | None:
 
 
 def write_result(run: Folder, result: CommandResult) -> bool:
-    """Write what became of a command. Returns False if somebody has already."""
+    """Write the result of a command. Returns False, and writes nothing, if the command has a result already."""
     try:
         (run / _FOLDER).create(_file(result.number, done=True), to_json(result.model_dump(mode="json")).encode())
     except FileExistsError:
@@ -143,7 +145,7 @@ def write_result(run: Folder, result: CommandResult) -> bool:
 
 
 def standing(run: Folder) -> Standing:
-    """Return what the commands given so far come to. Those that were refused, and damaged ones, count for nothing."""
+    """Return the combined effect of the commands so far. Refused, failed, withdrawn and damaged commands are ignored."""
     numbers, answered = _numbers(run)
     workers: int | None = None
     paused_by: str | None = None
@@ -153,7 +155,7 @@ def standing(run: Folder) -> Standing:
         known = Limits(workers=0, paused_by="", before=0)
     for number in reversed(numbers):
         if number < known.before or (workers is not None and paused_by is not None):
-            break  # older commands are overruled, however many there are
+            break  # newest first: older commands are overruled, or contained in ``known``
         try:
             one, result = read_command(run, number), read_result(run, number) if number in answered else None
         except _UNREADABLE:
@@ -171,11 +173,11 @@ def standing(run: Folder) -> Standing:
 
 
 def give(run: Folder, verb: Verb, workers: int = 0) -> Command:
-    """Give a run a command, and return it as it was written.
+    """Write a command for a run, under the next free number, and return it.
 
     Raises:
-        ConfigError: a value is out of its limits.
-        CommandFailed: the run is not being trained.
+        ConfigError: ``verb`` or ``workers`` is invalid.
+        CommandFailed: the run is not being trained, or no number is free.
     """
     if verb not in VERBS:
         raise ConfigError(explain("verb", verb, "is not a command", f"one of: {', '.join(VERBS)}"))
@@ -192,17 +194,18 @@ def give(run: Folder, verb: Verb, workers: int = 0) -> Command:
             (run / _FOLDER).create(_file(number), to_json(one.model_dump(mode="json")).encode())
             return one
         except FileExistsError:
-            continue  # another caller was first
+            continue  # another caller took this number
     raise CommandFailed(
         f"{run.url}: no command can be written after number {first} of its folder {_FOLDER}; look at it"
     )
 
 
 def await_result(run: Folder, command: Command, wait_s: float) -> CommandResult:
-    """Wait for the result of a command. If none comes in time, withdraw it: a later driver does not carry it out.
+    """Wait up to ``wait_s`` seconds for the result of a command, and return it. After that, withdraw the command, so that no
+    driver executes it later. After ``stop``, also wait for the driver to end, within the same time.
 
     Raises:
-        CommandFailed: it was refused or failed, or nobody answers.
+        CommandFailed: the command was refused, failed, or has no result within ``wait_s``.
     """
     look_s, until_s = _LOOK_S if run.is_local else _LOOK_AT_STORE_S, time.monotonic() + wait_s
     while (result := read_result(run, command.number)) is None:
@@ -212,18 +215,18 @@ def await_result(run: Folder, command: Command, wait_s: float) -> CommandResult:
             why += "may take longer (--wait), and still happens if it has begun; or the driver is gone"
             if write_result(run, CommandResult(number=command.number, done=False, step=0, text=why)):
                 raise CommandFailed(f"{command.verb}: {why}")
-            continue  # it came at the last moment
+            continue  # the driver's result arrived before ours was written: read it
         time.sleep(min(look_s, left_s))
     if not result.done:
         raise CommandFailed(f"{command.verb}: {result.text}")
     while command.verb == "stop" and leases.why_over(run) is None and time.monotonic() < until_s:
-        time.sleep(look_s)  # the driver writes its report, and only then may the next one begin
+        time.sleep(look_s)  # the driver still writes its report; a new driver can start only after that
     return result
 
 
 class RunControl:
-    """What can be asked of a run that trains on Ray, by anyone who may write to its folder. Each method waits until it has
-    taken effect and returns at which step; given twice, it does no more than given once.
+    """Commands to a run that trains on Ray; anyone who can write to its folder can give them. Each method waits until the
+    command has taken effect, and returns the step at which it did. The methods are idempotent.
 
     Every method raises CommandFailed if the run is not being trained, refuses, or does not answer within ``wait_s``.
     """
@@ -231,10 +234,10 @@ class RunControl:
     folder: Folder
 
     def save(self, wait_s: float = 60.0) -> CommandResult:
-        """Write a checkpoint now, and train on.
+        """Write a checkpoint now; training continues.
 
         Args:
-            wait_s: how long to wait for it [s].
+            wait_s: how long to wait for the commit [s].
 
         Examples:
             >>> st.open_run("runs/live").save().text  # doctest: +SKIP
@@ -243,10 +246,10 @@ class RunControl:
         return self._ask("save", wait_s)
 
     def pause(self, wait_s: float = 60.0) -> CommandResult:
-        """Save, and give all workers back, until ``unpause``; also a driver that is started again waits.
+        """Save, then release all workers until ``unpause``. A driver that is restarted meanwhile also waits.
 
         Args:
-            wait_s: how long to wait for it [s].
+            wait_s: how long to wait until the workers are released [s].
 
         Examples:
             >>> st.open_run("runs/live").pause().done  # doctest: +SKIP
@@ -255,10 +258,10 @@ class RunControl:
         return self._ask("pause", wait_s)
 
     def unpause(self, wait_s: float = 60.0) -> CommandResult:
-        """Train on after ``pause``.
+        """End a ``pause``: training continues as soon as there are workers.
 
         Args:
-            wait_s: how long to wait for it [s].
+            wait_s: how long to wait for the driver's answer [s].
 
         Examples:
             >>> st.open_run("runs/live").unpause().done  # doctest: +SKIP
@@ -267,12 +270,12 @@ class RunControl:
         return self._ask("continue", wait_s)
 
     def resize(self, workers: int, wait_s: float = 60.0) -> CommandResult:
-        """Set the most workers from now on, also after restarts. The run grows to them when that pays, as
-        ``elastic.grow`` says.
+        """Limit the number of workers from now on, also after restarts. The run shrinks to the limit; ``elastic.grow`` decides
+        whether it grows to it.
 
         Args:
-            workers: within elastic.min_workers and max_workers; 0 lifts the limit.
-            wait_s: how long to wait for it [s].
+            workers: maximum number, from elastic.min_workers to elastic.max_workers; 0 lifts the limit.
+            wait_s: how long to wait until no more than ``workers`` train [s].
 
         Examples:
             >>> st.open_run("runs/live").resize(2).done  # doctest: +SKIP
@@ -281,10 +284,10 @@ class RunControl:
         return self._ask("resize", wait_s, workers)
 
     def stop(self, wait_s: float = 60.0) -> CommandResult:
-        """Save, and end the run's driver, as Ctrl-C does; it can be resumed.
+        """Save, and end the run's driver, as Ctrl-C does. The run can be resumed.
 
         Args:
-            wait_s: how long to wait for it [s].
+            wait_s: how long to wait for the stop, and then for the end of the driver [s].
 
         Examples:
             >>> st.open_run("runs/live").stop().done  # doctest: +SKIP
@@ -297,7 +300,8 @@ class RunControl:
 
 
 def _numbers(run: Folder) -> tuple[list[int], set[int]]:
-    """Return the numbers of the commands, ascending, and of those with a result, up to the first gap of ``_MOST_GAP``."""
+    """Return the numbers of all commands, ascending, and the set of numbers that have a result. Files after a gap of more than
+    ``_MOST_GAP`` numbers are ignored."""
     matches = [match for name in (run / _FOLDER).names() if (match := _NAME.fullmatch(name))]
     found = [(int(one[1]), bool(one[2])) for one in matches if one[0] == _file(int(one[1]), bool(one[2]))]
     end = 0
@@ -310,7 +314,7 @@ def _numbers(run: Folder) -> tuple[list[int], set[int]]:
 
 
 def _following(numbers: list[int], answered: set[int]) -> int:
-    """Return the number of the next command: one that no result has, even if its command is gone."""
+    """Return the number of the next command: one above all numbers that a command or a result has."""
     return max([*numbers, *answered], default=-1) + 1
 
 
@@ -321,6 +325,6 @@ def _file(number: int, done: bool = False) -> str:
 def _caller() -> str:
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
+    except (KeyError, OSError):  # in a container the user id may have no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"[:200]

@@ -1,6 +1,7 @@
-"""Find what limits a run from its journal: findings with numbers and a remedy, the most costly first.
+"""Find from a run's journal what limits its speed: findings with numbers and a remedy, the most costly first.
 
-The shares are of the worker-time that the run held (``tracking/ledger.py``). They may overlap: a slow rank lowers MFU too.
+Shares are fractions of the worker-time that the run held (``tracking/ledger.py``). They may overlap: a slow rank also lowers
+MFU.
 """
 
 from __future__ import annotations
@@ -32,37 +33,38 @@ from springtide.tracking.ledger import Ledger, LedgerBuilder, Prices
 from springtide.tracking.timeline import Timeline
 
 _RECENT_STEPS = 200
-"""Steps that medians are taken over: enough to be steady, few enough to be what the run does now."""
+"""Number of newest steps that medians are taken over: enough to be stable, few enough to show the present."""
 _DATA = 0.05
-"""Share of time. A feed that keeps ahead waits below 1 %; the rest is room for one slow read."""
+"""Report waits for data from this share of time. A feed that prefetches waits below 1 %; the rest allows for one slow read."""
 _COMMUNICATION = 0.30
-"""Share of a profiled step. Communication that overlaps with computation stays below it in published runs of dense models."""
+"""Report exposed communication above this share of a profiled step. Published runs of dense models, which overlap communication
+with computation, stay below."""
 _IDLE = 0.30
-"""Share of a profiled step in which the device had nothing to do."""
+"""Report an idle device above this share of a profiled step."""
 _REACHED_MFU = 0.40
-"""What large dense models reach in bf16 by published figures (PaLM 46 %, Llama 3 38 to 43 %)."""
+"""MFU that large dense models reach in bf16, by published figures (PaLM 46 %, Llama 3 38 to 43 %)."""
 _LOW_MFU = 0.25
-"""Below it more than a third of the computation's time could be won."""
+"""Report an MFU below this: more than a third of the computation's time could be saved."""
 _RESTARTS = 0.05
-"""Share of time of restarts and of steps that are trained again."""
+"""Report restarts, with the steps trained again, from this share of time."""
 _START_UP = 0.10
-"""Share of time. It is the same time for a short and a long run, so a short run always shows it."""
+"""Report start-up from this share of time. Start-up takes as long in a short run as in a long one, so short runs exceed it."""
 _SAVES = 0.03
-"""Share of time. Saves are written in the background; what stalls is the copy."""
+"""Report saves from this share of time. Saves are written in the background; only the copy to memory stalls training."""
 _WAITING = 0.03
-"""Share of time without capacity."""
+"""Report waits for capacity from this share of time."""
 _EVALUATION = 0.05
-"""Share of time of evaluations that training waits for."""
+"""Report evaluations that training waits for from this share of time."""
 _PAUSED = 0.03
-"""Share of time of pauses by ``train.only_when``."""
+"""Report pauses by ``train.only_when`` from this share of time."""
 _SKIPPED = 0.01
-"""Share of steps whose update was skipped. A loss scale that finds its size skips a few steps at the start."""
+"""Report skipped updates from this share of steps. A dynamic loss scale skips a few steps at the start."""
 _SLOW_READER = 2.0
-"""Wait of the rank that waits longest over the median of the others, from which that rank is named."""
+"""Name the rank that waits longest for data if its wait is above this multiple of the others' median wait."""
 _MOST_NAMED = 5
-"""Ranks and causes that are named one by one."""
+"""Most stragglers that get a finding of their own."""
 _SHOWN = 120
-"""Characters of a cause that are shown."""
+"""Most characters of a reason that are shown."""
 
 REMEDIES = {
     "data": "feed.reads_in_flight and feed.read_bytes, feed.cache, a nearer store (docs/how-to/slow.md)",
@@ -81,7 +83,7 @@ REMEDIES = {
     "pauses": "wider limits in train.only_when",
     "device": "nothing is wrong: faster devices, more workers, or a smaller model",
 }
-"""Name of a finding -> what to try."""
+"""Name of a finding -> remedies to try."""
 
 
 class Finding(NamedTuple):
@@ -90,11 +92,11 @@ class Finding(NamedTuple):
     name: str
     """A key of ``REMEDIES``."""
     share: float
-    """At most this share of the run's worker-time would be won without it, from 0 to 1; for ``device``, of new steps."""
+    """Upper bound of the saving: a share of the run's worker-time, from 0 to 1. For ``device``: the goodput."""
     text: str
-    """What was found."""
+    """The finding in words, with its most important numbers."""
     evidence: dict[str, float | int | str]
-    """The numbers behind it; units are in their names."""
+    """The numbers behind ``text``; their names end in the unit."""
     remedy: str
     """Settings and pages that help."""
 
@@ -106,20 +108,20 @@ class Finding(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Diagnosis:
-    """What limits a run."""
+    """What limits a run's speed."""
 
     step: int
     """The step last trained; 0 before the first."""
     held: float
-    """Time held so far [worker-seconds]."""
+    """Worker-time that the run held so far [worker-seconds]."""
     goodput: float
     """Productive time / time held, from 0 to 1."""
     spent: dict[str, float]
-    """Kind of time, as in ``Ledger.spent`` -> its share of the time held, the largest first; without those of no time."""
+    """Kind of time, as in ``Ledger.spent`` -> its share of the time held, the largest first. Kinds without time are omitted."""
     findings: list[Finding]
     """The most costly first. Only ``device`` if nothing is wrong; empty before the first step if nothing is known yet."""
     not_measured: list[str]
-    """What the journal cannot tell, and the setting that measures it."""
+    """What the journal has no numbers for, each with the setting that measures it, if there is one."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as plain data, as ``springtide run status --json`` prints it."""
@@ -127,32 +129,34 @@ class Diagnosis:
 
 
 class DiagnosisBuilder:
-    """A diagnosis that grows with a run: takes its events one by one, in the journal's order, and keeps a bounded number."""
+    """Updates a diagnosis event by event, in the order of the journal. Of the steps it keeps only the newest."""
 
     def __init__(self, prices: Prices | None = None) -> None:
         self.book = LedgerBuilder(prices or Prices())
         self.last: StepDone | None = None
         """The step last trained."""
         self.started: Started | None = None
-        """The last start."""
+        """The newest start of a worker group."""
         self.recent: deque[StepDone] = deque(maxlen=_RECENT_STEPS)
-        """The last steps."""
+        """The newest steps, which medians are taken over."""
         self._num_steps = self._num_skipped = 0
         self._skipped_s = self._paused_s = self._stall_s = self._longest_stall_s = 0.0
         self._counts: Counter[str] = Counter()
-        """Kind of event -> how many there were."""
+        """Kind of event -> number of events."""
         self._failures: Counter[str] = Counter()
         self._failed_save: SaveFailed | None = None
         self._profile: Profiled | None = None
         self._waited: Waited | None = None
         self._slow: dict[tuple[int, str], float] = {}
-        """(rank, node) of the group that trains now -> its speed over the others'."""
+        """(rank, node) of a straggler in the current worker group -> its speed relative to the other ranks, from 0 to 1."""
         self._slow_s: dict[tuple[int, str], float] = {}
-        """(rank, node) -> what all workers have waited for it [worker-seconds]."""
+        """(rank, node) of a straggler -> time that the whole group has waited for it [worker-seconds]."""
         self._out_of_room = ""
+        """Reason of the newest decision to wait for capacity."""
 
     def take(self, timeline: Timeline) -> list[Event]:
-        """Take the events of a part of a journal, and return them condensed: a million steps take no longer than the others."""
+        """Add the events of a part of a journal, and return them condensed (``Timeline.condensed``): a million steps in a row
+        become a few events."""
         events = timeline.condensed(whole=_RECENT_STEPS, newest=self.book.newest)
         self._num_steps += len(timeline.tries) - sum(isinstance(event, StepDone) for event in events)
         for event in events:
@@ -160,7 +164,7 @@ class DiagnosisBuilder:
         return events
 
     def add(self, event: Event) -> None:
-        """Take one event."""
+        """Add one event."""
         self.book.add(event)
         match event:
             case StepDone():
@@ -195,12 +199,12 @@ class DiagnosisBuilder:
         self.last = event
         self.recent.append(event)
         slowest = min(self._slow.items(), key=lambda item: item[1], default=None)
-        if slowest is not None:  # the group waits for its slowest rank only
+        if slowest is not None:  # every rank waits for the slowest one, so only that one costs time
             lost_s = (event.step_time_s - event.data_wait_s) * event.world_size * (1.0 - slowest[1])
             self._slow_s[slowest[0]] = self._slow_s.get(slowest[0], 0.0) + max(0.0, lost_s)
 
     def diagnosis(self) -> Diagnosis:
-        """Return what limits the run, by the events so far."""
+        """Return the diagnosis after the events so far."""
         book = self.book.ledger()
         step = self.last.step if self.last else 0
         if not book.held > 0:
@@ -271,7 +275,7 @@ class DiagnosisBuilder:
         return [_finding("compute", share, text, evidence)]
 
     def _mfu(self) -> float:
-        """Return the median MFU of the recent steps without their waits for data; NaN if the peak is not known."""
+        """Return the median MFU of the recent steps, with waits for data excluded; NaN if the device's peak is not known."""
         each = (
             one.mfu * one.step_time_s / (one.step_time_s - one.data_wait_s)
             for one in self.recent
@@ -341,9 +345,9 @@ class DiagnosisBuilder:
         return [_finding("skipped updates", self._skipped_s / book.held, text, evidence)]
 
     def _shares(self, book: Ledger) -> list[Finding]:
-        """Return the findings that a share of the time alone tells."""
+        """Return the findings that need only a kind's share of time: start-up, capacity, evaluation, pauses."""
         phases = dict(self.started.phases_s) if self.started else {}
-        phases.pop("rendezvous", None)  # that is between groups
+        phases.pop("rendezvous", None)  # the time between two groups, not part of a start-up
         longest = max(phases, key=lambda name: phases[name], default="")
         phase = f", of which {longest[:40]} took longest, {phases[longest]:.1f} s" if longest else ""
         in_workers = f"the workers' own part of the last start was {sum(phases.values()):.1f} s{phase}"
@@ -391,6 +395,6 @@ def _finding(name: str, share: float, text: str, evidence: dict[str, Any]) -> Fi
 
 
 def _median(values: Iterable[float]) -> float:
-    """Return the median of the finite ``values``; 0 without any."""
+    """Return the median of the finite ``values``; 0 if there are none."""
     finite = [one for one in values if math.isfinite(one)]
     return statistics.median(finite) if finite else 0.0

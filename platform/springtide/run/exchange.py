@@ -1,4 +1,4 @@
-"""Models in and out of runs: a checkpoint as a folder of transformers, and such a folder as a run to start from."""
+"""Export a checkpoint as a Hugging Face ``transformers`` folder, and import such a folder as a run to start from."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ from springtide.storage import Folder
 
 _FORMATS = ("hf", "peft")
 _UNFINISHED = "importing.json"
-"""In the folder of an import until all is there."""
+"""Marker file: the import into this folder is not complete."""
 _WRITTEN = frozenset({"checkpoints", "leases", TOKENIZER, CHAT_TEMPLATE, GENERATION, configs.RUN_CONFIG, _UNFINISHED})
-"""All that an import writes."""
+"""Names of everything that an import writes."""
 
 
 def export_model(
     run: Run, to: str, step: int | None = None, dtype: str = "", ema: bool = False, format: str = "hf"
 ) -> Exported:
-    """Write a committed checkpoint as a folder that ``transformers`` loads: weights, tokenizer and a model card;
-    an adapter is merged, or written alone. Needs little memory, no GPU, and may run while the run trains.
+    """Write a committed checkpoint as a folder that ``transformers`` loads: weights, tokenizer and a model card. An adapter is
+    merged, or written alone (``format``). Needs little memory and no GPU, and is safe while the run trains.
 
     Args:
-        run: whose checkpoint it is.
+        run: the run of the checkpoint.
         to: folder or URL to create; an earlier export there is replaced.
         step: step of the checkpoint; None: the newest.
         dtype: ``fp32``, ``bf16`` or ``fp16``; empty: as the weights are stored.
         ema: write the averaged weights (``optim.ema_half_life``).
-        format: ``hf``; or ``peft``: the adapter (``model.adapter``) alone, for ``peft`` to load on the model that it is of.
+        format: ``hf``: the whole model; ``peft``: only the adapter (``model.adapter``), which ``peft`` loads on its base model.
 
     Returns:
         What was written, and remarks for the user.
 
     Raises:
-        ConfigError: there is no such checkpoint, no architecture there computes its model, or ``to`` holds files that no
-            export wrote.
-        CheckpointError: bytes of the checkpoint are bad, or it has no averaged weights.
+        ConfigError: there is no such checkpoint, no ``transformers`` architecture computes the same as its model, or ``to``
+            holds files that no export wrote.
+        CheckpointError: the checkpoint is corrupt, or it has no averaged weights.
 
     Examples:
         >>> from springtide.run.exchange import export_model
@@ -73,30 +73,32 @@ def export_model(
     if format == "peft":
         base = manifest.meta.labels.get(IMPORTED) or _base_of(config)
         return export_adapter(run.folder, name, config.model, Folder(to), facts, base, dtype, ema)
-    # the template of an imported model lies in its folder, not in a dataset of plain text that it was trained on
+    # folders to search for the chat template: an imported model has it in its own folder, while a plain-text dataset that it
+    # was trained on has none
     folders = [*(Folder(url) for url in urls if url), run.folder, *(split(url)[0] for url in ancestors)]
     return export_checkpoint(run.folder, name, config.model, Folder(to), facts, folders, dtype, ema)
 
 
 def import_model(folder: str, to: str, adapter: str = "") -> Run:
-    """Write a folder of ``transformers`` as a run's folder that holds weights only: evaluate it, sample from it, or start a run
-    from it with ``train.start_with = weights``. Needs little memory; no code of the folder is run. An import that fails leaves
-    nothing, and one that was killed is replaced by the next.
+    """Import a ``transformers`` folder as a run's folder that holds weights only.
+
+    You can evaluate it, sample from it, or start a run from it with ``train.start_with = weights``. Needs little memory; no
+    code in the folder is executed. A failed import leaves nothing behind; the next import replaces a killed one.
 
     Args:
-        folder: folder or URL with config.json and safetensors files, of one of the families that the decoder can be; on the
-            Hugging Face Hub ``hf://OWNER/NAME[@REVISION]``, whose files are read in place, not copied.
+        folder: folder or URL with config.json and safetensors files of a supported model family; on the Hugging Face Hub
+            ``hf://OWNER/NAME[@REVISION]``, whose files are read in place, not copied.
         to: folder or URL to create.
         adapter: folder or URL of a LoRA or DoRA adapter of that model, as PEFT saves it; empty for none.
 
     Returns:
-        A handle on the new folder. Its config has the ``model`` section, and the tokenizer as ``corpus.tokenizer``. Its chat
-        template lies beside that: ``corpus.chat_template = model``.
+        A handle on the new folder. Its config has the ``model`` section, and the tokenizer as ``corpus.tokenizer``. The chat
+        template is stored next to the tokenizer: ``corpus.chat_template = model`` uses it.
 
     Raises:
-        ConfigError: the model or its adapter cannot be imported, with the key, tensor or file and the remedy, or ``to`` is
+        ConfigError: the model or its adapter cannot be imported (names the key, tensor or file, and the remedy), or ``to`` is
             not empty.
-        RunExists: another process of this machine imports to that folder, or another one began to while this one did.
+        RunExists: another process of this machine is importing into ``to``, or another import took ``to`` over meanwhile.
         CorpusError: a model of the Hub does not exist, or cannot be reached.
 
     Examples:
@@ -125,11 +127,11 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
         changes["corpus.begin_of_text"] = found.begin_of_text
     config = usual.override(changes)
     target.write_json(_UNFINISHED, {"of": redacted(found.folder.url)})
-    lease = leases.claim(target, secrets.token_hex(8))  # what lies there may be of an import under way
+    lease = leases.claim(target, secrets.token_hex(8))  # before clearing: the files there may be of a running import
     try:
-        _clear(target, _WRITTEN - {"leases", _UNFINISHED})  # what a killed import has left
+        _clear(target, _WRITTEN - {"leases", _UNFINISHED})  # remains of a killed import
         write_checkpoint(found, target, config.model_dump(mode="json"), configs.fingerprint(config), lease=lease)
-        leases.check(target, lease.term, lease.owner)  # another import may have committed what counts here
+        leases.check(target, lease.term, lease.owner)  # raises if another import took over
         if found.tokenizer:
             target.write(TOKENIZER, found.tokenizer)
         if found.template:
@@ -139,8 +141,8 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
         run = Run(target)
         run.write_config(config)
     except BaseException:
-        with contextlib.suppress(Exception):  # the first error is the one to tell; the next import clears the rest
-            leases.check(target, lease.term, lease.owner)  # else it is another import's by now
+        with contextlib.suppress(Exception):  # report the first error; the next import clears what stays
+            leases.check(target, lease.term, lease.owner)  # raises if another import owns the folder by now
             _clear(target, _WRITTEN)
             if not existed:
                 target.remove()
@@ -151,7 +153,7 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
 
 
 def _clear(target: Folder, written: frozenset[str]) -> None:
-    """Remove what an import has ``written``, last the file that says so."""
+    """Remove the files ``written`` by an import, the marker file last: a removal that is killed can be repeated."""
     names = target.names()
     for name in sorted(written.intersection(names), key=lambda one: one == _UNFINISHED):
         target.remove(name)
@@ -160,7 +162,7 @@ def _clear(target: Folder, written: frozenset[str]) -> None:
 
 
 def _base_of(config: Config) -> str:
-    """Return what the adapter of a run of ``config`` was begun on: the folder that was imported, or a checkpoint's URL."""
+    """Return the base model of the adapter of a run of ``config``: the imported folder, or a checkpoint's URL."""
     for url in lineage(config):
         try:
             manifest = read_manifest(*split(url))

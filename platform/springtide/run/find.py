@@ -1,4 +1,4 @@
-"""The run that a start is of: a new one, or the one that it resumes."""
+"""Find the run that a start belongs to: a new run, or the run that it resumes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from springtide.storage import Folder, to_json
 from springtide.storage.errors import may_pass
 
 _DECIDED_LATER = {"shards.dataset": "", "train.micro_batch": "auto"}
-"""Values that a start replaces by what it decides."""
+"""Setting -> the value that leaves the choice to the start. Such a value is not a change of the run's config."""
 _log = logging.getLogger(__name__)
 
 
 def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: bool) -> tuple[Config, Run]:
-    """Name the run and find its folder; returns the config with id and root filled in. Writes nothing: the folder becomes a run
-    when the caller writes the config there. ``resume`` "auto" starts a new run if there is none to resume.
+    """Choose the run's id and find its folder. Returns the config with ``run.id`` and ``run.root`` filled in, and the run.
 
-    Raises RunExists when the id is taken without ``resume``, or when resuming would change what is learned without
-    ``accept_changes``; ConfigError when the folder cannot be written, there is nothing to resume, or the run has a retired
-    setting without which something else is learned, unless ``accept_changes``.
+    Writes nothing: the folder becomes a run when the caller writes the config there. ``resume`` "auto" starts a new run if
+    there is none to resume.
+
+    Raises RunExists if the id is taken and ``resume`` is not set, or if resuming would change what is learned, unless
+    ``accept_changes``. Raises ConfigError if the folder is not writable, if there is nothing to resume, or, unless
+    ``accept_changes``, if the stored config has a retired setting without which something else would be learned.
     """
     root = Folder(config.run.root)
     name = config.run.id or (_newest(root, config, needed=resume != "auto") if resume else "") or _made_up()
@@ -58,8 +60,8 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
 
 
 def config_or_problem(run: Run) -> tuple[Config | None, str]:
-    """Return a run's config, or None and in one line why it cannot be read. Raises OSError if the store may answer later: then
-    nothing is known to be wrong with this run."""
+    """Return a run's config and an empty text; or, if the config cannot be read, None and the reason in one line. Raises the
+    store's error if it may be temporary: it does not mean that the run is damaged."""
     try:
         return run.config, ""
     except (SpringtideError, OSError) as error:
@@ -69,8 +71,8 @@ def config_or_problem(run: Run) -> tuple[Config | None, str]:
 
 
 def check_taken_up(config: Config, run: Run) -> None:
-    """Raise ConfigError if ``config`` lacks a dataset that the run took up while it was trained, which runs could do until
-    commit 0ba2dd87. Each time left a record in ``followed/``; what counts is the run's config, which names all of them."""
+    """Raise ConfigError if ``config`` lacks a dataset that was added to the run during training. Runs could do that until
+    commit 0ba2dd87; each addition left a record in ``followed/``. The run's stored config names all added datasets."""
     if not run.folder.exists("followed/0000.json"):
         return
     known = run.config.stream.model_dump(mode="json")
@@ -83,8 +85,8 @@ def check_taken_up(config: Config, run: Run) -> None:
 
 
 def trusted_code(config: Config) -> str:
-    """Return the digest of the user's own code that this user trusted when the run of ``config``, which would be resumed,
-    last started; empty if there is none."""
+    """Return the digest of the code that this user trusted at the last start of the run that ``config`` would resume; empty if
+    there is no such run or code."""
     if not config.needs_trust:
         return ""
     root = Folder(config.run.root)
@@ -108,8 +110,8 @@ def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) 
 
 
 def _newest(root: Folder, config: Config, needed: bool) -> str:
-    """Return the id of the newest run with this config's fingerprint; ids start with their creation time. Without one: empty,
-    or ConfigError if ``needed``. Logs a warning for a run that cannot be read, and passes over it."""
+    """Return the id of the newest run with this config's fingerprint; ids start with their creation time. If there is none,
+    returns an empty text, or raises ConfigError if ``needed``. A run that cannot be read is skipped with a warning."""
     wanted = configs.fingerprint(config)
     for name in reversed(root.names()):
         run = Run(root / name)
@@ -127,8 +129,9 @@ def _newest(root: Folder, config: Config, needed: bool) -> str:
 
 
 def _or_root_of_model(config: Config) -> str:
-    """Return a remedy for a run that is not where it is searched: up to commit 9c427aee, a run that started from another run's
-    model was put under the root of that run. Reads that run's config, and contacts nothing that the config names."""
+    """Return a remedy to add to the error that a run was not found; empty if there is none. Up to commit 9c427aee, a run that
+    started from another run's model was created under the other run's root. Reads only the other run's config, and contacts
+    nothing that the config names."""
     if not config.train.start_from:
         return ""
     model = Run(branch.split(config.train.start_from)[0])

@@ -1,4 +1,4 @@
-"""The Fisher information of a run's weights, as a checkpoint of its own (``springtide train --fisher-tokens``)."""
+"""Compute the Fisher information of a run's weights and store it as a checkpoint (``springtide train --fisher-tokens``)."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ _OF_ANOTHER: dict[str, Any] = {
     "stream.weights": (),
     "stream.epoch_caps": {},
 }
-"""What to change in the settings of a run for one other dataset."""
+"""Overrides that remove a run's mixture of datasets, so that ``shards.dataset`` alone names the text."""
 
 
 class Fisher(NamedTuple):
-    """A Fisher information that was written."""
+    """A Fisher information that was written, for another run's ``objective.anchor``."""
 
     url: str
-    """What ``objective.anchor`` of another run names."""
+    """URL of its folder: the value of ``objective.anchor``."""
     checkpoint: str
-    """The checkpoint that it is of, and that the other run starts from."""
+    """URL of the checkpoint that it was computed for: the value of ``train.start_from`` in the other run."""
     tokens: int
-    """Tokens that it was computed on."""
+    """Number of tokens that it was computed on."""
 
 
 def write_fisher(
     run: Run, to: str, tokens: int, dataset: str = "", step: int | None = None, trust_code: bool = False
 ) -> Fisher:
-    """Compute the diagonal empirical Fisher information of a checkpoint in this process, on a text that it should not forget.
-    Needs three times the memory of the weights in fp32.
+    """Compute the diagonal empirical Fisher information of a checkpoint in this process. The text is what a run that starts
+    from the checkpoint should not forget. Needs three times the memory of the weights in fp32.
 
     Args:
-        run: whose checkpoint it is.
+        run: the run of the checkpoint.
         to: folder or URL to create.
-        tokens: number of tokens of training text, in whole rows; some 100 rows are a start.
-        dataset: prepared dataset with the text; empty: what the run trained on, weighed as in its last step.
+        tokens: number of tokens of training text to use, in whole rows; about 100 rows are enough to begin with.
+        dataset: prepared dataset with the text; empty: the run's own training data, in the mixture of the checkpoint's step.
         step: step of the checkpoint; None: the newest.
         trust_code: as for ``Run.evaluate``.
 
     Returns:
-        Where it is, of which checkpoint, and the number of tokens.
+        The URLs of the Fisher information and of its checkpoint, and the number of tokens used.
 
     Raises:
         ConfigError: there is no such checkpoint, ``to`` is not empty, the dataset has another tokenizer, or a gradient is not
-            finite; nothing is written then.
-        CheckpointError: bytes of the checkpoint are bad.
+            finite. Nothing is written then.
+        CheckpointError: the checkpoint is corrupt.
 
     Examples:
         >>> from springtide.run.fisher import write_fisher
@@ -91,19 +91,20 @@ def write_fisher(
 
 
 def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = False, trust_code: bool = False) -> Config:
-    """Return a config whose ``objective.anchor`` is the Fisher information of the checkpoint that it starts from. It lies in
-    ``run.root``, and is computed only if no earlier call with the same values has written it there.
+    """Return ``config`` with ``objective.anchor`` set to the Fisher information of the checkpoint in ``train.start_from``.
+
+    The Fisher information is stored in ``run.root``. It is computed only if no earlier call with the same values has stored it.
 
     Args:
         config: settings of a run that starts from a checkpoint (``train.start_from``).
         tokens: as for ``write_fisher``.
         dataset: as for ``write_fisher``.
-        resume: a run that exists goes on with the anchor that it has.
+        resume: if the run exists already, keep the anchor of its stored config.
         trust_code: as for ``write_fisher``.
 
     Raises:
-        ConfigError: the run starts from no checkpoint or has another anchor; or as ``write_fisher``.
-        CheckpointError: bytes of the checkpoint are bad.
+        ConfigError: ``train.start_from`` is empty, ``objective.anchor`` is set already, or for a reason of ``write_fisher``.
+        CheckpointError: the checkpoint is corrupt.
     """
     start, anchor = config.train.start_from, config.objective.anchor
     if anchor:
@@ -121,6 +122,6 @@ def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = Fals
     of = [run.url, name, read_manifest(run, name).meta.chain, tokens, Folder(dataset).url if dataset else ""]
     target = root / f"{run.name}-fisher-{digest.of_bytes(to_json(of).encode())[:8]}"
     if not committed(target):
-        target.remove()  # what a call that was killed has left
+        target.remove()  # remains of a call that was killed
         write_fisher(Run(run), target.url, tokens, dataset, step_of(name), trust_code)
     return config.override({"objective.anchor": target.url})

@@ -1,12 +1,13 @@
-"""A run's folder: open it, read what it holds.
+"""Open a run's folder and read its contents.
 
 <root>/<run id>/config.yaml    the resolved config
                 journal/       every event
                 checkpoints/   committed steps
-                compiled/      compiled code of its nodes, sealed
-                control/       commands to it, and their results
-                mlflow.json    the one MLflow run; origin.json: command and commit of the newest start
-                report.html    written while the run trains, and when it ends
+                compiled/      compiled code for the run's next nodes, sealed by its user
+                control/       commands to the run, and their results
+                mlflow.json    id of the run's one MLflow run
+                origin.json    command and commit of the newest start
+                report.html    rewritten while the run trains, and when it ends
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Run(RunControl):
 
     @property
     def timeline(self) -> Timeline:
-        """All events, the steps among them as arrays: a long run takes seconds and little memory."""
+        """All events, with the steps as arrays. Reading a long run takes seconds and little memory."""
         reader = JournalReader(self.folder)
         reader.read()
         return reader.timeline
@@ -96,7 +97,7 @@ class Run(RunControl):
 
     @property
     def steps(self) -> list[StepDone]:
-        """The trained steps, each once."""
+        """One event for each step of the current model; of a step that was trained again, the last try."""
         return last_steps(self.events)
 
     @property
@@ -132,21 +133,22 @@ class Run(RunControl):
 
     @property
     def status(self) -> str:
-        """How the run last ended: ``finished``, ``stopped`` or ``failed``; if it has not ended since its last start ``paused``,
-        ``waiting`` for nodes, or ``running or killed``; ``not started`` before its first."""
+        """The run's state. After an end: ``finished``, ``stopped`` or ``failed``. Since a start without a recorded end:
+        ``paused``, ``waiting`` (for nodes), or ``running or killed``. Before the first start: ``not started``."""
         return run_state(self.timeline.events).known
 
     @property
     def finished(self) -> bool:
-        """Whether the run had reached its last step when it last ended."""
+        """True if the run's last recorded end is ``finished``: it had reached its last step."""
         ends = [event for event in self.timeline.events if isinstance(event, Stopped)]
         return bool(ends) and ends[-1].status == "finished"
 
     def has_nothing_left(self, config: Config) -> bool:
-        """Return whether the run finished and saved the last step of ``config``, with the same settings of the stream.
+        """Return True if a resume under ``config`` would train nothing: the run finished, its newest checkpoint is at or after
+        the last step of ``config``, and no ``stream`` setting differs, apart from the datasets to evaluate on.
 
         Args:
-            config: under which the run would resume.
+            config: the config under which the run would resume.
 
         Examples:
             >>> run = st.open_run("runs/mine")
@@ -155,13 +157,14 @@ class Run(RunControl):
         """
         if not self.finished or (step_of((self.checkpoints or [""])[-1]) or 0) < config.num_steps:
             return False
-        # ``check_order`` decides whether the order is still the same; a start adds datasets to evaluate on
+        # a changed ``stream`` setting may change the order of samples: ``check_order`` decides that when the run starts;
+        # ``eval_datasets`` is ignored, because a start itself may add datasets there
         changed = configs.difference(self.config, config)
         return not any(name.startswith("stream.") and name != "stream.eval_datasets" for name in changed)
 
     @property
     def last_step(self) -> int:
-        """The step last trained, or the one it last started from."""
+        """The highest step that was trained, or that a worker group started from; 0 for neither."""
         timeline = self.timeline
         return max([timeline.last_try, *(event.step for event in timeline.events if isinstance(event, Started))])
 
@@ -179,7 +182,7 @@ class Run(RunControl):
         """Return the name of a committed checkpoint.
 
         Args:
-            step: its step; None: the newest.
+            step: step of the checkpoint; None: the newest checkpoint.
 
         Raises:
             ConfigError: there is no such checkpoint.
@@ -200,16 +203,16 @@ class Run(RunControl):
 
         Args:
             step: step of the checkpoint; None: the newest.
-            tokens: number of held-out tokens, as ``train.eval_tokens``; 0: all.
+            tokens: number of held-out tokens to evaluate on, in place of ``train.eval_tokens``; 0: all.
             trust_code: run the code of the user's own model if the config names one (``model.source``); needed unless you
                 started the run with the same code.
 
         Returns:
-            The loss [nats per token] and the bits per byte, of the mixture and of each held-out set.
+            The loss [nats per token] and the bits per byte, for the mixture and for each held-out set.
 
         Raises:
             ConfigError: there is no such checkpoint, or the config names code that is not trusted.
-            CheckpointError: bytes of the checkpoint are bad.
+            CheckpointError: the checkpoint is corrupt.
 
         Examples:
             >>> found = st.open_run("runs/mine").evaluate(step=4, tokens=512)
@@ -219,7 +222,8 @@ class Run(RunControl):
         from springtide.training.evaluate import evaluate_checkpoint
 
         check_model_code(self.folder, self.config, trust_code)
-        # not the run's cache folder: it may not exist on this machine, and a stranger's run must not choose where we write
+        # no row cache: the run's folder for it may not exist on this machine, and the config of a stranger's run must not
+        # choose where we write
         changed = self.config.override({"train.eval_tokens": tokens or sys.maxsize, "feed.cache": ""})
         return evaluate_checkpoint(self.folder, changed, self.checkpoint_at(step))
 
@@ -241,24 +245,25 @@ class Run(RunControl):
 
         Args:
             prompts: a text to continue, or several.
-            tokens: most tokens of each text; 0: ``train.sample_tokens``. The document may end before.
-            temperature: divides the logits; 0 takes the likeliest token each time.
-            top_k: number of likeliest tokens to draw from; 0: all.
-            top_p: probability that the likeliest tokens to draw from have together; 1: all.
-            seed: of the first prompt's draws; each next prompt has one more.
-            stop: strings that end a text; they are not part of it.
-            chat: lay each prompt out as what a user says, by the chat template of the run's dataset.
+            tokens: maximum number of tokens to generate per prompt; 0: ``train.sample_tokens``. A text ends earlier at the
+                model's end of document.
+            temperature: divides the logits; 0: greedy decoding.
+            top_k: draw from this number of most likely tokens; 0: from all.
+            top_p: nucleus sampling: draw from the fewest most likely tokens whose probabilities sum to this; 1: from all.
+            seed: seed of the first prompt; prompt i uses ``seed + i``.
+            stop: strings at which generation stops; they are cut off the returned text.
+            chat: format each prompt as a user message, with the chat template of the run's dataset.
             step: step of the checkpoint; None: the newest.
-            on_text: called with the number of the prompt and each new part of its text, as it comes.
+            on_text: called with the index of the prompt and each new piece of its text, as it is generated.
             trust_code: as for ``evaluate``.
 
         Returns:
-            The text of each prompt, in order, with its number of tokens and why it ended.
+            One answer per prompt, in order: the generated text, its number of tokens and why generation ended.
 
         Raises:
-            ConfigError: a value is out of its limits, a prompt is longer than a row, there is no such checkpoint or no chat
+            ConfigError: a value is out of range, a prompt is longer than a row, there is no such checkpoint or no chat
                 template, this machine lacks the memory, or the config names code that is not trusted.
-            CheckpointError: bytes of the checkpoint are bad.
+            CheckpointError: the checkpoint is corrupt.
 
         Examples:
             >>> run = st.open_run("runs/mine")
@@ -274,20 +279,23 @@ class Run(RunControl):
         return text_model(self, step, trust_code).generate(several, length, sampling, stop, chat, on_text)
 
     def average(self, to: str, last: int = 1, ema: bool = False) -> Run:
-        """Write the mean of the weights of the newest checkpoints as a run's folder of its own, which holds weights only:
-        evaluate it, sample from it, or start another run with ``train.start_with = weights``. Needs little memory.
+        """Average the weights of the newest checkpoints and write the mean as a new run's folder, which holds weights only.
+
+        You can evaluate it, sample from it, or start another run from it with ``train.start_with = weights``. Needs little
+        memory.
 
         Args:
             to: folder or URL to create.
-            last: number of checkpoints.
-            ema: average their exponential moving averages (``optim.ema_half_life``); of one, these themselves.
+            last: number of newest checkpoints to average.
+            ema: average the exponential moving averages of the weights (``optim.ema_half_life``) instead of the weights. With
+                ``last = 1`` the result is the moving average of the newest checkpoint.
 
         Returns:
             A handle on the new folder.
 
         Raises:
-            ConfigError: there are fewer checkpoints, or ``to`` holds something already.
-            CheckpointError: the checkpoints have no moving average, are of different models, or bytes of one are bad.
+            ConfigError: there are fewer than ``last`` checkpoints, or ``to`` is a run's folder already.
+            CheckpointError: a checkpoint has no moving average, the checkpoints are of different models, or one is corrupt.
 
         Examples:
             >>> run = st.open_run("runs/mine")
@@ -297,7 +305,7 @@ class Run(RunControl):
             >>> found.evaluate(tokens=512).heldout_loss < run.evaluate(step=4, tokens=512).heldout_loss
             True
         """
-        from springtide.checkpoint.average import average_checkpoints  # torch
+        from springtide.checkpoint.average import average_checkpoints  # imports torch, which other methods do not need
 
         names, folder = self.checkpoints, Folder(to)
         if not 0 < last <= len(names):
@@ -333,10 +341,10 @@ class Run(RunControl):
         """Check that the run trained on exactly the samples of its order.
 
         Returns:
-            What was checked, and what is wrong; see ``springtide.run.verify.verify``.
+            The number of checked steps and every mismatch; see ``springtide.run.verify.verify``.
 
         Raises:
-            ConfigError: the datasets of the run do not fit together any more.
+            ConfigError: the run's datasets are no longer compatible with each other.
             CorpusError: a dataset is missing.
 
         Examples:
@@ -349,8 +357,8 @@ class Run(RunControl):
         return verify(self.folder)
 
     def write_config(self, config: Config) -> None:
-        """Write ``config`` as the run's. If it has a password, a local file is readable only by its owner; for an object store
-        a warning is logged.
+        """Write ``config`` as the run's config.yaml. If ``config`` contains a password, a local file is readable only by its
+        owner; on an object store a warning is logged.
 
         Args:
             config: the resolved config of the next start.
@@ -408,11 +416,11 @@ def open_run(path: str) -> Run:
     return run
 
 
-# Whether a run's model may be run: a config that comes from elsewhere may name code (``model.source``).
+# Trust in a run's model: a config from somebody else may name Python code to run (``model.source``).
 
 
 def check_model_code(run: Folder, config: Config, trust_code: bool) -> None:
-    """Raise ConfigError if the model of a run with ``config`` is code that is not trusted, by ``trust_code`` or because this
-    user started the run with it."""
-    sources = config.needs_trust if config.model.source else {}  # only the model is run
+    """Raise ConfigError if ``config`` names its own model code and that code is not trusted. It is trusted with ``trust_code``,
+    or if this user last started the run with the same code."""
+    sources = config.needs_trust if config.model.source else {}  # reading a model runs no other code of the config
     configs.check_trusted(sources, run.where(RUN_CONFIG), trust_code, leases.trusted_code(run, sources))

@@ -1,4 +1,4 @@
-"""The model that labels a dataset: a checkpoint of a run, or a folder of transformers, which is imported first."""
+"""Open the model that labels a dataset: a run's checkpoint, or a ``transformers`` folder, which is imported first."""
 
 from __future__ import annotations
 
@@ -25,24 +25,25 @@ FIELD = "by"
 
 @dataclasses.dataclass(frozen=True)
 class Labeller:
-    """A model that can label a dataset, checked against it."""
+    """A model that labels a dataset. Its vocabulary and row length were checked against the dataset."""
 
     folder: Folder
-    """The run's, or a folder of transformers."""
+    """The run's folder, or a ``transformers`` folder."""
     checkpoint: str
-    """Empty for a folder of transformers."""
+    """Name of the run's checkpoint; empty for a ``transformers`` folder."""
     model: ModelConfig
     parallel: ParallelConfig
     facts: dict[str, str | int]
-    """What labels say of it."""
+    """Facts about the model, which are stored with the labels."""
 
     def model_at(self, to: Folder, manifest: Manifest) -> LabelModel:
-        """Return it as a checkpoint to load. A folder of transformers is imported to ``to``, once."""
+        """Return the model as a checkpoint to load. A ``transformers`` folder is imported into ``to``, unless an earlier call
+        has done that. ``manifest``: the manifest of the dataset to label."""
         folder, name = self.folder, self.checkpoint
         if not name:
             folder = to
             if not (to.exists(RUN_CONFIG) and committed(to)):
-                to.remove()  # an import that was killed
+                to.remove()  # remains of an import that was killed
                 import_model(self.folder.url, to.url)
             name = committed(to)[-1]
         ids = manifest.vocab_size, *manifest.document_ids
@@ -53,14 +54,14 @@ def open_labeller(by: str, manifest: Manifest, trust_code: bool = False) -> Labe
     """Return the model that ``by`` names. Writes nothing.
 
     Args:
-        by: a run's folder, whose newest checkpoint is taken, one of its checkpoints, or a folder of transformers; paths or
-            URLs.
-        manifest: of the dataset to label.
-        trust_code: run the code of a model of your own if the run names one (``model.source``); needed unless you started
+        by: path or URL of a run's folder (its newest checkpoint is used), of one checkpoint, or of a ``transformers`` folder.
+        manifest: manifest of the dataset to label.
+        trust_code: run the code of the user's own model if the run names one (``model.source``); needed unless you started
             the run with the same code.
 
     Raises:
-        ConfigError: there is no such model, it has another vocabulary than the dataset, or it cannot read rows of that length.
+        ConfigError: there is no such model, it has another vocabulary than the dataset, the dataset's rows are too long for it,
+            or the run names code that is not trusted.
 
     Examples:
         >>> from springtide.run.labeller import open_labeller
@@ -80,7 +81,7 @@ def open_labeller(by: str, manifest: Manifest, trust_code: bool = False) -> Labe
 
 
 def _of_run(run: Folder, name: str, by: str, trust_code: bool) -> tuple[Labeller, str]:
-    """Return a run's checkpoint and the digest of its tokenizer."""
+    """Return the labeller for a checkpoint of a run (``name`` empty: the newest), and the digest of its tokenizer."""
     names = committed(run)
     name = name or (names or [""])[-1]
     if name not in names:
@@ -105,7 +106,7 @@ def _of_run(run: Folder, name: str, by: str, trust_code: bool) -> tuple[Labeller
 
 
 def _of_transformers(folder: Folder) -> tuple[Labeller, str]:
-    """Return a folder of transformers and the digest of its tokenizer."""
+    """Return the labeller for a ``transformers`` folder, and the digest of its tokenizer; empty if it has none."""
     found, parallel = open_model(folder), ParallelConfig()
     names = [name for name in folder.names() if name in (HF_CONFIG, TOKENIZER) or name.endswith(".safetensors")]
     digests = []

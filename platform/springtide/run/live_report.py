@@ -1,12 +1,13 @@
-"""Write a run's ``report.html`` anew while the run trains, in a process of its own. A reload in a browser shows the live run.
+"""Rewrite a run's ``report.html`` while the run trains, in a separate process. Reload it in a browser to see the live run.
 
     driver: live_report                     python -m springtide.run.live_report URL
-      starts the process  ---------------->   sleeps, reads what is new in the journal, writes the page, sleeps ...
+      starts the process  ---------------->   sleeps, reads new lines of the journal, writes the page, sleeps ...
       closes the pipe, or dies  ---------->   finishes a write that has begun, and ends
-      waits for its end, then writes the last report
+      waits until the process has ended, then writes the final report
 
 The process has the lowest priority, does not import torch and does not share a GIL with the driver, which has to act on a
-killed worker within a second. It waits long after a page that took long, so it takes half a percent of a core at most.
+killed worker within a second. After each page it sleeps 200 times as long as the page took, so it uses at most half a percent
+of a core.
 """
 
 from __future__ import annotations
@@ -26,30 +27,31 @@ if TYPE_CHECKING:
     from springtide.storage import Folder
 
 PROGRAM = ("-m", "springtide.run.live_report")
-"""What Python runs as the process."""
+"""Arguments of Python for the separate process."""
 EVERY_S = 30.0
 """Shortest pause before a page, also before the first [s]."""
 TIMES = 200
-"""Shortest pause before a page, as a multiple of the time that the page before took."""
+"""Shortest pause before a page, as a multiple of the time that the previous page took."""
 _END_S = 5.0
-"""Longest time that a write may go on after the end of the block, or of the driver [s]."""
+"""Longest time that a write may continue after the ``with`` block, or the driver, has ended [s]."""
 
 
 @contextlib.contextmanager
 def live_report(run: Folder, say: Callable[[str], None]) -> Iterator[None]:
-    """Have the report of ``run`` written anew, again and again, while the block runs. When the block is left, the process
-    has ended: the caller's next write is the last one.
+    """Keep the report of ``run`` up to date, in a separate process, during the ``with`` block.
 
-    The block never fails because of the process. ``say`` receives one line about its first failure, from a thread.
+    On exit the process has ended, so it cannot overwrite a report that the caller writes afterwards. Failures of the process do
+    not reach the block. ``say`` receives one line about the first failure, from a thread.
 
     Args:
         run: the run's folder.
         say: prints a line.
     """
-    # as in checkpoint/writer_process.py: this process's sys.path, which may not come from its environment, and nothing before
+    # as in checkpoint/writer_process.py: pass on sys.path, which may not come from the environment; with -P the working
+    # directory does not precede it
     command = ["env", f"PYTHONPATH={os.pathsep.join(sys.path)}", sys.executable, "-P", *PROGRAM, run.url]
     try:
-        # in its own session: Ctrl-C at the terminal is for the driver
+        # its own session, so that Ctrl-C in the terminal reaches only the driver
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     except OSError as error:
         say(f"report.html is written only when the run ends: {error}")
@@ -75,7 +77,7 @@ def live_report(run: Folder, say: Callable[[str], None]) -> Iterator[None]:
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S + 1.0)
-        finally:  # a store that does not answer, or another Ctrl-C: it must not write after the caller
+        finally:  # also if the store hangs, or after another Ctrl-C: it must not write after the caller
             process.kill()
             process.wait()
             listener.join()
@@ -83,14 +85,15 @@ def live_report(run: Folder, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def main(url: str) -> None:
-    """Write the report of the run at ``url`` until standard input ends. Prints the first failure, and tries again."""
+    """Rewrite the report of the run at ``url`` until standard input is closed. After a failure it retries; it prints only the
+    first one."""
     os.nice(19)
-    with contextlib.suppress(OSError):  # a machine short of memory ends this process first
+    with contextlib.suppress(OSError):  # if memory runs out, the kernel kills this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
     logging.disable()  # one line about a failure is enough
     writing = threading.Lock()
     threading.Thread(target=_end_with_input, args=(writing,), daemon=True).start()
-    time.sleep(EVERY_S)  # a short run is over before the imports
+    time.sleep(EVERY_S)  # a short run ends before the slow imports below
 
     from springtide.run.folder import REPORT, Run
     from springtide.run.page_facts import facts_of
@@ -117,7 +120,7 @@ def main(url: str) -> None:
 
 
 def _end_with_input(writing: threading.Lock) -> None:
-    """Block until standard input ends; then end this process, between two writes if the one under way ends soon."""
+    """Wait until standard input is closed, then exit this process. A write in progress gets ``_END_S`` to finish."""
     while os.read(0, 1):
         pass
     writing.acquire(timeout=_END_S)

@@ -15,12 +15,12 @@ _Text = Annotated[str, Field(max_length=20_000)]
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-    """The newest start of a run."""
+    """Command and git checkout of a run's newest start."""
 
     command: _Text = ""
-    """Without secrets."""
+    """The command line, without secrets."""
     commit: _Text = ""
-    """The git checkout that it ran in; empty without one."""
+    """Commit of the git checkout that the command ran in; empty if it ran in none."""
     branch: _Text = ""
     repository: _Text = ""
     """URL of the remote ``origin``."""
@@ -29,7 +29,7 @@ class Origin:
 
     @property
     def source(self) -> str:
-        """The commit and where it is, as text; empty without one."""
+        """Commit, branch and repository as one line of text; empty without a commit."""
         if not self.commit:
             return ""
         of = f" of {self.repository}" if self.repository else ""
@@ -42,10 +42,10 @@ _ORIGIN = TypeAdapter(Origin)
 
 
 def write_origin(run: Folder, origin: Origin) -> None:
-    """Write it into a run's folder."""
+    """Write ``origin`` into a run's folder."""
     run.write_json(ORIGIN, dataclasses.asdict(origin))
 
 
 def read_origin(run: Folder) -> Origin:
-    """Return what the run's newest start wrote; empty if none did. Raises DamagedFile."""
+    """Return the origin that the run's newest start wrote; an empty ``Origin`` if there is none. Raises DamagedFile."""
     return run.read_as(ORIGIN, _ORIGIN) if run.exists(ORIGIN) else Origin()

@@ -1,4 +1,4 @@
-"""What a run's page shows that is not in its journal: origin, config, checkpoints, and where they are."""
+"""Collect what a run's page shows in addition to its journal: origin, config, checkpoints, and links to them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from springtide.run.folder import Run
 
 _TRIAL = re.compile(r"(.+)/trials/trial-(\d{4,9})(?:-\d+)?")
-"""URL of a trial's run: (of its sweep, its number)."""
+"""URL of a trial's run. Groups: the URL of the sweep, the number of the trial."""
 _log = logging.getLogger(__name__)
 
 
 def facts_of(run: Run) -> RunFacts:
-    """Return them, read from the run's folder.
+    """Read the facts for a run's page from the run's folder.
 
     Args:
         run: the run.
@@ -43,7 +43,7 @@ def facts_of(run: Run) -> RunFacts:
     try:
         origin = read_origin(run.folder)
         trial = _trial(run.folder)
-    except DamagedFile as error:  # the rest of the page is right
+    except DamagedFile as error:  # write the page without the damaged file's facts
         _log.warning("%s; the report lacks what it says", error)
     url = redacted(run.folder.url)
     about: list[tuple[str, Cell]] = [
@@ -63,7 +63,7 @@ def facts_of(run: Run) -> RunFacts:
 
 
 def _trial(run: Folder) -> list[tuple[str, Cell]]:
-    """Return the sweep that the run is a trial of, and who ended the trial; empty if it is none."""
+    """Return rows about the sweep that the run is a trial of, and about how the trial ended; empty for any other run."""
     match = _TRIAL.fullmatch(run.url.rstrip("/"))
     if match is None or not (root := Folder(match[1])).exists(PLAN):
         return []

@@ -1,4 +1,4 @@
-"""Say how runs stand: one run from its events, as a value that grows with them, and a row for every run below a root."""
+"""Status of runs: of one run, updated with its events; and of all runs below a root, one row per run."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from springtide.tracking.timeline import Timeline
 from springtide.tune.folder import PLAN, SweepFolder
 
 _POINTS = 64
-"""Points of the loss curve: when there are twice as many, each two become one."""
+"""Points of the loss curve. When it has twice as many, each pair of points is averaged into one."""
 _SIZES, _MESSAGES = 6, 8
 _SILENT_S = 60.0
-"""A run is silent after this time without an event, and at least ``_SILENT_STEPS`` steps' time."""
+"""A run counts as silent after this time without an event [s], but not before the time of ``_SILENT_STEPS`` steps."""
 _SILENT_STEPS = 5
 _AT_ONCE = 16
-"""Runs that are read at the same time: the store's answers are waited for together."""
+"""Number of runs that are read concurrently, so that the store's latencies overlap."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RunStatus:
-    """How a run stands at a moment."""
+    """The status of a run at one moment."""
 
     state: str
     """``not started``, ``starting``, ``training``, ``paused``, ``waiting``, ``finished``, ``stopped`` or ``failed``."""
     is_over: bool
-    """Whether its driver has said that training ended, or has ended without a word."""
+    """True if the driver has reported the end of training, or has ended without a report."""
     waits_for: str
-    """What has to happen before the next step, as far as the journal says; empty while steps come."""
+    """What the next step waits for, according to the journal; empty while steps are trained."""
     step: int
     num_steps: int
     loss: float | None
@@ -54,15 +54,15 @@ class RunStatus:
     mfu: float
     """MFU of the last step; above 1 if the device's peak is not known."""
     left_s: float
-    """Time until the last step at the present speed [s]; 0 if unknown."""
+    """Time until the run's last step at the median speed of recent steps [s]; 0 if unknown."""
     workers: int
-    """Workers of the group that trains; 0 without one."""
+    """Workers of the current group; 0 if no group trains."""
     sizes: list[tuple[int, int]]
-    """The last changes of the number of workers: (step, workers)."""
+    """The newest changes of the number of workers, oldest first: (step, workers)."""
     restarts: int
-    """Changes from one worker group to the next."""
+    """Number of changes from one worker group to the next."""
     steps_lost: int
-    """Steps that restarts made void."""
+    """Number of steps that were lost in restarts and had to be trained again."""
     last_restart: Restart | None
     checkpoint: str
     """Name of the newest checkpoint; empty before the first."""
@@ -71,9 +71,9 @@ class RunStatus:
     diagnosis: Diagnosis
     """Where the time went, what limits the run, and what to do."""
     messages: list[str]
-    """The last events but steps, oldest first."""
+    """The newest events as lines of text, oldest first; without steps."""
     seen_s: float
-    """When the last event was, seconds since 1970; 0 without one."""
+    """Time of the newest event, seconds since 1970; 0 without one."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the status as plain data, as ``springtide run status --json`` prints it."""
@@ -83,7 +83,7 @@ class RunStatus:
 
 
 class StatusBuilder:
-    """Takes the journal of a run part by part. Keeps a bounded number of its events."""
+    """Builds the status of a run from its journal, part by part. Of the steps it keeps only the newest."""
 
     def __init__(self, num_steps: int, prices: Prices | None = None) -> None:
         self._num_steps = num_steps
@@ -98,7 +98,7 @@ class StatusBuilder:
         self._has_group, self._waits_for = False, ""
 
     def take(self, timeline: Timeline) -> list[str]:
-        """Take a part of the journal. Returns its events as lines for people, but those that are not told, such as steps."""
+        """Add a part of the journal. Returns its events as lines of text; steps and other frequent events are left out."""
         for loss in timeline.tries["loss"].tolist():
             self._add_loss(loss)
         return [line for event in self._diagnosis.take(timeline) if (line := self._add(event))]
@@ -112,7 +112,7 @@ class StatusBuilder:
                 if not self._sizes or self._sizes[-1][1] != event.world_size:
                     self._sizes.append((event.step, event.world_size))
             case Decided(decision="stay"):
-                if not (self._has_group and self._state.trains):  # else it says why the group stays as it is
+                if not (self._has_group and self._state.trains):  # else the reason is why the group is not resized
                     self._waits_for = event.reason.removeprefix("waiting for ")
             case Decided():
                 self._waits_for = event.describe()
@@ -132,7 +132,7 @@ class StatusBuilder:
         return self._messages[-1]
 
     def status(self, now_s: float) -> RunStatus:
-        """Return how the run stands at ``now_s``, seconds since 1970."""
+        """Return the run's status at the time ``now_s``, seconds since 1970."""
         last, book, state = self._diagnosis.last, self._diagnosis.book.ledger(), self._state
         times = sorted(one.step_time_s for one in self._diagnosis.recent if math.isfinite(one.step_time_s))
         step_s = times[len(times) // 2] if times else 0.0
@@ -196,36 +196,36 @@ def span(seconds: float) -> str:
 
 
 class RunRow(NamedTuple):
-    """A run in short."""
+    """A run, or a sweep, as a row of a table."""
 
     id: str
     state: str
-    """As ``Run.status``, or in one line why it cannot be read; of a sweep, the number of its trials."""
+    """For a run: ``Run.status``, or in one line why the run cannot be read. For a sweep: its number of trials."""
     step: int
     num_steps: int
-    """Steps to train; 0 for what is no run."""
+    """Number of steps to train; 0 for a sweep or a run that cannot be read."""
     loss: float | None
     """Training loss of the last step [nats/token]."""
     workers: int
     goodput: float
     dollars: float
     energy_kwh: float
-    """Energy that its workers counted [kWh]; 0 if they did not."""
+    """Energy that the run's workers measured [kWh]; 0 if they did not measure it."""
     seen_s: float
-    """When its last event was, seconds since 1970; 0 without one."""
+    """Time of the newest event, seconds since 1970; 0 without one. For a sweep: when it was created."""
     where: str = ""
-    """Workers, nodes and market types of its last worker group; empty before the first. Of a sweep, its page."""
+    """Workers, nodes and market types of the newest worker group; empty before the first. For a sweep: path of its page."""
 
 
 def overview(root: str) -> list[RunRow]:
-    """Return a row for each run directly below ``root``, the newest event first. A run that cannot be read has a row, too, and
-    so has a sweep. Of a sweep's own folder the rows are its trials.
+    """Return a row for each run and each sweep directly below ``root``, the one with the newest event first. A run that cannot
+    be read has a row, too. If ``root`` is the folder of a sweep, the rows are its trials.
 
-    Lists ``root`` once, and each folder in it once; a run costs one more listing, its config and its journal's files. Sixteen
-    runs are read at a time. One listing of everything would page through the files of all checkpoints.
+    Requests: one listing of ``root``, one of each folder in it, and for each run another listing, its config and its journal.
+    Sixteen runs are read concurrently. A single recursive listing would page through the files of all checkpoints.
 
     Args:
-        root: folder or URL, as ``run.root``, or of a sweep.
+        root: folder or URL of runs (``run.root``), or of a sweep.
 
     Examples:
         >>> [(row.id, row.state, row.step) for row in overview("runs") if row.id == "mine"]
@@ -248,12 +248,12 @@ def _row(folder: Folder) -> RunRow | None:
         if PLAN in names:
             return _sweep(SweepFolder(folder))
         return _read(run) if RUN_CONFIG in names else None
-    except Exception as error:  # whatever is wrong with one run, the others are listed
+    except Exception as error:  # one broken run must not hide the others
         return RunRow(run.id, f"cannot be read: {in_one_line(error)}", 0, 0, None, 0, 0.0, 0.0, 0.0, 0.0)
 
 
 def _sweep(sweep: SweepFolder) -> RunRow:
-    """Return the row of a sweep, which costs a listing and a request."""
+    """Return the row of a sweep. Takes a listing and a request."""
     trials, made_s = len(sweep.trials.names()), sweep.root.written_s(PLAN)
     state = f"sweep, {trials} trial{'s' * (trials != 1)}"
     return RunRow(sweep.name, state, 0, 0, None, 0, 0.0, 0.0, 0.0, made_s if math.isfinite(made_s) else 0.0, sweep.page)
@@ -263,7 +263,7 @@ def _read(run: Run) -> RunRow:
     config, timeline = run.config, run.timeline
     told = timeline.condensed()
     book = ledger(told, Prices.set_in(config.track))
-    tries = timeline.tries  # in the order of writing, whatever clocks say
+    tries = timeline.tries  # in the order of writing, which clocks need not follow
     last = {name: tries[name][-1].item() for name in ("step", "loss", "world_size")} if len(tries) else {}
     state = run_state(timeline.events).known
     starts = [event for event in timeline.events if isinstance(event, Started)]

@@ -1,4 +1,4 @@
-"""What the user of a run that starts from a checkpoint of another run should know."""
+"""Remarks on a run that starts from another run's checkpoint, and the checkpoints that it descends from."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _ADAPTER = "model.adapter"
 
 
 def remarks_on(saved: Config, config: Config) -> list[str]:
-    """Return remarks for the user of a run of ``config`` that begins with a checkpoint saved with ``saved``: one for
-    each model setting that makes its weights compute something else. Loading refuses settings that change a shape. A new
-    adapter adds nothing before it is trained, and neither do new blocks."""
+    """Return remarks for the user of a run of ``config`` that starts from a checkpoint saved with the config ``saved``: one for
+    each changed model setting under which the same weights compute something else. A new adapter and new blocks get no remark,
+    because they change nothing before they are trained. A setting that changes a shape is refused when the weights are loaded.
+    """
     adds = saved.model.adapter == "none"
     known = {*_SAME_FUNCTION, *(("model.num_layers",) if config.train.new_blocks else ())}
     return [
@@ -27,8 +28,8 @@ def remarks_on(saved: Config, config: Config) -> list[str]:
 
 
 def lineage(config: Config) -> list[str]:
-    """Return the URLs of the checkpoints that a run of ``config`` descends from, latest first, as far as their runs exist and
-    can be read."""
+    """Return the URLs of the checkpoints that a run of ``config`` descends from, the nearest first. The list ends at a run that
+    no longer exists or cannot be read."""
     found: list[str] = []
     url = config.train.start_from
     while url and url not in found:

@@ -1,4 +1,4 @@
-"""The model of a run's folder, or of a folder of transformers, for reading and writing text."""
+"""Load the model of a run, or of a ``transformers`` folder, to score and generate text."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from springtide.storage import Folder
 
 
 def open_text(path: str, step: int | None = None, trust_code: bool = False) -> TextModel:
-    """Load the model of a folder.
+    """Load the model in a folder.
 
     Args:
-        path: path or URL of a run's folder, an import included, or of a folder of transformers, such as an export.
+        path: path or URL of a run's folder (imports are runs), or of a ``transformers`` folder, such as an export.
         step: step of the run's checkpoint; None: the newest.
         trust_code: run the code of the user's own model if the config names one (``model.source``); needed unless you started
             the run with the same code.
 
     Raises:
-        ConfigError: the folder is neither, it has no such checkpoint, no tokenizer is known, this machine lacks the memory, or
-            the config names code that is not trusted.
+        ConfigError: the folder is of neither kind, has no such checkpoint or no known tokenizer, this machine lacks the memory,
+            or the config names code that is not trusted.
         CorpusError: the run's dataset cannot be read.
-        CheckpointError: bytes of the checkpoint are bad.
+        CheckpointError: the checkpoint is corrupt.
     """
     folder = Folder(path)
     if folder.exists(RUN_CONFIG):
@@ -37,7 +37,7 @@ def open_text(path: str, step: int | None = None, trust_code: bool = False) -> T
 
 
 def text_model(run: Run, step: int | None = None, trust_code: bool = False) -> TextModel:
-    """Load the model of a checkpoint of ``run``; as ``open_text``."""
+    """Load the model of a checkpoint of ``run``. Args and errors as for ``open_text``."""
     config = run.config
     check_model_code(run.folder, config, trust_code)
     datasets = [url for url in (*config.stream.mixture.values(), config.shards.dataset) if url]

@@ -1,8 +1,9 @@
-"""Checks afterwards that every step trained on exactly the samples of the uninterrupted run.
+"""Check, after training, that every step trained on exactly the samples of an uninterrupted run.
 
-The proof is the chain: a hash over all steps that is part of the training state (``stream/chain.py``). Each checkpoint and each
-start of a worker group has its own. ``verify`` recomputes it from the order and compares; the journal's digests are compared
-step by step, too, also after the newest checkpoint. A step is proven by either one.
+The proof is the chain: a hash over all steps, which is part of the training state (``stream/chain.py``). Each checkpoint and
+each start of a worker group records the chain of its state. ``verify`` recomputes the chain from the order and compares. It
+also compares the digest of each step in the journal, which covers the steps after the newest checkpoint. A step is proven if
+either its chain or its digest matches.
 """
 
 from __future__ import annotations
@@ -26,106 +27,106 @@ from springtide.stream.chain import SKIPPED_UPDATES_KEPT, next_chain
 from springtide.tracking.journal import last_steps, read_journal
 
 _SHOWN = 10
-"""Number of missing steps and of mismatches that a result lists."""
+"""Most missing steps, and most mismatches of a kind, that a result lists."""
 _COUNTED = 32
-"""Number of steps whose tokens are counted in their rows where documents are masked."""
+"""Number of steps whose valid tokens are counted by reading their rows, if some tokens are masked in the loss."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mismatch:
-    """A step that trained on other samples than the order has for it."""
+    """A step that trained on different samples than the order gives for it."""
 
     step: int
     """Counted from 1."""
     expected: str
-    """Digest of the samples that the order has for the step, 16 hex digits; empty for a step that the run cannot have."""
+    """Digest of the samples that the order gives for the step, 16 hex digits; empty for a step beyond the end of the run."""
     found: str
     """Digest of the samples that the ranks consumed, 16 hex digits."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenMismatch:
-    """A step in which another number of tokens counted than its rows have."""
+    """A step whose number of tokens in the loss differs from the number of valid tokens in its rows."""
 
     step: int
     """Counted from 1."""
     expected: int
-    """Valid tokens of the rows of the step."""
+    """Valid tokens in the step's rows."""
     found: int
-    """Tokens that counted in the loss, according to the journal."""
+    """Tokens in the step's loss, according to the journal."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ChainMismatch:
-    """A state that was not trained on the steps that the order has until it."""
+    """A recorded state whose chain differs from the chain of the order: it was not trained on the order's steps."""
 
     step: int
-    """Steps done of the state."""
+    """Number of steps that the state has done."""
     after: int
-    """The steps from the next one on to ``step`` are not those of the order: until this one the chain agrees, or is told
-    to differ already."""
+    """The difference lies in the steps from ``after + 1`` to ``step``. Up to ``after`` the chains agree, or another mismatch
+    reports the difference."""
     where: str
     """Name of the checkpoint, or ``start of term N``."""
     expected: str
-    """Chain of the steps that the order has, 32 hex digits; empty for a state that the run cannot have."""
+    """Chain computed from the order, 32 hex digits; empty for a state beyond the end of the run."""
     found: str
-    """Chain of the state."""
+    """Chain that the state recorded."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CorpusUse:
-    """What a run has drawn from one corpus."""
+    """How much of one corpus a run has trained on."""
 
     rows: int
-    """Rows that were drawn, repeated ones too."""
+    """Rows that were drawn; a row that was drawn twice counts twice."""
     epochs: float
-    """How often the whole corpus was drawn, with fractions."""
+    """Passes over the corpus, as a fraction such as 1.5."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """Whether a run trained on exactly the samples of its order."""
+    """The result of ``verify``: whether a run trained on exactly the samples of its order."""
 
     run: str
     """URL or path of the run's folder."""
     order_identity: str
-    """Hash of all that decides the order."""
+    """Hash of everything that determines the order."""
     steps_checked: int
     """Steps that were trained and are checked, by the journal's digest or by the chain, each counted once."""
     steps_trained_again: int
-    """Tries after the first, because of restarts; each is checked, too."""
+    """Tries of a step after its first, because of restarts or rollbacks. They are checked, except for abandoned ones."""
     steps_abandoned: int
-    """Tries that are not part of the model any more: in an order that was abandoned later, by skipping steps that were done,
-    or of steps that the run went back on and has not trained again. They are not checked."""
+    """Tries that are no longer part of the model; they are not checked. Either the order was changed before them (such as by
+    skipping a step that was done), or the run went back to an earlier step and has not reached them again."""
     loss_max_abs_diff: float
     """Largest difference between the losses of a step's tries [nats]."""
     world_sizes: tuple[int, ...]
-    """The numbers of workers that trained, ascending."""
+    """All world sizes that the run trained with, ascending."""
     goes_on_from: str
-    """URL of the checkpoint of another run from whose chain this run's goes on; empty for none, or if it cannot be read any
-    more: then the chain that the run says it began with is taken."""
+    """URL of another run's checkpoint, whose chain this run's chain continues. Empty if there is none, or if it can no longer
+    be read: then the first chain that this run recorded is taken on trust."""
     corpora: dict[str, CorpusUse]
-    """Name of the corpus -> what the run has drawn from it."""
+    """Name of a corpus -> how much of it the run has trained on."""
     missing: tuple[int, ...]
-    """Steps that are not in the journal and that no chain proves, the first ten."""
+    """The first ten steps that are neither in the journal nor proven by a chain."""
     mismatches: tuple[Mismatch, ...]
-    """The first ten."""
+    """The first ten tries whose digest differs from the digest of the order."""
     token_mismatches: tuple[TokenMismatch, ...]
-    """The first ten."""
+    """The first ten tries whose number of tokens differs from the valid tokens in their rows."""
     chain_mismatches: tuple[ChainMismatch, ...]
-    """The first ten."""
+    """The first ten recorded chains that differ from the chain of the order."""
     steps_proven_by_chain: int
     """Steps that the chain of a checkpoint or of a start proves, each counted once."""
     steps_proven_by_chain_alone: int
-    """Those of them that the journal lacks: their curve is lost, their proof is not."""
+    """Steps of ``steps_proven_by_chain`` that the journal lacks: their losses are lost, their proof is not."""
     checkpoints_checked: int
-    """Checkpoints that count and whose chain is compared."""
+    """Committed checkpoints whose chain is compared."""
     checkpoints_unread: tuple[str, ...]
-    """Names of checkpoints that count and have no chain that can be read: damaged, or of another version."""
+    """Names of committed checkpoints without a readable chain: damaged, or written by another version."""
 
     @property
     def ok(self) -> bool:
-        """Whether there was a step to check, none is missing and each was trained on the samples of the order."""
+        """True if at least one step was checked, no step is missing, and there is no mismatch of any kind."""
         wrong = (*self.missing, *self.mismatches, *self.token_mismatches, *self.chain_mismatches)
         return self.steps_checked > 0 and not wrong
 
@@ -135,26 +136,26 @@ class Verification:
 
 
 def verify(run: Folder) -> Verification:
-    """Recompute each step's digest, and the chain of all steps, from the order alone; compare them with the samples that
-    the ranks consumed.
+    """Recompute the digest of each step, and the chain of all steps, from the order alone. Compare them with the digests and
+    chains of the samples that the ranks consumed.
 
-    The tokens of a step follow from the order where all tokens of a row count. Where some are not predicted they
-    are counted in the rows of 32 steps and of those that the journal lacks; of other steps the journal's number is taken,
-    which the chain then confirms. Which updates the step guard skipped, the state itself lists. A branch and a stage are
-    checked from the other run's checkpoint on, from whose chain theirs goes on.
+    The chain also contains the number of valid tokens of each step. If no token is masked in the loss, that number follows from
+    the order. Otherwise it is counted in the rows of 32 steps, and of all steps that the journal lacks. For the other steps the
+    journal's number is used, and the chain confirms it. The state itself lists the updates that the step guard skipped. A
+    branch or a stage is checked from its start on; its chain continues the chain of the other run's checkpoint.
 
     Args:
         run: the folder of a run, live or ended; its datasets must be readable, too.
 
     Returns:
-        What was checked, and every step that is missing or trained on other samples.
+        The number of checked steps, and the steps that are missing or trained on different samples.
 
     Raises:
-        ConfigError: the datasets of the run do not fit together any more.
+        ConfigError: the run's datasets are no longer compatible with each other.
         CorpusError: a dataset is missing.
 
     Source:
-        docs/decisions/0002-order-of-samples.md: the order, and the digest, a sum that no distribution over ranks changes.
+        docs/decisions/0002-order-of-samples.md: the order; and the digest, a sum that is the same however ranks share the rows.
 
     Examples:
         >>> from springtide.run.verify import verify
@@ -166,7 +167,7 @@ def verify(run: Folder) -> Verification:
     config = parse(run.read(RUN_CONFIG), run.where(RUN_CONFIG))
     data, history = open_data(config.data), read_history(run)
     begin = branch.first_step(config.train)
-    # a damaged line may name any step: a run has no more steps than it is to train, or than it has written down
+    # a damaged journal line may name a huge step: limit the walk to the steps to train, or to the number of steps on record
     last = history.last_step(StepsDone(max(config.num_steps, begin + len(history.tries))))
     begin_chain = _begin_chain(config)
     walk = _Walk(data, history, begin, last, begin_chain)
@@ -200,7 +201,8 @@ def verify(run: Folder) -> Verification:
 
 
 def _begin_chain(config: Config) -> str | None:
-    """Return the chain of the state that a run begins with; None if the run that it is of cannot be read any more."""
+    """Return the chain of the state that a run begins with; empty for new weights and for ``train.start_with = weights``. None
+    if the checkpoint that the run starts from can no longer be read, or has no chain."""
     train = config.train
     if not train.start_from or train.start_with == "weights":
         return ""
@@ -211,10 +213,11 @@ def _begin_chain(config: Config) -> str | None:
 
 
 class _Walk:
-    """The steps of a run in their order, each recomputed once: from one recorded chain to the next."""
+    """One pass over the steps of a run, from one recorded chain to the next. Each step is recomputed once."""
 
     def __init__(self, data: Data, history: History, begin: StepsDone, last: StepsDone, chain: str | None) -> None:
-        """``last``: the last step to check; ``chain``: of the first ``begin`` steps, None if it is not known."""
+        """``begin``: steps done when the run began; ``last``: the last step to check; ``chain``: chain of the first ``begin``
+        steps, None if it is not known."""
         self._data, self._tries = data, history.tries
         self._step, self._checked, self._last = begin, begin, last
         self._chain = chain
@@ -228,10 +231,10 @@ class _Walk:
         self.chain_mismatches: list[ChainMismatch] = []
         self.num_proven = 0
         self.num_proven_alone = 0
-        """Those of the proven steps that the journal lacks."""
+        """Steps of ``num_proven`` that the journal lacks."""
 
     def check(self, record: RecordedChain) -> None:
-        """Walk to the step of a recorded chain and compare the chain with the one of the order."""
+        """Recompute the steps up to a recorded chain, and compare the recorded chain with the recomputed one."""
         while self._step < record.step:
             self._advance(record)
         if self._chain == record.chain:
@@ -245,13 +248,14 @@ class _Walk:
         self._chain, self._checked, self._not_in_journal = record.chain, record.step, []
 
     def end(self) -> None:
-        """Walk to the last step: after the last recorded chain, only the journal proves a step."""
+        """Recompute the steps after the last recorded chain. Only the journal proves these steps."""
         while self._step < self._last:
             self._advance(None)
         self.missing += self._not_in_journal
 
     def _advance(self, record: RecordedChain | None) -> None:
-        """Recompute one more step. ``record``: the next recorded chain."""
+        """Recompute the next step, and compare it with its tries in the journal. ``record``: the next recorded chain; None
+        after the last one."""
         self._step = one_more(self._step)
         order, tries = self._data.order, self._tries.get(self._step, [])
         step = order.step_before(self._step)
@@ -272,7 +276,8 @@ class _Walk:
         self._chain = next_chain(self._chain, step, expected, tokens, updated)
 
     def _tokens(self, sample_ids: np.ndarray, tries: Sequence[StepDone]) -> int:
-        """Return the valid tokens of the current step: of all its rows, of the rows as they are read, or the journal's."""
+        """Return the number of valid tokens of the current step. Without a loss mask: all tokens of its rows. With one: counted
+        in its rows, or for most steps taken from the journal."""
         if not self._data.has_loss_mask:
             return len(sample_ids) * self._data.sequence_length
         if tries and self._step not in self._counted:
@@ -281,24 +286,24 @@ class _Walk:
         return int(is_predicted(tokens[:, 1:]).sum())
 
 
-# What a run's folder has on record of its steps: the tries of each step in its journal, and the chains of its states.
+# The records in a run's folder: the tries of each step in the journal, and the chains of its checkpoints and starts.
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedChain:
-    """The chain of a state: of a checkpoint, or of one that a worker group started from."""
+    """The chain of a state, as a checkpoint or the start of a worker group records it."""
 
     step: StepsDone
     chain: str
     """Empty if a version of this package without chains recorded it."""
     skipped_updates: frozenset[OrderStep]
-    """Steps of the order whose update the state lacks, at most the newest ``SKIPPED_UPDATES_KEPT``."""
+    """Steps of the order whose update was skipped in this state, at most the newest ``SKIPPED_UPDATES_KEPT``."""
     where: str
     """Name of the checkpoint, or ``start of term N``."""
 
     def has_update(self, step: OrderStep) -> bool | None:
-        """Return whether the state has the update of ``step``, one of its steps; None if the step is older than those that it
-        lists."""
+        """Return True if the state contains the update of ``step``, False if that update was skipped. None if it is not known:
+        the list of skipped updates is full, and ``step`` is older than all of them."""
         if step in self.skipped_updates:
             return False
         lists_all = len(self.skipped_updates) < SKIPPED_UPDATES_KEPT
@@ -307,32 +312,32 @@ class RecordedChain:
 
 @dataclasses.dataclass
 class History:
-    """The record of the model that a run has now: tries that it rolled back are counted and dropped."""
+    """The records of a run's current model. Tries that are no longer part of the model are counted and dropped."""
 
     tries: dict[StepsDone, list[StepDone]] = dataclasses.field(default_factory=dict)
-    """Step -> every time it was trained."""
+    """Step -> its tries, oldest first."""
     num_again: int = 0
-    """Tries after a step's first, those included that were abandoned."""
+    """Number of tries of a step after its first, abandoned ones included."""
     num_abandoned: int = 0
-    """Tries of steps that another order has replaced since, or that the run went back on and has not trained again."""
+    """Number of dropped tries: the order was changed before them, or the run went back and has not reached them again."""
     starts: list[RecordedChain] = dataclasses.field(default_factory=list)
-    """The starts that the model descends from."""
+    """The starts of worker groups that the current model descends from."""
     checkpoints: list[RecordedChain] = dataclasses.field(default_factory=list)
-    """The checkpoints that count and could be read."""
+    """The committed checkpoints that could be read."""
     unread: list[str] = dataclasses.field(default_factory=list)
-    """Names of checkpoints that count and could not be read."""
+    """Names of the committed checkpoints that could not be read."""
     newest: Meta | None = None
-    """Meta data of the newest checkpoint that could be read."""
+    """Metadata of the newest checkpoint that could be read."""
 
     def last_step(self, most: StepsDone) -> StepsDone:
-        """Return the last step until ``most`` that is on record anywhere."""
+        """Return the highest step, not above ``most``, of any try, start or checkpoint; 0 without one."""
         steps = [one.step for one in (*self.starts, *self.checkpoints)]
         unread = [step for step in map(step_of, self.unread) if step is not None]
         return max((step for step in (*self.tries, *steps, *unread) if step <= most), default=StepsDone(0))
 
 
 def read_history(run: Folder) -> History:
-    """Return what the journal and the checkpoints that count have on record."""
+    """Read the records of a run from its journal and its committed checkpoints."""
     found, identity = History(), ""
     seen: set[StepsDone] = set()
     events = read_journal(run)
@@ -342,7 +347,7 @@ def read_history(run: Folder) -> History:
             found.num_again += event.step in seen
             seen.add(event.step)
         elif isinstance(event, Started):
-            # a later start from an earlier step: the model does not descend from the states beyond it
+            # a start at an earlier step goes back: the model no longer descends from states beyond that step
             found.starts = [one for one in found.starts if one.step <= event.step]
             where = f"start of term {event.term}"
             found.starts.append(RecordedChain(event.step, event.chain, frozenset(event.skipped_updates), where))
@@ -351,7 +356,7 @@ def read_history(run: Folder) -> History:
                     found.num_abandoned += len(found.tries.pop(step))
             identity = event.order_identity
     kept = {one.step for one in last_steps(events)}
-    for step in found.tries.keys() - kept:  # the run went back, and has not come here again
+    for step in found.tries.keys() - kept:  # the run went back, and has not reached these steps again
         found.num_abandoned += len(found.tries.pop(step))
     for name in committed(run):
         try:
@@ -360,6 +365,6 @@ def read_history(run: Folder) -> History:
             found.unread.append(name)
             continue
         found.checkpoints.append(RecordedChain(meta.step, meta.chain, frozenset(meta.skipped_updates), name))
-    if found.unread:
+    if found.unread:  # retention may have removed some of them meanwhile: these are not reported
         found.unread = [name for name in committed(run) if name in found.unread]
     return found

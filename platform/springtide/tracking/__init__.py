@@ -1,1 +1,1 @@
-"""What a run reports. Layer rule: tracking listens and never delays training; names and units live in one table."""
+"""Reports of a run. Layer rule: it listens to events and never delays training; one table has the metrics' names and units."""

@@ -1,4 +1,4 @@
-"""Progress output: one live line on a terminal or in a notebook, elsewhere a plain line from time to time."""
+"""Progress output: one live line on a terminal or in a notebook; elsewhere a plain line at intervals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SMOOTHING = 0.9
 
 
 class Console:
-    """A listener that prints."""
+    """An event listener that prints the progress of a run."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class Console:
         self._step_time_s = 0.0
         self._printed_at, self._printed_step = clock(), 0
         self._bar = NotebookBar(total_steps) if console is None and in_notebook() else None
-        cut = functools.partial(Column, no_wrap=True, overflow="crop")  # the output may not have an ellipsis
+        cut = functools.partial(Column, no_wrap=True, overflow="crop")  # not "ellipsis": the encoding may lack its sign
         self._progress = Progress(
             TextColumn("[bold]step {task.completed}/{task.total}", table_column=cut()),
             BarColumn(bar_width=30),
@@ -65,7 +65,7 @@ class Console:
         """Print one event."""
         if not self._enabled:
             return
-        if isinstance(event, Started):  # other workers: the step number may go back, and step time changes
+        if isinstance(event, Started):  # a new worker group: the step number may go back, and the step time changes
             self._step_time_s, self._printed_step = 0.0, event.step
         if isinstance(event, StepDone):
             self._step(event)
@@ -80,7 +80,8 @@ class Console:
             self._console.print(self._text(redacted(text)), soft_wrap=not self._console.is_terminal)
 
     def _text(self, text: str) -> Text:
-        """Return what the output can show of ``text``; rich keeps what it cannot encode, and fails at every later line, too."""
+        """Return ``text`` with characters that the output cannot encode replaced. Otherwise rich would raise, and keep the text
+        in its buffer, so that every later line fails, too."""
         encoding = self._console.encoding
         return Text(printable(text).encode(encoding, "replace").decode(encoding))
 
@@ -93,7 +94,7 @@ class Console:
             f"{event.world_size} workers  MFU {utilisation(event.mfu)}"
         )
         self._progress.update(self._task, completed=event.step, figures=figures)
-        if not event.updated and not math.isfinite(event.grad_norm):  # a spike has an event of its own
+        if not event.updated and not math.isfinite(event.grad_norm):  # ``Spiked`` reports spikes
             scale = f", loss scale {event.loss_scale:g}" if event.loss_scale != 1.0 else ""
             self.say(f"step {event.step} is skipped: loss {event.loss:g}, gradient norm {event.grad_norm:g}{scale}")
         if self._console.is_terminal:
@@ -116,12 +117,12 @@ def _clock_time(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-# The progress bar of a run in a notebook: HTML that the cell's output replaces. It needs no widgets.
+# The progress bar in a notebook: HTML that replaces itself in the cell's output. It needs no widgets.
 
 
 def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")  # a kernel has imported it
+    """Return True if this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")  # no import here: a kernel has imported it
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"
 
@@ -134,7 +135,7 @@ class NotebookBar:
         self._shown: Any = None
 
     def show(self, done: int, figures: str) -> None:
-        """Draw the bar, or draw it anew."""
+        """Draw the bar, or update it if it was drawn before."""
         from IPython.display import HTML, display
 
         page = HTML(bar_html(done, self._total, figures))
@@ -145,7 +146,7 @@ class NotebookBar:
 
 
 def bar_html(done: int, total: int, figures: str) -> str:
-    """Return the bar as HTML, in which ``figures`` is text.
+    """Return the bar as HTML; ``figures`` is escaped.
 
     >>> bar_html(3, 60, "loss 5.1")
     '<progress value="3" max="60"></progress> step 3/60&ensp;loss 5.1'

@@ -1,13 +1,13 @@
 """The journal: every event of a run, append-only, one JSON object per line. All other reports are made from it.
 
 Storage errors never reach training. Events that the store does not accept are kept, and a thread retries with growing pauses.
-The journal reports the trouble once, and once more when everything is stored:
+The journal reports the first failure, and then that everything is stored again:
 
-    event --> open segment --local disk, no trouble: written by the caller--> file
+    event --> open segment --local disk, no failure: written by the caller--> file
                     |
-                    +--object store, or trouble--> thread --> store         waiting: memory, then files of the driver
+                    +--object store, or after a failure--> thread --> store     unsent events: in memory, then in local files
 
-A start never touches the segments of another start. So only a segment's last line can be torn, and readers skip it.
+A start never writes to the segments of another start. So only the last line of a segment can be cut short; readers skip it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _SEGMENT_LINES = 10_000
 _SEGMENT_LINES_PUT = 2_000
-"""Lines of a segment on an object store, where the open one is put whole again every ten seconds."""
+"""Lines of a segment on an object store. Fewer, because the whole open segment is uploaded again every ten seconds."""
 _PUT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _AWAITED_PAUSE_S = 1.0
@@ -44,25 +44,25 @@ _NEVER = float("inf")
 _CLOSE_S = 30.0
 """How long the end of a run waits for a store that does not accept the journal [s]."""
 _FULL_S = 1.0
-"""How long it waits for a full disk, which does not empty itself [s]."""
+"""How long the end of a run waits for a full disk, which does not empty itself [s]."""
 _LINES_NAMED = 20
-"""Damaged lines of a segment that are named one by one: all of them are damaged if another version wrote them."""
+"""Most damaged lines of a segment that are logged one by one. In a segment of another version, every line may be damaged."""
 _SHOWN = 300
-"""Characters of an error about a damaged line that are logged."""
+"""Most characters of an error about a damaged line that are logged."""
 _log = logging.getLogger(__name__)
 
 
 class Journal:
-    """A listener that writes. On a local disk each event is passed to the system at once. An object store cannot append, so
-    there a thread rewrites the open segment every ten seconds, and after every event that is not a step."""
+    """An event listener that writes the journal. On a local disk each event is written at once. An object store cannot append,
+    so there a thread rewrites the open segment every ten seconds, and after every event that is not a step."""
 
     def __init__(
         self, run: Folder, enabled: bool = True, *, term: int = 0, say: Callable[[str], None] | None = None
     ) -> None:
-        """Create the lease's first segment; only this call raises the store's errors.
+        """Create the first segment of the lease. Only this call raises the store's errors.
 
-        ``enabled``: False on ranks that do not write. ``term``: the term of the lease; 0 takes the next one that no segment
-        has. ``say`` receives storage trouble and its end, from any thread.
+        ``enabled``: False on ranks that do not write. ``term``: term of the lease; 0: one above the terms of all segments.
+        ``say``: receives a line when storage fails and when it works again, from any thread.
         """
         self._folder, self._enabled, self._say = run / "journal", enabled, say
         self.term = term or 1
@@ -71,11 +71,12 @@ class Journal:
         self._problem = ""
         """Why the last write to the store failed; empty if it succeeded."""
         self._is_full = False
-        """Whether it failed because the disk is full."""
+        """True if the last write failed because the disk is full."""
         self._failed_tries = 0
         self._puts_at_s = _NEVER
-        """When the thread writes next, on the monotonic clock."""
+        """Time of the thread's next write, by the monotonic clock [s]."""
         self._is_awaited = False
+        """True while ``flush`` waits: the thread then retries sooner."""
         self._closing = False
         if not enabled:
             return
@@ -83,7 +84,7 @@ class Journal:
         self.term = self._segments.term
         self._open = self._segments.first
         self._waiting: collections.deque[Segment] = collections.deque([self._open])
-        """Segments that are open or not fully stored, oldest first."""
+        """The open segment, and closed segments that are not fully stored, oldest first."""
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +93,7 @@ class Journal:
         self.close()
 
     def __call__(self, event: Event) -> None:
-        """Take one event and stamp it with this lease's term. Never raises a storage error, and waits only for a local disk."""
+        """Add one event, with this lease's term. Never raises a storage error, and blocks only for a local disk."""
         if not self._enabled:
             return
         line = _line(dataclasses.replace(event, term=self.term))
@@ -125,7 +126,7 @@ class Journal:
                 self._is_awaited = False
 
     def close(self) -> None:
-        """Store all events, or say where those that are not stored were left. No event may follow."""
+        """Store all events, or report where the events that are not stored were left. No event may follow."""
         if not self._enabled or self._closing:
             return
         is_whole = self.flush(_CLOSE_S)
@@ -142,7 +143,7 @@ class Journal:
 
     @property
     def _most_lines(self) -> int:
-        """Lines of a segment."""
+        """Number of lines after which a segment is closed."""
         return _SEGMENT_LINES if self._folder.is_local else min(_SEGMENT_LINES, _SEGMENT_LINES_PUT)
 
     def _next_segment(self) -> None:
@@ -154,7 +155,7 @@ class Journal:
         self._spool.relieve(self._waiting)
 
     def _write_here(self) -> None:
-        """Write in the caller's thread; after a failure the journal's thread takes over."""
+        """Write the open segment in the caller's thread. After a failure the journal's thread takes over."""
         try:
             self._segments.store(self._open, self._segments.wanted(self._open))
         except OSError as error:
@@ -162,7 +163,7 @@ class Journal:
             self._want(_FIRST_PAUSE_S)
 
     def _want(self, after_s: float) -> None:
-        """Have the thread store all that waits within ``after_s``; after a failure, at the time of the next retry."""
+        """Have the thread store all waiting segments within ``after_s``; after a failure, at the time of the next retry."""
         if not self._problem or self._puts_at_s == _NEVER:
             self._puts_at_s = min(self._puts_at_s, time.monotonic() + after_s)
         self._start()
@@ -191,7 +192,7 @@ class Journal:
                     self._took(segment)
 
     def _next(self) -> Segment | None:
-        """Wait until the time of the next write; return the oldest segment that is not fully stored, or None at the end."""
+        """Wait until the time of the next write. Return the oldest segment that is not fully stored; None when closing."""
         with self._changed:
             while not self._closing:
                 left_s = self._puts_at_s - time.monotonic()
@@ -209,7 +210,7 @@ class Journal:
             self._waiting.remove(segment)
             self._spool.release(segment)
         left = [one for one in self._waiting if not one.is_stored]
-        # an object store may lack the newest events, as in normal operation
+        # on an object store, unsent events of the open segment are normal: they wait for the next upload
         is_behind = bool(left) and (self._folder.is_local or left[0] is not self._open)
         if is_behind or (left and self._is_awaited):
             self._puts_at_s = 0.0
@@ -231,7 +232,7 @@ class Journal:
         self._problem, self._is_full = str(error) or type(error).__name__, is_full(error)
 
     def _leave_behind(self) -> None:
-        """Write the events that are not stored to local files, for a person to copy."""
+        """Write the events that are not stored to local files, which a person can copy to the store."""
         left = [segment for segment in self._waiting if not segment.is_stored]
         lines = sum(segment.num_lines for segment in left)
         try:
@@ -255,16 +256,19 @@ class Journal:
 
 
 def _line(event: Event) -> bytes:
-    """Return an event as a line, without passwords: reasons quote URLs from error messages."""
+    """Return an event as a line. Passwords are redacted, because ``reason`` fields quote error messages with URLs."""
     values = {key: redacted(value) if isinstance(value, str) else value for key, value in record(event).items()}
-    # halves of surrogate pairs, as in a path that is not UTF-8, cannot be written
+    # "replace": a lone surrogate, as in a path that is not UTF-8, cannot be encoded
     return to_json({"format": FORMAT, **values}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def read_journal(run: Folder) -> list[Event]:
-    """Return every event of a run, in the order of writing. A line that a kill cut short is skipped; so is a damaged one or
-    one of another format, and a segment that cannot be read, with a warning in the log. Events of unknown kinds are skipped,
-    too: ``Timeline.unknown`` counts them. Raises OSError if the store cannot be reached."""
+    """Return every event of a run, in the order of writing.
+
+    A last line that a kill cut short is skipped. Damaged lines, lines of another format, and segments that cannot be read are
+    skipped with a warning. Events of unknown kinds are skipped, too; ``Timeline.unknown`` counts them. Raises OSError if the
+    store cannot be reached.
+    """
     return list(stream_journal(run))
 
 
@@ -281,12 +285,12 @@ def _events(folder: Folder) -> Iterator[Event]:
     for term, number in listed(folder):
         name = name_of(term, number)
         lines = read_segment(folder, name).split(b"\n")
-        # the part after the last newline is empty, or the writer died while writing it
+        # the part after the last newline is empty, or a line that the writer could not finish
         yield from (one for _, one in parse_lines(folder.where(name), enumerate(lines[:-1], 1)))
 
 
 def read_segment(folder: Folder, name: str) -> bytes:
-    """Return the bytes of a segment; none, with a warning in the log, if it cannot be read."""
+    """Return the bytes of a segment. If it cannot be read, log a warning and return no bytes."""
     try:
         return folder.read(name)
     except (DamagedFile, FileNotFoundError, IsADirectoryError) as error:
@@ -297,12 +301,13 @@ def read_segment(folder: Folder, name: str) -> bytes:
 def parse_lines(
     segment: str, lines: Iterable[tuple[int, bytes]], unknown: collections.Counter[str] | None = None
 ) -> Iterator[tuple[int, Event]]:
-    """Yield (number, event) of each line that holds one. Events of unknown kinds are skipped; the log names damaged lines.
+    """Yield (line number, event) of each line that holds an event. Events of unknown kinds are skipped. Damaged lines are
+    skipped with a warning.
 
     Args:
-        segment: path, for the log.
-        lines: (number in the segment, from 1, text) of each.
-        unknown: counts the events of each unknown kind.
+        segment: path of the segment, for the log.
+        lines: (line number in the segment, from 1; text of the line) of each line.
+        unknown: is increased by the number of events of each unknown kind.
     """
     damaged = 0
     for at, line in lines:
@@ -334,11 +339,11 @@ def _warn(segment: str, skipped: str, line: int, error: Exception) -> None:
 
 
 def last_steps(events: Iterable[Event]) -> list[StepDone]:
-    """Return one event for each step of the model that the run has now, in order: tries beyond the step of a later start are
-    dropped, and of a step that was trained more than once the last try counts."""
+    """Return one event for each step of the run's current model, in order. Tries beyond the step of a later start are dropped,
+    because that start went back. Of the other tries of a step, the last one is returned."""
     steps: dict[int, StepDone] = {}
     later_start = math.inf
-    """The lowest step of the starts after the event."""
+    """The lowest step of all starts that follow the event."""
     for one in reversed(list(events)):
         if isinstance(one, Started):
             later_start = min(later_start, one.step)

@@ -1,4 +1,4 @@
-"""Reads a journal while it is written: each read takes only the bytes that are new, and the whole lines among them."""
+"""Reads a journal while it is written. Each read fetches only the new bytes, and parses only complete lines."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from springtide.tracking.segments import listed, name_of
 from springtide.tracking.timeline import StepColumns, Timeline, columns_of, joined, parse_steps
 
 _GROWING_TERMS = 8
-"""Newest leases whose last segment is read again: an older driver may still hand in what its store had refused."""
+"""Number of newest leases whose last segment is read again: an older driver may still store events that its store had
+refused."""
 _PART_BYTES = 64 * 2**20
-"""Most new bytes of one segment that one read takes."""
+"""Most new bytes of a segment that one read fetches."""
 _THREADS = min(8, os.cpu_count() or 1)
 _STEP = b'"kind": "step"'
-"""What the line of a step has; where text says so, its quotes are escaped."""
+"""The line of a step, as a run writes it, contains this. Text in other lines cannot, because its quotes are escaped."""
 
 
 @dataclasses.dataclass
 class _Part:
-    """What was read of a segment."""
+    """The part of a segment that was read so far."""
 
     size_bytes: int = 0
-    """The part of the file that was read: whole lines."""
+    """Bytes of the file that were read: complete lines only."""
     num_lines: int = 0
     steps: StepColumns = dataclasses.field(default_factory=lambda: columns_of([]))
     placed: list[tuple[int, Event]] = dataclasses.field(default_factory=list)
-    """(number of the segment's steps before it, event)."""
+    """(number of the segment's steps before the event, event) of each event that is not a step."""
     unknown: Counter[str] = dataclasses.field(default_factory=Counter)
-    """Kind that this version does not know -> number of its events."""
+    """Kind of event that this version does not know -> number of such events."""
 
 
 class _Told(NamedTuple):
-    """How much of a segment was told: its bytes, and how many steps and other events are in them."""
+    """How much of a segment ``new`` has returned so far: its bytes, and the numbers of steps and other events in them."""
 
     size_bytes: int
     steps: int
@@ -48,30 +49,30 @@ class _Told(NamedTuple):
 
 
 class JournalReader:
-    """A run's journal, read in parts."""
+    """Reads the journal of a live run in parts, as it grows."""
 
     def __init__(self, run: Folder) -> None:
-        """Read nothing yet. ``run``: the run's folder."""
+        """``run``: the run's folder. Reads nothing yet."""
         self._folder = run / "journal"
         self._parts: dict[tuple[int, int], _Part] = {}
         self._closed: set[tuple[int, int]] = set()
         self._fresh: list[_Part] = []
-        """What the last read brought of each segment that has grown."""
+        """The steps and events that the last read added, for each segment that has grown."""
         self._told: dict[tuple[int, int], _Told] = {}
-        """What of each segment was in ``new``: only a read that succeeds adds to it."""
+        """How much of each segment ``new`` has returned so far. Only a successful read adds to it."""
 
     def read(self) -> bool:
-        """Read what is new, and return whether anything is. OSError if the store cannot be reached: the next read brings all
-        that is new since the last one that succeeded."""
+        """Read the new part of the journal; return True if there is any. Raises OSError if the store cannot be reached. ``new``
+        then has everything since the last successful read, as soon as a read succeeds."""
         there = listed(self._folder)
-        last = dict(there)  # of each term: they are sorted
+        last = dict(there)  # term -> its last segment, because ``there`` is sorted
         growing = set(sorted(last)[-_GROWING_TERMS:])
         wanted = [one for one in there if one not in self._closed]
         with ThreadPoolExecutor(_THREADS) as threads:
             list(threads.map(self._take, wanted))
         self._closed |= {(term, number) for term, number in wanted if number != last[term] or term not in growing}
         self._fresh = []
-        for one, part in sorted(self._parts.items()):  # not only ``wanted``: a read that failed may have taken others
+        for one, part in sorted(self._parts.items()):  # all: a failed read may have read others
             before = self._told.get(one, _Told(0, 0, 0))
             self._told[one] = now = _Told(part.size_bytes, len(part.steps), len(part.placed))
             if now != before:
@@ -81,19 +82,19 @@ class JournalReader:
 
     @property
     def new(self) -> Timeline:
-        """What the last read brought."""
+        """The steps and events that the last read added."""
         return _timeline(self._fresh)
 
     @functools.cached_property
     def timeline(self) -> Timeline:
-        """What was read so far."""
+        """All steps and events that were read so far."""
         return _timeline([part for _, part in sorted(self._parts.items())])
 
     def _take(self, segment: tuple[int, int]) -> None:
-        """Read what is new in one segment; runs in a thread."""
+        """Read the new complete lines of one segment. Runs in a thread."""
         name, part = name_of(*segment), self._parts.setdefault(segment, _Part())
         data = self._new_bytes(name, part)
-        whole = data.rfind(b"\n") + 1  # the rest is a line that is still being written
+        whole = data.rfind(b"\n") + 1  # the rest is an incomplete line, still being written
         if not whole:
             return
         lines = data[:whole].split(b"\n")[:-1]
@@ -114,7 +115,7 @@ class JournalReader:
                 return b""
             end = min(size, part.size_bytes + _PART_BYTES)
             return bytes(self._folder.read_range(name, part.size_bytes, end))
-        except FileNotFoundError:  # removed meanwhile: what was read of it stays
+        except FileNotFoundError:  # removed meanwhile: keep the part that was read
             return b""
 
 
@@ -128,13 +129,13 @@ def _timeline(parts: Sequence[_Part]) -> Timeline:
 
 
 def _parsed(segment: str, before: int, lines: list[bytes]) -> tuple[StepColumns, list[tuple[int, Event]], Counter[str]]:
-    """Return the steps of whole lines, (number of steps before it, event) of every other event, and the number of events of
-    each kind that this version does not know.
+    """Parse complete lines. Return the steps, (number of steps before the event, event) of every other event, and the number of
+    events of each kind that this version does not know.
 
     Args:
-        segment: path, for the log.
-        before: lines of the segment that were read before.
-        lines: text of each, without its newline.
+        segment: path of the segment, for the log.
+        before: number of lines of the segment that were read before.
+        lines: text of each line, without its newline.
     """
     steps, others, steps_before = list[bytes](), dict[int, bytes](), dict[int, int]()
     for at, line in enumerate(lines, before + 1):
@@ -148,6 +149,7 @@ def _parsed(segment: str, before: int, lines: list[bytes]) -> tuple[StepColumns,
         placed = [(steps_before[at], event) for at, event in parse_lines(segment, others.items(), unknown)]
         if not any(isinstance(event, StepDone) for _, event in placed):
             return columns, placed, unknown
+    # the fast path failed, because a step's line is not as a run writes it: parse every line as an event
     values, placed = list[StepDone](), list[tuple[int, Event]]()
     unknown = Counter[str]()
     for _, event in parse_lines(segment, enumerate(lines, before + 1), unknown):

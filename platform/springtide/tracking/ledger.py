@@ -6,9 +6,9 @@ evaluation        on held-out rows                 start_up          until the f
 resize            from one group to the next       waiting           for capacity, without a worker group
 other             a profile, a sample, a comparison of ranks
 
-Between two groups the workers of the next one count; until it is known that a group has failed, its own do: one that hangs
-holds them. The energy of a step has the step's kind; what was used between two steps is shared among the kinds of that time, by
-time.
+The time between two groups is charged for the workers of the next group. The time until a failure is detected is charged for
+the workers of the failed group, because a hung group holds them. The energy of a step has the kind of the step. Energy used
+between two steps is split among the kinds of that time, in proportion to their times.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ KINDS = (
     "other",
 )
 _NOT_HELD = "paused"
-"""Time of a paused run: it holds no workers."""
+"""Phase of a paused run, which is not charged: the run holds no workers."""
 SPOT = ("spot", "preemptible")
 """Market labels of nodes that may be preempted."""
 _KWH_J = 3.6e6
@@ -59,12 +59,12 @@ class Restart:
     """The change from one worker group to the next."""
 
     time_s: float
-    """When the next group was ready, seconds since 1970."""
+    """Time at which the next group was ready, seconds since 1970."""
     cause: str
     workers_before: int
     workers_after: int
     gap_s: float
-    """Time from the end of the last step to the start of the next [s]."""
+    """Time from the end of the last step to the start of the next, without pauses [s]."""
     step: int
     """The step from which the next group resumed."""
     steps_lost: int
@@ -80,19 +80,19 @@ class Ledger:
     """Kind -> time [worker-seconds]."""
     restarts: list[Restart]
     stragglers: list[Straggling] = dataclasses.field(default_factory=list)
-    """Ranks that delayed the others."""
+    """The reports of ranks that delayed the others."""
     dollars: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Kind -> price of ``spent`` [dollars]."""
+    """Kind -> price of the time in ``spent`` [dollars]."""
     market_dollars: dict[str, float] = dataclasses.field(default_factory=dict)
-    """``spot``, or ``other`` for on-demand nodes and those without a market label -> price of the time held there [dollars]."""
+    """Price of the time held, by market [dollars]: ``spot``, and ``other`` for on-demand nodes and nodes without a label."""
     tokens: int = 0
     """Tokens that the run has trained on [tokens]."""
     energy_kwh: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Kind -> energy that its workers counted [kWh]."""
+    """Kind -> energy that the workers measured [kWh]."""
     energy_counted: float = 0.0
-    """Time in which it was counted [worker-seconds]; the rest of ``held`` is start-up, and what follows a group's last step."""
+    """Time in which energy was measured [worker-seconds]. Not measured: start-up, and the time after a group's last step."""
     energy_sources: list[str] = dataclasses.field(default_factory=list)
-    """How the worker groups counted it, each way once."""
+    """The ways in which the worker groups measured energy, as text, each once."""
 
     @property
     def goodput(self) -> float:
@@ -106,7 +106,7 @@ class Ledger:
 
     @property
     def total_kwh(self) -> float:
-        """Energy that was counted, the sum of all kinds [kWh]."""
+        """Measured energy of all kinds together [kWh]."""
         return sum(self.energy_kwh.values())
 
     @property
@@ -142,11 +142,11 @@ class Prices(NamedTuple):
 
     @classmethod
     def set_in(cls, track: TrackConfig) -> Prices:
-        """Return the prices of a config's section."""
+        """Return the prices in the ``track`` section of a config."""
         return cls(track.price, track.spot_price)
 
     def of(self, event: Started) -> Prices:
-        """Return the price of a worker group's workers, by market [dollars/s]."""
+        """Return the price of all workers of a group, by market [dollars/s]. ``event``: the start of the group."""
         spot = sum(market in SPOT for market in event.markets)
         workers = len(event.markets) or event.world_size
         return Prices((workers - spot) * self.other / 3600, spot * self.spot / 3600)
@@ -156,31 +156,31 @@ _FREE = Prices()
 
 
 class _EnergyBuilder:
-    """Joules by kind."""
+    """Sums up the measured joules by kind of time."""
 
     def __init__(self) -> None:
         self.joules = dict.fromkeys(KINDS, 0.0)
         self.counted = 0.0
-        """Time in which they were counted [worker-seconds]."""
+        """Time in which energy was measured [worker-seconds]."""
         self.sources: list[str] = []
         self._between: dict[str, float] = {}
         """Kind -> time since the last step [s]."""
         self._since_s = 0.0
 
     def start(self, event: Started) -> None:
-        """Begin a worker group: its counters begin, too."""
+        """Begin a worker group, whose energy counters start at 0."""
         self._between, self._since_s = {}, event.time_s
         if event.energy_source and event.energy_source not in self.sources:
             self.sources.append(event.energy_source)
 
     def pass_time(self, kind: str, seconds: float) -> None:
-        """Note time since the last step."""
+        """Add time of ``kind`` since the last step."""
         self._between[kind] = self._between.get(kind, 0.0) + seconds
 
     def step(self, event: StepDone, kind: str) -> None:
-        """Take what a step of ``kind`` counted."""
+        """Add the energy that a step reports: its own to ``kind``, the rest to the kinds of time since the last step."""
         between, self._between = self._between, {}
-        between.pop(kind, None)  # the step itself
+        between.pop(kind, None)  # the time of the step itself
         passed_s, self._since_s = max(0.0, event.time_s - self._since_s), event.time_s
         if not (math.isfinite(event.energy_j) and event.energy_j > 0):  # an older journal, or a damaged one
             return
@@ -193,7 +193,7 @@ class _EnergyBuilder:
 
 
 class LedgerBuilder:
-    """A ledger that grows with a run: takes its events one by one, by term and in order of time, and keeps none of them."""
+    """Updates a ledger event by event, in the order of term and time. It keeps restarts and stragglers, but no other events."""
 
     def __init__(self, prices: Prices = _FREE) -> None:
         self.spent = dict.fromkeys(KINDS, 0.0)
@@ -209,7 +209,7 @@ class LedgerBuilder:
         self._phase = "start_up"
         self._cause = ""
         self.newest = 0
-        """The greatest step so far."""
+        """The greatest step trained so far; steps up to it count as recomputed."""
         self._tokens = 0
         self._term = -1
         self._last: StepDone | None = None
@@ -218,13 +218,13 @@ class LedgerBuilder:
         """Time of pauses since the last step [s]."""
 
     def _begin_term(self, now: float) -> None:
-        """Begin a new lease of the driver at ``now``; the time since the previous lease is not charged."""
-        self._pending = {}  # no group followed: nobody held workers in it
+        """Begin a new lease of the driver at ``now``. The time since the previous lease is not charged."""
+        self._pending = {}  # time after which no group started: no workers were held
         self._now, self._phase, self._workers = now, "start_up", 0
         self._cause = "the driver was started again" if self._last else ""
 
     def add(self, event: Event) -> None:
-        """Take one event. The time of an event that comes late, after one that is newer, counts as 0."""
+        """Add one event. An event that arrives after a newer one adds no time."""
         if event.term > self._term:
             self._term = event.term
             self._begin_term(event.time_s)
@@ -291,7 +291,7 @@ class LedgerBuilder:
                 self._phase = "resize" if self._last else "start_up"
 
     def _hold(self, until_s: float) -> None:
-        """Charge a group that has failed for the time until that was known: one that hangs holds its workers."""
+        """Charge a failed group for the time until its failure was detected: a hung group holds its workers."""
         passed_s = max(0.0, until_s - self._now)
         self._now += passed_s
         self._spend("resize", passed_s)
@@ -303,7 +303,7 @@ class LedgerBuilder:
         if self._workers:  # the controller's event came late or was lost
             self._leave(self._cause or "unknown")
         self._workers, self._dollars_per_s = event.world_size, self._prices.of(event)
-        self._phase = "resize" if self._last else "start_up"  # a pause or a wait is over
+        self._phase = "resize" if self._last else "start_up"  # a pause or a wait has ended
         self._started = (event, self._last.world_size if self._last else 0)
         self._close()
         self.energy.start(event)
@@ -342,7 +342,7 @@ class LedgerBuilder:
             self._pending[kind] = self._pending.get(kind, 0.0) + seconds
 
     def _close(self) -> None:
-        """Charge the time that passed before the number of workers was known."""
+        """Charge the time without a group for the workers of the group that has now started."""
         for kind, seconds in self._pending.items():
             self._charge(kind, seconds)
         self._pending = {}
@@ -360,10 +360,10 @@ def ledger(events: Iterable[Event], prices: Prices = _FREE) -> Ledger:
 
     Args:
         events: all events of the run, in any order.
-        prices: of a worker; without them every cost is 0.
+        prices: prices of a worker; by default every cost is 0.
 
     Returns:
-        The time of each kind, every restart, and what they cost.
+        The time and the cost of each kind, and every restart.
 
     Examples:
         >>> from springtide.tracking.ledger import Prices, ledger

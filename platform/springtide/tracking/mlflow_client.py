@@ -1,5 +1,5 @@
-"""Requests to MLflow: names and limits, the note of a folder's MLflow run, and what is sent once (the best trial of a sweep,
-scores of a checkpoint, an exported model). ``mlflow_sink`` sends the events of a run."""
+"""Requests to MLflow: names and limits, the file with the id of a folder's MLflow run, and data that is sent once (the best
+trial of a sweep, scores of a checkpoint, an exported model). ``mlflow_sink`` sends the events of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]", re.ASCII)
 _MODEL_NAME = re.compile(r"[\w\-. ]{1,200}", re.ASCII)
 
 Settings = Mapping[str, Any]
-"""Dotted name -> value of every setting, without passwords: others can read the server."""
+"""Dotted name of every setting -> its value, without passwords, because others can read the server."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class _RunNote(BaseModel):
     run_id: Annotated[str, Field(min_length=1, max_length=200)]
     experiment_id: str
     folder: str = ""
-    """As ``mark_of`` the folder that it was written for: a folder may be moved, or copied."""
+    """``mark_of`` the folder that the note was written for. It shows whether the folder was moved or copied since."""
 
 
 RUN_NOTE = TypeAdapter(_RunNote)
@@ -56,7 +56,7 @@ def valid_name(name: str) -> str:
 
 @functools.lru_cache(4096)
 def metric_name(name: str) -> str:
-    """Return the name in MLflow of a figure of an event.
+    """Return the name of the MLflow metric for a figure of an event.
 
     >>> metric_name("heldout_loss"), metric_name("objective/a+b")
     ('heldout/loss', 'objective/a_b')
@@ -65,17 +65,17 @@ def metric_name(name: str) -> str:
 
 
 def read_run_note(folder: Folder) -> str:
-    """Return the id of the MLflow run that ``folder`` has noted; empty if it has none. Raises DamagedFile."""
+    """Return the id of the MLflow run that ``folder`` reports to, from its note; empty without one. Raises DamagedFile."""
     return folder.read_as(RUN_FILE, RUN_NOTE).run_id if folder.exists(RUN_FILE) else ""
 
 
 def write_run_note(folder: Folder, run_id: str, experiment_id: str) -> None:
-    """Note in ``folder`` the MLflow run that it reports to."""
+    """Write a note into ``folder`` with the MLflow run that the folder reports to."""
     folder.write_json(RUN_FILE, {"run_id": run_id, "experiment_id": experiment_id, "folder": mark_of(folder)})
 
 
 def pass_run_on(before: Folder, folder: Folder) -> None:
-    """Have ``folder`` report to the MLflow run of ``before``, if that has one."""
+    """Have ``folder`` report to the MLflow run that the folder ``before`` reports to, if there is one."""
     if before.exists(RUN_FILE):
         note = before.read_as(RUN_FILE, RUN_NOTE)
         write_run_note(folder, note.run_id, note.experiment_id)
@@ -87,18 +87,18 @@ def default_uri(root: Folder) -> str:
 
 
 def client_of(uri: str) -> Any:
-    """Return MLflow's client of the server at ``uri``; its import takes seconds."""
+    """Return an MLflow client for the server at ``uri``. Importing MLflow takes seconds."""
     from mlflow import MlflowClient
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs every table it creates
-    for name in ("mlflow.store", "mlflow.system_metrics"):  # they log at every try what is said here once
+    for name in ("mlflow.store", "mlflow.system_metrics"):  # they log at each retry; we log it once
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return MlflowClient(tracking_uri=uri)
 
 
 def experiment_of(client: Any, settings: Settings, uri: str) -> str:
-    """Return the id of the experiment that the settings name; create it if there is none. Its kind is model training,
-    unless its users chose another."""
+    """Return the id of the experiment ``track.experiment``; create it if there is none. Set its kind to model training, unless
+    it has a kind already."""
     name, root = settings["track.experiment"], Folder(settings["run.root"])
     if experiment := client.get_experiment_by_name(name):
         if _KIND not in experiment.tags:
@@ -109,7 +109,7 @@ def experiment_of(client: Any, settings: Settings, uri: str) -> str:
 
 
 def metrics_of(figures: Mapping[str, float], time_s: float, step: int) -> list[Any]:
-    """Return figures of one time and step as MLflow's metrics."""
+    """Return figures (name -> value) of one time and step as MLflow metrics."""
     from mlflow.entities import Metric
 
     return [Metric(name, float(figure), int(time_s * 1000), step) for name, figure in figures.items()]
@@ -122,7 +122,7 @@ def log_batch(
     params: Sequence[tuple[str, str]] = (),
     tags: Sequence[tuple[str, str]] = (),
 ) -> None:
-    """Send metrics, params and tags, in as many requests as MLflow's limits ask for."""
+    """Send metrics, params and tags, split into requests within MLflow's limits."""
     from mlflow.entities import Param, RunTag
 
     values, marks = [Param(*one) for one in params], [RunTag(*one) for one in tags]
@@ -137,7 +137,7 @@ def tag_text(value: object) -> str:
 
 
 def mark_of(folder: Folder) -> str:
-    """Return a digest by which a run is found: MLflow's filters cannot escape a quote in a path."""
+    """Return a digest of a folder's URL, to search for its MLflow run: MLflow's filters cannot escape a quote in a URL."""
     return digest_of_url(folder.url)
 
 
@@ -147,8 +147,8 @@ def digest_of_url(url: str) -> str:
 
 
 class SweepSink:
-    """The one MLflow run of a sweep, the parent of its trials' runs. If the server is down there is none, and the sweep
-    continues."""
+    """The MLflow run of a sweep, which is the parent of its trials' MLflow runs. If the server is down, the sweep continues
+    without one."""
 
     def __init__(self, settings: Settings, folder: Folder, uri: str) -> None:
         """Find or create the run; ``id`` is empty if that failed."""
@@ -195,22 +195,22 @@ def check_registry(uri: str, name: str) -> None:
 def register_export(
     uri: str, name: str, run: Folder, export: str, settings: Settings, facts: Mapping[str, object]
 ) -> str:
-    """Register an export as the next version of a model in MLflow's registry. The weights stay where they are: MLflow gets
-    the export's URL, the signature and the facts.
+    """Register an export as the next version of a model in MLflow's registry. MLflow gets no copy of the weights, only the
+    export's URL, the signature and the facts.
 
     Args:
-        uri: of the MLflow server.
-        name: of the model; created if there is none.
-        run: folder of the run that the checkpoint is of.
+        uri: URI of the MLflow server.
+        name: name of the registered model; created if it does not exist.
+        run: folder of the run whose checkpoint was exported.
         export: URL of the export.
-        settings: of the run.
-        facts: what is said of the version, such as ``checkpoint``; tags ``springtide.<name>``.
+        settings: settings of the run.
+        facts: facts about the version, such as ``checkpoint``; each becomes a tag ``springtide.<name>``.
 
     Returns:
         The number of the version.
 
     Raises:
-        CommandFailed: the server refused it. The export is complete.
+        CommandFailed: the model could not be registered. The export itself is complete.
     """
     try:
         client, run_id, where = client_of(uri), read_run_note(run) or None, redacted(export)

@@ -1,9 +1,10 @@
 """Sends a run's events to MLflow with ``MlflowClient.log_batch``, from a thread of the driver.
 
-Training never waits: events go into a queue of at most ``_MOST_UNSENT``. A full queue drops its oldest event and counts it. A
-server that is down is tried again. When it is back, dropped events are read from the journal, and so are, at the next start,
-those that were unsent when a driver ended. Two tags, written in the same request as the metrics, record the last step and
-evaluation sent; nothing at or before them is sent again, so no point is written twice and steps never go backwards.
+Training never waits: events go into a queue of at most ``_MOST_UNSENT``. A full queue drops its oldest event and counts it. If
+the server is down, the thread retries. When the server is back, dropped events are read from the journal. Events that were
+unsent when a driver ended are read from the journal at the next start. Two tags, written in the same request as the metrics,
+record the last step and the last evaluation that were sent. Nothing up to them is sent again, so no point is written twice and
+steps never go backwards.
 """
 
 from __future__ import annotations
@@ -47,15 +48,16 @@ from springtide.tracking.mlflow_client import (
 _STEP_MARK, _EVAL_MARK = "springtide.step_sent", "springtide.eval_sent"
 _RUN, _FOLDER_MARK = "springtide.run", "springtide.folder_digest"
 _NAMES, _PRESENT = "springtide.metric_names", "by group and source"
-"""Tag of a run, and its value if the run's metrics have the names of ``events.metrics``."""
+"""Tag that records how the metrics of an MLflow run are named, and its value for the names of ``events.metrics``."""
 _NAMING: dict[str, Callable[[str], str]] = {
     _PRESENT: metric_name,
     "grouped": lambda name: valid_name(grouped_name(name)),
 }
-"""Value of that tag -> how a metric of a run with it is named. In a run without the tag it has the event's own name."""
+"""Value of the tag ``_NAMES`` -> function from the name of a figure to the name of its metric. In a run without the tag, a
+metric has the name of the figure."""
 _CHECKPOINT, _NODE = "springtide.newest_checkpoint", "springtide.system_metrics_node"
 _NOTE = "mlflow.note.content"
-"""The tag that the page of an MLflow run shows as its description, in Markdown."""
+"""The tag that MLflow shows as the description of a run, in Markdown."""
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _RETRY_S = 5.0
 """Pause before a failed tracking server is tried again [s]."""
@@ -64,17 +66,17 @@ _MOST_UNSENT = 20_000
 _AT_ONCE = 1000
 """Most events that are taken from the queue at once."""
 _METRICS, _TAGS = 750, 80
-"""Most of each per request, apart from one event's metrics and our marks; MLflow accepts 1000 and 100."""
+"""Most metrics and tags per request, not counting the metrics of one more event and our marks. MLflow accepts 1000 and 100."""
 _PARAM_LENGTH, _DIGEST_LENGTH = 500, 36
 _FULL = "database or disk is full"
-"""What sqlite says of a full disk, which does not empty itself."""
+"""Error text of sqlite for a full disk, for which retries at the end of a run are useless."""
 _MARKDOWN = re.compile(r"[\\`|<>\r\n]")
 
 _log = logging.getLogger(__name__)
 
 
 class TrackedDataset(NamedTuple):
-    """A dataset that a run trains or is evaluated on, as MLflow lists it."""
+    """A dataset that a run trains on or is evaluated on, with the fields that MLflow lists."""
 
     name: str
     digest: str
@@ -82,11 +84,11 @@ class TrackedDataset(NamedTuple):
     context: str
     """``training`` or ``evaluation``."""
     profile: Mapping[str, int]
-    """Its sizes by name, such as ``tokens`` and ``rows``."""
+    """Sizes of the dataset by name, such as ``tokens`` and ``rows``."""
 
 
 class MlflowSink:
-    """A listener that sends. Use it as a context manager: on exit it waits up to ``grace_s`` for unsent events."""
+    """An event listener that sends to MLflow. It is a context manager: on exit it waits up to ``grace_s`` for unsent events."""
 
     def __init__(
         self,
@@ -98,27 +100,27 @@ class MlflowSink:
         grace_s: float = 15.0,
         datasets: Sequence[TrackedDataset] = (),
     ) -> None:
-        """``earlier`` reads the run's journal: MLflow may lack events of earlier starts. ``tags`` link data, code and
-        checkpoints; ``datasets`` are listed as the run's inputs."""
+        """``earlier``: reads the run's journal, because MLflow may lack events of earlier starts. ``tags``: tags of the MLflow
+        run, which link data, code and checkpoints. ``datasets``: are listed as the run's inputs."""
         self._settings, self._folder, self._uri, self._tags, self._grace_s = settings, run, uri, tags, grace_s
         self._earlier, self._datasets = earlier, datasets
         self._queue: collections.deque[Event] = collections.deque(maxlen=_MOST_UNSENT)
         self._changed, self._leaving, self._give_up_s = threading.Condition(), threading.Event(), math.inf
         self._trains = False
-        """Whether a step is done: only then is MLflow imported, which takes core-seconds that the first step would wait for."""
+        """True after the first step. Importing MLflow takes seconds of a core, so the thread waits for the first step."""
         self.num_dropped = 0
-        """Events that the full queue dropped; they are in the journal."""
+        """Number of events that the full queue dropped; the journal has them."""
         self._num_recovered = -1
-        """``num_dropped`` when the journal was last sent; -1 before the first time."""
+        """Value of ``num_dropped`` when the journal was last sent; -1 before that."""
         self._client: Any = None
         self._run_id = ""
         self._marks = {_STEP_MARK: 0, _EVAL_MARK: -1}
         self._known: dict[str, str] = {}
-        """Tags that the server has."""
+        """The tags that the MLflow run has."""
         self._names: Callable[[str], str] = valid_name
-        """From the name of a figure to that in MLflow."""
+        """Function from the name of a figure to the name of its MLflow metric."""
         self._monitor: Any = None
-        """MLflow's own, of the load of the driver's node."""
+        """MLflow's monitor of CPU, memory, disk, network and GPUs of the driver's node."""
         self._last: Event | None = None
         """The last event that was sent."""
         self._warned = self._delivered = False
@@ -168,7 +170,7 @@ class MlflowSink:
                 self._monitor = self._monitor or _monitor(self._run_id, self._uri)
             except Exception as error:  # no error of a server or its client may stop training
                 self._warn("cannot be reached", error, "training continues, metrics are kept")
-                self._end_monitor()  # which ends at its first failed request, and is started anew
+                self._end_monitor()  # it stops at a failed request; start a new one later
                 if self._leaving.wait(_RETRY_S):
                     time.sleep(max(0.0, min(_RETRY_S, 1.0, self._give_up_s - time.monotonic())))
                 is_hopeless = self._leaving.is_set() and (is_full(error) or _FULL in str(error))
@@ -186,7 +188,7 @@ class MlflowSink:
             self._monitor = None
 
     def _warn(self, what: str, error: Exception, then: str) -> None:
-        """Log the first problem with the server; the same one comes back every few seconds."""
+        """Log a problem with the server, but only the first: the same problem returns every few seconds."""
         if self._warned:
             return
         self._warned = True
@@ -210,7 +212,7 @@ class MlflowSink:
         self._client = client
 
     def _log_settings(self, client: Any, known: dict[str, str]) -> None:
-        """Send the settings that the run lacks, as a run does that was just created, and the tags that differ."""
+        """Send the settings that the MLflow run lacks (all of them, if it was just created), and the tags that differ."""
         params = [one for one in _params(self._settings).items() if one[0] not in known]
         now = self._now(known)
         tags = [(name, value) for name, value in now.items() if self._known.get(name) != value]
@@ -218,16 +220,16 @@ class MlflowSink:
         self._known |= now
 
     def _noted(self, client: Any) -> str:
-        """Return the id of the run that the folder reports to; empty if it has none, or is a copy of a folder that reports to
-        it."""
+        """Return the id of the MLflow run in the folder's note. Empty if there is no note, or if this folder is a copy: then
+        the MLflow run belongs to the original folder."""
         if not self._folder.exists(RUN_FILE):
             return ""
         note = self._folder.read_as(RUN_FILE, RUN_NOTE)
         if note.folder not in ("", mark_of(self._folder)):
             first = client.get_run(note.run_id).data.tags.get(_RUN, "")
-            # who may write to the server may have changed the tag, and must not choose a host that is called
+            # anybody who can write to the server could change the tag: it must not make us contact a host of their choice
             is_known = digest_of_url(first) == note.folder or is_named(first, self._folder.url)
-            with contextlib.suppress(SpringtideError, OSError):  # it was moved, or is out of reach
+            with contextlib.suppress(SpringtideError, OSError):  # the original was moved, or is unreachable
                 if is_known and read_run_note(Folder(first)) == note.run_id:
                     _log.warning("%s is a copy of %s: it gets an MLflow run of its own", self._folder.url, first)
                     return ""
@@ -236,7 +238,7 @@ class MlflowSink:
 
     def _create(self, client: Any) -> str:
         experiment_id = experiment_of(client, self._settings, self._uri)
-        # a start that died after creating the run, before writing down its id, left a run with our tag
+        # an earlier start may have died between creating the MLflow run and writing the note: search for the run by its tag
         mark = mark_of(self._folder)
         same = client.search_runs([experiment_id], f"tags.`{_FOLDER_MARK}` = '{mark}'", max_results=1)
         if same:
@@ -250,9 +252,10 @@ class MlflowSink:
         return str(run_id)
 
     def _now(self, params: dict[str, str]) -> dict[str, str]:
-        """Return the tags as they should be: the links, and the settings that changed since MLflow got its params."""
+        """Return the tags that the MLflow run should have: the links, and the settings that differ from MLflow's params, which
+        cannot be changed. ``params``: the params that MLflow has."""
         settings = {key: (f"springtide.now.{key}", value) for key, value in _params(self._settings).items()}
-        unmarked = {key: str(value)[:_PARAM_LENGTH] for key, value in self._settings.items()}  # as earlier versions cut
+        unmarked = {key: str(value)[:_PARAM_LENGTH] for key, value in self._settings.items()}  # cut as old versions did
         changed = [
             one
             for key, one in settings.items()
@@ -262,7 +265,7 @@ class MlflowSink:
         return {valid_name(name): tag_text(value) for name, value in now.items()}
 
     def _send(self, events: Iterable[Event]) -> None:
-        """Send what the server does not have yet."""
+        """Send the events that the server does not have yet."""
         metrics, tags, marks = list[Any](), dict[str, str](), dict(self._marks)
         for event in events:
             self._last = event
@@ -274,7 +277,7 @@ class MlflowSink:
                 figures = _figures(event)
                 if (
                     self._names is _NAMING[_PRESENT] and figures.get("loss_scale") == 1.0
-                ):  # nothing is scaled but in fp16
+                ):  # only fp16 training scales the loss
                     del figures["loss_scale"]
                 named = {self._names(name): figure for name, figure in figures.items()}
                 metrics += metrics_of(named, event.time_s, event.step)
@@ -285,18 +288,18 @@ class MlflowSink:
             self._log(metrics, marks, tags)
 
     def _note(self, event: Event, tags: dict[str, str]) -> None:
-        """Put what an event says of the whole run into ``tags``: what trains, where its newest checkpoint is."""
+        """Add the facts about the whole run that an event contains to ``tags``: description, newest checkpoint, rejections."""
         if isinstance(event, Rejected):
             tags[valid_name(f"springtide.rejected.{event.name}")] = tag_text(event.reason)
             if tags.get(_CHECKPOINT, self._known.get(_CHECKPOINT, "")).endswith(f"/{event.name}"):
                 tags[_CHECKPOINT] = "none: the newest was rejected"
         elif isinstance(event, Saved):
             tags[_CHECKPOINT] = tag_text((self._folder / "checkpoints" / event.name).url)
-        elif isinstance(event, Started) and _NOTE not in self._known:  # a text of the user's own stays
+        elif isinstance(event, Started) and _NOTE not in self._known:  # keep the user's own description
             tags.setdefault(_NOTE, _description(self._settings, self._folder, event))
 
     def _log(self, metrics: list[Any], marks: dict[str, int], tags: dict[str, str]) -> None:
-        """Send one request. A batch that the server refuses for what it holds is skipped: waiting does not mend it."""
+        """Send one request. If the server refuses the contents of a batch, its metrics are skipped: a retry would not help."""
         from mlflow import MlflowException
 
         new = [(name, value) for name, value in tags.items() if self._known.get(name) != value][-_TAGS:]
@@ -314,7 +317,7 @@ class MlflowSink:
 
 
 def _log_datasets(client: Any, run_id: str, datasets: Iterable[TrackedDataset]) -> None:
-    """List the datasets of a run. One that the run has already is not listed twice."""
+    """List the datasets as inputs of an MLflow run. MLflow does not list a dataset twice."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     inputs = []
@@ -329,7 +332,7 @@ def _log_datasets(client: Any, run_id: str, datasets: Iterable[TrackedDataset]) 
 
 
 def _description(settings: Settings, folder: Folder, started: Started) -> str:
-    """Return what a run trains and how to look at it, in Markdown."""
+    """Return the description of a run in Markdown: its size, and the commands that report on it."""
     size = f"**{started.num_parameters:,} parameters**" if started.num_parameters else "A model"
     total, least, most = (settings[name] for name in ("train.total", "elastic.min_workers", "elastic.max_workers"))
     here = _MARKDOWN.sub("_", printable(redacted(folder.url)))[:NAME_LENGTH]
@@ -341,7 +344,7 @@ def _description(settings: Settings, folder: Folder, started: Started) -> str:
 
 
 def _figures(event: StepDone | Evaluated) -> dict[str, float]:
-    """Return the figures of an event by their names, those included that only some runs have, such as those of each source."""
+    """Return the figures of an event by name, including figures that only some runs have, such as the loss of each source."""
     names = STEP_METRICS if isinstance(event, StepDone) else EVAL_METRICS
     found = {name: getattr(event, name) for name in names if getattr(event, name) is not None}
     if isinstance(event, StepDone):
@@ -355,7 +358,7 @@ def _figures(event: StepDone | Evaluated) -> dict[str, float]:
 
 def _monitor(run_id: str, uri: str) -> Any:
     """Start MLflow's monitor of this node: CPU, memory, disk, network and GPUs, once a minute. None if it cannot start."""
-    with contextlib.suppress(Exception):  # as without psutil; metrics of the training do not wait for it
+    with contextlib.suppress(Exception):  # such as a missing psutil; training metrics do not depend on it
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
         found = SystemMetricsMonitor(run_id, sampling_interval=60, resume_logging=True, tracking_uri=uri)
@@ -369,6 +372,6 @@ def _params(settings: Settings) -> dict[str, str]:
 
 
 def _cut(text: str) -> str:
-    """Return a value in the length that MLflow takes, with a mark where it is cut."""
+    """Cut a value to the length that MLflow accepts. A value that was cut ends with a remark."""
     mark = f" ... ({len(text):,} characters; whole in config.yaml)"
     return text if len(text) <= _PARAM_LENGTH else text[: _PARAM_LENGTH - len(mark)] + mark

@@ -1,7 +1,7 @@
-"""A listener of the user's own, in a thread of the driver: it may be slow, raise or hang, and training does not notice.
+"""Run the user's own event listener in a thread of the driver. It may be slow, raise or hang without any effect on training.
 
-Events wait in a queue of bounded length. When it is full the oldest is dropped, so that the end of the run is heard; drops are
-counted and told. An event is told once: what one start did not tell, a later one does not repeat.
+Events wait in a queue of bounded length. A full queue drops its oldest event, so that the listener receives the end of the run.
+Dropped events are counted and logged. Each event is delivered at most once: a later start does not repeat undelivered events.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Self
 from springtide.events import Event
 
 _MOST_WAITING = 10_000
-"""Events that wait at most, about 10 MB."""
+"""Most events in the queue, about 10 MB."""
 _GRACE_S = 15.0
 _WARN_EVERY_S = 60.0
 _log = logging.getLogger(__name__)
 
 
 class OwnListener:
-    """Calls ``make`` once, and what it returns with every event, both in a thread. Use it as a context manager: on exit it
-    waits up to ``grace_s`` until all events are told."""
+    """Calls ``make`` once to get the user's listener, then calls that listener with every event, all in one thread. It is a
+    context manager: on exit it waits up to ``grace_s`` until all events are delivered."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class OwnListener:
         most_waiting: int = _MOST_WAITING,
         grace_s: float = _GRACE_S,
     ) -> None:
-        """``source``: value of ``track.listener``, for messages."""
+        """``source``: value of ``track.listener``, for log messages."""
         self._source, self._make, self._grace_s = source, make, grace_s
         self._waiting: collections.deque[Event] = collections.deque(maxlen=most_waiting)
         self._changed = threading.Condition()
@@ -53,7 +53,7 @@ class OwnListener:
         self._thread.join(self._grace_s)
         with self._changed:
             num_left = len(self._waiting)
-            self._waiting.clear()  # a call that hangs may return one day: the run is over
+            self._waiting.clear()  # a call that hangs now must not continue with them later
         if self._thread.is_alive() or self._num_dropped or self._num_failed:
             end = f"it has not returned {self._grace_s:g} s after the last event" if self._thread.is_alive() else ""
             counts = f"{self._num_dropped} dropped, {num_left} not told, {self._num_failed} at which it raised"
@@ -62,7 +62,7 @@ class OwnListener:
     def __call__(self, event: Event) -> None:
         """Queue one event; returns at once."""
         with self._changed:
-            if not self._thread.is_alive():  # its start failed, which was said
+            if not self._thread.is_alive():  # the listener's start failed, which was logged
                 return
             is_full = len(self._waiting) == self._waiting.maxlen
             self._num_dropped += is_full
@@ -91,12 +91,12 @@ class OwnListener:
                 is_failing = False
             except (Exception, SystemExit):
                 self._num_failed += 1
-                if not is_failing:  # once, until it works again
+                if not is_failing:  # log once, until a call succeeds again
                     _log.warning("track.listener = %r raised; training continues", self._source, exc_info=True)
                 is_failing = True
 
     def _next(self) -> Event | None:
-        """Wait for the oldest event; None when the run has ended and all are told."""
+        """Wait for the oldest event and return it; None when the run has ended and the queue is empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ends)
             return self._waiting.popleft() if self._waiting else None

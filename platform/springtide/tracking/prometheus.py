@@ -1,8 +1,8 @@
-"""The table of metrics for Prometheus: name, kind, unit and meaning of each, and the event that tells it. Pure.
+"""The table of metrics for Prometheus: name, kind, unit and meaning of each metric, and the event with its value. Pure.
 
-The driver's listener (``springtide.ray.train.trainer``) is made from it; the files in deploy/monitoring/ name nothing else.
-Names follow Prometheus: base units at the end, ``_total`` for counters. Labels are few: the run, and where a table below names
-one, a word of a fixed set.
+The driver's listener (``springtide.ray.train.trainer``) is built from the table, and the files in deploy/monitoring/ use only
+its metrics. Names follow Prometheus: base units at the end, ``_total`` for counters. Each metric has the label ``run``; a few
+have one more label, with a fixed set of values.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from springtide.events import (
 
 PREFIX = "springtide_"
 EXPORTED = f"ray_{PREFIX}"
-"""What a name begins with where Ray exports it."""
+"""Prefix of a metric's name as Ray exports it."""
 RUN = "run"
-"""The label of every metric: the run's name."""
+"""The label that every metric has; its value is the run's name."""
 CAUSES = (
     *("lost nodes", "unfit node", "store", "failed workers", "out of memory", "start-up", "hung", "given up"),
     "other",
@@ -40,7 +40,7 @@ CAUSES = (
 
 
 class PrometheusMetric(NamedTuple):
-    """A row of the table."""
+    """A row of the table: a metric, and an event that sets it."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -48,14 +48,14 @@ class PrometheusMetric(NamedTuple):
     meaning: str
     event: type[Event]
     value: Callable[[Any], float]
-    """A gauge's value, or what a counter grows by, given the event."""
+    """Function from the event to the gauge's new value, or to the increase of the counter."""
     label: str = ""
-    """A further label; empty for none."""
+    """Name of the second label; empty for none."""
     label_of: Callable[[Any], str] = lambda event: ""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of its labels."""
+        """The names of the metric's labels."""
         return (RUN, self.label) if self.label else (RUN,)
 
 
@@ -119,11 +119,11 @@ PROMETHEUS: tuple[PrometheusMetric, ...] = (
     _Row("stragglers_total", "counter", "ranks", "ranks that held up the others", Straggling, _one),
     _Row("commands_total", "counter", "commands", "commands to the run", Commanded, _one, "verb", lambda e: e.verb),
 )
-"""Rows of one name have one kind, unit and labels; the first has the meaning."""
+"""Rows with the same name have the same kind, unit and labels. Only the first of them has the meaning."""
 
 
 def rows() -> list[PrometheusMetric]:
-    """Return the first row of each metric, in the order of the table.
+    """Return the first row of each metric, in the order of ``PROMETHEUS``.
 
     Examples:
         >>> [row.name for row in rows()][:3]
@@ -136,7 +136,7 @@ def rows() -> list[PrometheusMetric]:
 
 
 def cause(found: str) -> str:
-    """Return ``found`` if it is one of the known causes, else ``other``: labels stay few, whatever an error says.
+    """Return ``found`` if it is in ``CAUSES``, else ``other``, so that the label has a fixed set of values.
 
     Examples:
         >>> cause("hung"), cause("a new cause")
@@ -146,8 +146,8 @@ def cause(found: str) -> str:
 
 
 def observed(event: Event) -> Iterator[tuple[PrometheusMetric, dict[str, str], float]]:
-    """Yield what an event tells: the metric, its labels without the run, and the value. Values that are not finite are left
-    out, and so are counters that do not grow.
+    """Yield (metric, its labels without the run, value) of each metric that an event sets. Values that are not finite, and
+    counters that would not grow, are left out.
 
     Args:
         event: any event of a run.

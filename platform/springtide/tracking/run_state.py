@@ -1,4 +1,4 @@
-"""The state of a run in words, derived from its events. Handles, lists, pages and ``springtide run status`` all use it."""
+"""The state of a run as a word, derived from its events. Handles, lists, pages and ``springtide run status`` use it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from springtide.events import Commanded, Decided, Event, Started, StepDone, Stopped
 
 UNKNOWN = "running or killed"
-"""A run that has not said that it ended: its journal alone does not tell whether its driver lives."""
+"""State of a run without a recorded end: its journal alone does not show whether its driver is alive."""
 
 
 class RunState:
-    """Takes the events of a run one by one, oldest first.
+    """The state of a run, updated event by event, oldest first.
 
     Examples:
         >>> from springtide.tracking.run_state import RunState
@@ -26,15 +26,15 @@ class RunState:
         self.word = "not started"
         """``not started``, ``starting``, ``training``, ``paused``, ``waiting``, ``finished``, ``stopped`` or ``failed``."""
         self.trains = False
-        """Whether a worker group has started and has not left since."""
+        """True if a worker group has started, and the run has not paused, waited or stopped since."""
         self._stopped: Stopped | None = None
         self._stopped_by = ""
-        """Who gave the last command to stop."""
+        """Caller of the last command to stop; empty without one."""
 
     def add(self, event: Event) -> None:
-        """Take an event."""
+        """Add an event."""
         if self._stopped is not None and self._is_later(event, self._stopped):
-            self._stopped, self._stopped_by, self.word = None, "", "starting"  # another driver takes the run up
+            self._stopped, self._stopped_by, self.word = None, "", "starting"  # another driver resumes the run
         match event:
             case Stopped():
                 self._stopped, self.word, self.trains = event, event.status, False
@@ -59,16 +59,16 @@ class RunState:
 
     @property
     def is_over(self) -> bool:
-        """Whether a driver has said that training ended, and none has begun since."""
+        """True if a driver has recorded the end of training, and no driver has started since."""
         return self._stopped is not None
 
     @property
     def known(self) -> str:
-        """``word`` if it holds without a look at the clock, else ``running or killed``."""
+        """``word``, if the events alone prove it; else ``running or killed``."""
         return UNKNOWN if self.word in ("starting", "training") else self.word
 
     def describe(self) -> str:
-        """Return ``known``, and of a run that has ended at which step, by whom, and why."""
+        """Return ``known``; for a run that has ended also at which step, by whose command, and why."""
         if self._stopped is None:
             return self.known
         by = f", by {self._stopped_by}" if self._stopped_by and self._stopped.status == "stopped" else ""
@@ -77,10 +77,10 @@ class RunState:
 
 
 def run_state(events: Iterable[Event]) -> RunState:
-    """Return the state after ``events``; the steps among them may be missing.
+    """Return the state after ``events``.
 
     Args:
-        events: of a run, oldest first.
+        events: events of a run, oldest first; steps may be left out.
 
     Examples:
         >>> from springtide.tracking.run_state import run_state

@@ -2,10 +2,10 @@
 
     <run>/journal/0002-0000.jsonl     the first segment of lease 2
 
-A segment belongs to the journal that created its file exclusively; no journal overwrites the segment of another. A journal asks
-for no lease: a driver that is cut off from the run goes on with segments of its own term. They stand before those of the newer
-term, whose start takes back every later step, so readers show the run of the newest lease and keep the rest as tries. Segments
-that the store does not accept stay in memory, and beyond a limit in files of the driver's temporary folder.
+A segment belongs to the journal that created its file exclusively; no journal overwrites another journal's segment. A journal
+does not check the lease: a driver that has lost its lease continues to write segments of its own term. In the order of segments
+they precede those of the newer term, whose start drops every later step. So readers show the run of the newest lease, and keep
+the other steps as tries. Segments that the store does not accept stay in memory, and above a limit in local temporary files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from springtide.storage.errors import explain_full_disk, is_full
 
 _SEGMENT = re.compile(r"(\d{4,})-(\d{4,})\.jsonl")
 _MEMORY_BYTES = 8 * 2**20
-"""Limit of closed segments that wait in memory; the rest waits in files."""
+"""Most bytes of closed segments that wait in memory; the rest waits in files."""
 
 
 def name_of(term: int, number: int) -> str:
@@ -40,10 +40,10 @@ def listed(folder: Folder) -> list[tuple[int, int]]:
 
 @dataclasses.dataclass(eq=False)
 class Segment:
-    """Lines of a journal, and how many of their bytes the store has."""
+    """Lines of a journal for one file, and how many of their bytes are stored."""
 
     name: str = ""
-    """Set when the file is created."""
+    """Name of the file, set when it is created."""
     is_created: bool = False
     is_closed: bool = False
     data: bytearray = dataclasses.field(default_factory=bytearray)
@@ -51,7 +51,7 @@ class Segment:
     stored_bytes: int = 0
     size_bytes: int = 0
     spooled: Path | None = None
-    """The file that ``data`` was moved to."""
+    """The temporary file that ``data`` was moved to; None while it is in memory."""
 
     def add(self, line: bytes) -> None:
         """Add a line, which ends with a newline."""
@@ -64,7 +64,7 @@ class Segment:
         return self.stored_bytes == self.size_bytes
 
     def content(self, begin: int = 0) -> bytes:
-        """Return the bytes from ``begin`` to the end."""
+        """Return the segment's bytes from ``begin`` to the end, from memory or from the temporary file."""
         return self.spooled.read_bytes()[begin:] if self.spooled else bytes(memoryview(self.data)[begin:])
 
 
@@ -72,7 +72,7 @@ class Segments:
     """Writes the segments of one lease into the journal's folder. Methods raise the store's errors."""
 
     def __init__(self, folder: Folder, term: int) -> None:
-        """Create the first file. ``term`` 0 takes the next free term."""
+        """Create the first segment's file. ``term`` 0 takes the next free term."""
         self._folder = folder
         there = listed(folder)
         self.term = term or 1 + max((one for one, _ in there), default=0)
@@ -84,7 +84,7 @@ class Segments:
         self._open: tuple[Segment, IO[bytes]] | None = None
 
     def wanted(self, segment: Segment) -> bytes:
-        """Return the bytes to pass to ``store``: the new ones for a local file, all of them for an object store."""
+        """Return the bytes to pass to ``store``: only the new bytes for a local file, all bytes for an object store."""
         return segment.content(segment.stored_bytes if self._folder.is_local else 0)
 
     def store(self, segment: Segment, wanted: bytes) -> None:
@@ -100,7 +100,7 @@ class Segments:
         segment.stored_bytes = len(wanted)
 
     def named(self, segments: Iterable[Segment]) -> Iterator[tuple[str, Segment]]:
-        """Yield each segment with the name that its file has or will have."""
+        """Yield (file name, segment) of each segment. A segment without a file gets the name that its file would get."""
         number = self._number
         for segment in segments:
             yield segment.name if segment.is_created else name_of(self.term, number), segment
@@ -151,8 +151,9 @@ class Segments:
             self._folder.create(segment.name, data)
         except FileExistsError:
             if self._folder.is_local and not self._folder.exists(segment.name):
-                raise  # the folder itself is a file
-            # a put whose response was lost finds its own data; lines may have been added since
+                raise  # not the segment exists, but its folder is a file
+            # if the response to an earlier put was lost, the file holds our own data, and lines may have been added since:
+            # then overwrite it; else it is another journal's file
             if not data or not data.startswith(found := self._folder.read(segment.name)) or not found:
                 self._number += 1
                 return False
@@ -185,7 +186,7 @@ class Spool:
             segment.spooled.unlink(missing_ok=True)
 
     def leave(self, segments: Iterable[tuple[str, Segment]]) -> Path:
-        """Write segments under the given names for a person to find; returns their folder. Raises OSError if that fails."""
+        """Write segments to files with the given names, which a person can copy. Returns their folder. Raises OSError."""
         for name, segment in segments:
             with contextlib.suppress(FileNotFoundError):  # the temporary folder was cleaned
                 content = segment.content()

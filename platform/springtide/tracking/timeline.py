@@ -1,7 +1,7 @@
-"""What a journal says, in columns: its steps as arrays, every other event as a value. A million steps take seconds.
+"""A journal as a timeline: its steps as arrays, every other event as an object. A million steps take seconds.
 
 lines of a segment --pyarrow--> columns     the steps, if each is JSON with the fields and types of a step
-                   --event()--> values      other events, and all lines of a segment whose steps pyarrow does not take
+                   --event()--> objects     other events, and all lines of a segment if pyarrow refuses one of its steps
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ COLUMNS = (
     *("learning_rate",),
     *("step_time_s", "data_wait_s", "tokens_per_s", "mfu", "time_s", "energy_j", "energy_between_j"),
 )
-"""Fields of ``StepDone`` that are kept."""
+"""Fields of ``StepDone`` that have a column."""
 MOST_EXTRAS = 128
-"""Figures of ``StepDone.extra`` that are kept; a run on 32 sources tells 96 of them."""
+"""Most figures of ``StepDone.extra`` that have a column; a run on 32 sources has 96 figures."""
 _ARROW = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_(), "StepsDone": pa.int64()}
 _FIELDS = {field.name: field for field in dataclasses.fields(StepDone)}
 _SCHEMA = pa.schema(
@@ -37,7 +37,7 @@ _SCHEMA = pa.schema(
 )
 _WHOLE = [name for name in COLUMNS if str(_FIELDS[name].type) in ("int", "StepsDone")]
 _NOT_KEPT = {"loss_scale": 1.0, "digest": ""}
-"""Fields of a step that columns do not have, as an event that was made of columns tells them."""
+"""Fields of ``StepDone`` without a column -> their value in an event that is made from columns."""
 _LATEST_S = 1e11
 """Limit of ``Event.time_s``."""
 
@@ -49,7 +49,7 @@ class StepColumns:
     columns: Mapping[str, np.ndarray]
     """One array per name in ``COLUMNS``."""
     extra: Mapping[str, np.ndarray]
-    """Name -> array; NaN at steps that do not tell it."""
+    """Name of a figure of ``StepDone.extra`` -> array; NaN at steps without the figure."""
 
     def __len__(self) -> int:
         return len(self.columns["step"])
@@ -82,7 +82,7 @@ def _concatenated(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def columns_of(steps: Sequence[StepDone]) -> StepColumns:
-    """Return events as columns."""
+    """Return the columns of step events."""
     columns = {name: np.array([getattr(step, name) for step in steps], np.float64) for name in COLUMNS}
     names = list(dict.fromkeys(name for step in steps for name in step.extra))[:MOST_EXTRAS]
     extra = {name: np.array([step.extra.get(name, math.nan) for step in steps], np.float64) for name in names}
@@ -91,14 +91,14 @@ def columns_of(steps: Sequence[StepDone]) -> StepColumns:
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """What happened in a run."""
+    """The events of a run."""
 
     tries: StepColumns
-    """Every time that a step was trained, in the order of writing."""
+    """Every try of every step, in the order of writing."""
     placed: Sequence[tuple[int, Event]]
-    """(number of tries before it, event) of every event that is not a step."""
+    """(number of tries before the event, event) of every event that is not a step."""
     unknown: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Kind that this version does not know -> number of its events, which are skipped."""
+    """Kind of event that this version does not know -> number of such events, which are skipped."""
 
     @functools.cached_property
     def events(self) -> list[Event]:
@@ -107,8 +107,8 @@ class Timeline:
 
     @functools.cached_property
     def steps(self) -> StepColumns:
-        """The steps of the model that the run has now, each once and in order: tries beyond the step of a later start are
-        dropped, and of a step that was trained more than once the last try counts."""
+        """The steps of the run's current model, each once and in order. Tries beyond the step of a later start are dropped,
+        because that start went back. Of the other tries of a step, the last one is kept."""
         numbers = self.tries["step"]
         kept = np.flatnonzero(numbers <= self._lowest_later_start())
         if len(kept) == len(numbers) and (np.diff(numbers) > 0).all():
@@ -118,11 +118,11 @@ class Timeline:
 
     @property
     def last_try(self) -> int:
-        """The highest step that was trained, in whatever model; 0 without one."""
+        """The highest step that was ever trained, even if the run has gone back since; 0 without one."""
         return int(self.tries["step"].max(initial=0))
 
     def _lowest_later_start(self) -> np.ndarray:
-        """Return, for each try, the lowest step of the starts after it; infinite without one."""
+        """Return, for each try, the lowest step of all starts after it; infinite if there is none."""
         found = np.full(len(self.tries), np.inf)
         for at, event in self.placed:
             if at and isinstance(event, Started):
@@ -136,27 +136,27 @@ class Timeline:
         return (min(times), max(times)) if times else (0.0, 0.0)
 
     def condensed(self, whole: int = 0, newest: int = 0) -> list[Event]:
-        """Return events with the same ledger, but few of them: steps in a row without another event in between are one
-        ``StepDone``, with the sums of their times, tokens, joules and ``extra`` figures. A step whose update was skipped stays
-        alone.
+        """Return a much shorter list of events that gives the same ledger. Steps in a row, without another event in between,
+        are merged into one ``StepDone`` with the sums of their times, tokens, joules and ``extra`` figures. A step whose update
+        was skipped is not merged.
 
         Args:
-            whole: number of the last steps that stay alone, too.
-            newest: greatest step before this part of a journal; steps up to it are trained again.
+            whole: number of the last steps that are not merged either.
+            newest: greatest step before this part of a journal; steps up to it count as trained again.
         """
         term, time_s = self.tries["term"], self.tries["time_s"]
         order = np.lexsort((time_s, term)) if (np.diff(term) < 0).any() or (np.diff(time_s) < 0).any() else None
         rows = self.tries if order is None else self.tries.take(order)
         ends = _cuts(rows, self.events, whole, newest)
         written = ends - 1 if order is None else order[ends - 1]
-        # of events at the same time, those that were written first come first
+        # events at the same time are sorted in the order of writing; + 0.5 puts a step after the events placed before it
         found: list[tuple[float, Event]] = [(float(at), event) for at, event in self.placed]
         found += [(at + 0.5, event) for at, event in zip(written.tolist(), _merged(rows, ends), strict=True)]
         return [event for _, event in sorted(found, key=lambda one: (one[1].term, one[1].time_s, one[0]))]
 
 
 def timeline_of(events: Iterable[Event]) -> Timeline:
-    """Return events in the order of writing as a timeline."""
+    """Return a timeline of events. ``events``: in the order of writing."""
     steps: list[StepDone] = []
     placed: list[tuple[int, Event]] = []
     for event in events:
@@ -168,7 +168,8 @@ def timeline_of(events: Iterable[Event]) -> Timeline:
 
 
 def _cuts(rows: StepColumns, events: Sequence[Event], whole: int, newest: int) -> np.ndarray:
-    """Return the ends of the parts of ``rows`` that the ledger may take as one step each; rows are in order of time."""
+    """Return the ends of the parts of ``rows`` that can each be merged into one step without a change of the ledger. ``rows``:
+    steps in order of term and time."""
     if not len(rows):
         return np.empty(0, np.int64)
     term, time_s, step = rows["term"], rows["time_s"], rows["step"]
@@ -177,7 +178,7 @@ def _cuts(rows: StepColumns, events: Sequence[Event], whole: int, newest: int) -
     for one in np.unique(keys[:, 0]) if len(keys) else ():
         begin, end = np.searchsorted(term, (one, one + 1))
         times = keys[keys[:, 0] == one, 1]
-        for side in ("left", "right"):  # an event at a step's own time stands on either side
+        for side in ("left", "right"):  # an event at the same time as a step may be before or after it
             at.append(begin + np.searchsorted(time_s[begin:end], times, side))
     is_new = step > np.maximum.accumulate(np.concatenate([[newest], step[:-1]]))
     at.append(np.flatnonzero(np.diff(is_new)) + 1)
@@ -185,18 +186,18 @@ def _cuts(rows: StepColumns, events: Sequence[Event], whole: int, newest: int) -
     skipped = np.flatnonzero(rows["updated"] == 0)
     at += [skipped, skipped + 1]
     begins = np.unique(np.concatenate([[0], *at]))
-    # the first step after another event ends a gap: it stays as it is
+    # the first step after another event ends a gap of the ledger: it is not merged
     return np.unique(np.concatenate([begins, begins + 1, [len(rows)]]).clip(1, len(rows)))
 
 
 def _merged(rows: StepColumns, ends: np.ndarray) -> Iterator[StepDone]:
-    """Yield one event per part of ``rows`` that ends at ``ends``."""
+    """Yield one merged event for each part of ``rows``. ``ends``: the index after the last row of each part."""
     if not len(ends):
         return
     begins = np.concatenate([[0], ends[:-1]])
     passed = np.diff(rows["time_s"], prepend=rows["time_s"][:1])
     alone = begins[ends - begins == 1]
-    passed[alone] = np.inf  # a step that stays alone keeps its own times
+    passed[alone] = np.inf  # a step that is not merged keeps its own times
     step_time_s = np.minimum(rows["step_time_s"], passed.clip(0))
     wait_s = np.minimum(rows["data_wait_s"], step_time_s)
     sums = {
@@ -213,7 +214,7 @@ def _merged(rows: StepColumns, ends: np.ndarray) -> Iterator[StepDone]:
     figures = zip(*(column.tolist() for column in extra.values()), strict=True) if extra else itertools.repeat(())
     values = zip(*(_typed(name, column).tolist() for name, column in columns.items()), strict=True)
     for row, of_extra in zip(values, figures, strict=False):
-        # a frozen dataclass sets each field by a call, and 10,000 restarts make 40,000 events
+        # skip the constructor: a frozen dataclass sets each field by a call, and 10,000 restarts make 40,000 events
         one = object.__new__(StepDone)
         one.__dict__.update(zip(columns, row, strict=True), extra=dict(zip(extra, of_extra, strict=True)))
         one.__dict__.update(_NOT_KEPT)
@@ -221,18 +222,18 @@ def _merged(rows: StepColumns, ends: np.ndarray) -> Iterator[StepDone]:
 
 
 def _typed(name: str, column: np.ndarray) -> np.ndarray:
-    """Return a column with the type that its field has."""
+    """Return a column, converted to the type of its field in ``StepDone``."""
     types = {"bool": np.bool_, "int": np.int64, "StepsDone": np.int64}
     return column.astype(types.get(str(_FIELDS[name].type), np.float64))
 
 
 def _counted(joules: np.ndarray) -> np.ndarray:
-    """Return joules with 0 for what the ledger does not count: not finite, or negative."""
+    """Return joules with 0 in place of values that the ledger does not count: not finite, or negative."""
     return np.where(np.isfinite(joules) & (joules > 0), joules, 0.0)
 
 
 def _are_taken(columns: Mapping[str, np.ndarray]) -> bool:
-    """Return whether ``event`` takes all times and whole numbers."""
+    """Return True if all times and whole numbers are within the limits that ``event`` accepts."""
     limits: dict[str, tuple[float, float]] = dict.fromkeys(_WHOLE, (1 - LARGEST_INT, LARGEST_INT - 1))
     limits |= {"time_s": (0, _LATEST_S), "world_size": (0, MOST_WORKERS)}
     return all(
@@ -243,10 +244,10 @@ def _are_taken(columns: Mapping[str, np.ndarray]) -> bool:
 
 
 def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:
-    """Return lines of steps as columns; None if one of them is not as a run writes it, which ``event`` must judge.
+    """Parse lines of steps into columns. Returns None if a line is not as a run writes it; then ``event`` must parse each line.
 
     Args:
-        lines: JSON without newlines, each with ``"kind": "step"`` in it.
+        lines: JSON without newlines; each contains ``"kind": "step"``.
     """
     if not lines:
         return columns_of([])
@@ -254,7 +255,7 @@ def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:
     text = b"\n".join(lines)
     data = pa.py_buffer(text)
     try:
-        text.decode()  # pyarrow takes other bytes, too
+        text.decode()  # pyarrow also accepts bytes that are not UTF-8
         # one block: types of figures in ``extra`` are inferred from all lines
         reading = pyarrow.json.ReadOptions(use_threads=False, block_size=data.size + 1)
         table = pyarrow.json.read_json(data, reading, options)
@@ -266,7 +267,7 @@ def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:
 
 
 def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
-    """Return a table's columns; None if a value is not one that ``event`` takes. ``lines``: what was read."""
+    """Return the columns of a table; None if ``event`` might refuse a value. ``lines``: the text that was parsed."""
     columns = dict[str, np.ndarray]()
     for name in _SCHEMA.names:
         column = table[name].combine_chunks()
@@ -291,15 +292,16 @@ def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
                 return None
             found[field.name] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     if any(np.isinf(column).any() for column in (*columns.values(), *found.values())):
-        return None  # ``event`` takes 1e999, and refuses a whole number of 400 digits
+        return None  # ``event`` must decide: it accepts 1e999, but not a whole number of 400 digits
     return StepColumns({name: columns[name] for name in COLUMNS}, dict(list(found.items())[:MOST_EXTRAS]))
 
 
 def _value_of_nulls(name: str, column: pa.Array, lines: bytes) -> Any:
-    """Return what ``event`` reads for a field that is null or missing in some lines: NaN if it is null in all of them, its
-    default if it is missing in all of them. ``dataclasses.MISSING`` if ``event`` may refuse one."""
+    """Return the value that ``event`` gives to a field that is null or missing in some lines. If it is null in all these lines:
+    NaN. If it is missing in all of them: its default. Otherwise ``dataclasses.MISSING``, because ``event`` may refuse a line.
+    """
     if column.type == pa.float64() and lines.count(f'"{name}": null'.encode()) == column.null_count:
-        return math.nan  # ``_are_taken`` refuses it as a time
+        return math.nan  # for ``time_s``, ``_are_taken`` then refuses the NaN
     if lines.count(f'"{name}"'.encode()) + column.null_count != len(column):
         return dataclasses.MISSING
     return FORMAT if name == "format" else getattr(_FIELDS.get(name), "default", dataclasses.MISSING)

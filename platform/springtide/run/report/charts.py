@@ -1,6 +1,6 @@
 """Small charts as SVG text: no script, in the colors of the page around them.
 
-Each chart is drawn into a rectangle of pixels. Widths of texts are estimated, because the font is the reader's.
+Each chart is drawn into a rectangle of pixels. Widths of texts are estimated, because the reader's browser chooses the font.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SIZE = (480.0, 300.0)
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 10.0, 40.0, 40.0
 """Room around the area between a chart's axes, for texts [pixels]."""
 _LETTER = 6.2
-"""Width of a letter of 11 pixels, about."""
+"""Approximate width of a letter at a font size of 11 pixels [pixels]."""
 _INK, _GRID, _PAPER = "var(--fg)", "var(--grid)", "var(--bg)"
 _FIXED = {_INK: "#1f2937", _GRID: "#e5e7eb", _PAPER: "#ffffff"}
 _COLORS = ("#2563eb", "#93b4f5", "#dc6803", "#0f9d76")
@@ -74,7 +74,7 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class Strand:
-    """One of many curves, colored by rank."""
+    """One of many curves, colored by its place between the worst and the best."""
 
     points: Sequence[tuple[float, float]]
     note: str
@@ -107,7 +107,7 @@ class Parallel:
     axes: Sequence[tuple[str, Ticks]]
     """(label, ticks) of each axis."""
     strands: Sequence[Strand]
-    """Points are (number of the axis, position on it)."""
+    """Points are (index of the axis, position on that axis from 0 to 1)."""
 
 
 AnyChart = Chart | Bars | Columns | Strands | Parallel
@@ -122,8 +122,8 @@ def draw(
     """Return the charts in a grid as one SVG.
 
     Args:
-        charts: what to draw.
-        columns: charts next to each other.
+        charts: the charts to draw, row by row.
+        columns: number of charts per row.
         css_colors: whether colors follow the page (``--fg``, ``--grid``, ``--bg``); else they are fixed, on white.
         size: width and height of each chart [pixels].
 
@@ -158,11 +158,12 @@ class _Frame:
     bottom: float
 
     def place(self, at: np.ndarray) -> np.ndarray:
-        """Return the pixels of points (P, 2), which are positions from 0 to 1 on both axes."""
+        """Convert points (P, 2) from positions on both axes, from 0 to 1, to pixels."""
         return np.array([self.left, self.bottom]) + at * [self.right - self.left, self.top - self.bottom]
 
     def axes(self, x_label: str, x_ticks: Ticks, y_label: str, y_ticks: Ticks, upright: bool = False) -> Iterable[str]:
-        """Draw tick labels, axis labels, and a grid: lines at the ticks of y, or ``upright`` ones at those of x."""
+        """Draw tick labels, axis labels and grid lines: horizontal ones at the y ticks, or with ``upright`` vertical ones at
+        the x ticks."""
         for at, text in y_ticks:
             [[_, y]] = self.place(np.array([[0.0, at]]))
             if not upright:
@@ -189,7 +190,7 @@ def _draw_curves(chart: Chart, width: float, height: float) -> Iterable[str]:
     yield from frame.axes(
         *(chart.x_label, even_ticks(left, right, 6), chart.y_label, even_ticks(low, high, 5, chart.whole_numbers))
     )
-    for color, line, found in sorted(lines, key=lambda one: one[1].style != "faint"):  # below all others
+    for color, line, found in sorted(lines, key=lambda one: one[1].style != "faint"):  # faint ones below the others
         at = frame.place((found - [left, low]) / [right - left, high - low])
         if line.style == "points":
             yield "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in at.tolist())
@@ -274,7 +275,7 @@ _DRAWN: dict[type, Callable[[Any, float, float], Iterable[str]]] = {
 
 
 def _finite(points: Sequence[tuple[float, float]]) -> np.ndarray:
-    """Return the points that can be drawn, of shape (P, 2)."""
+    """Return the points whose coordinates are both finite, as an array (P, 2)."""
     found = np.array(points, np.float64).reshape(-1, 2)
     return found[np.isfinite(found).all(axis=1)]
 
@@ -284,7 +285,7 @@ def _ends(places: Sequence[int]) -> tuple[float, float]:
 
 
 def _in_order(strands: Sequence[Strand]) -> list[Strand]:
-    """Return the strands as they are drawn, the best last, on top of all others."""
+    """Return the strands in drawing order: the best last, so that it is on top."""
     return sorted(strands, key=lambda one: (one.best, not one.faint, one.shade or 0.0))
 
 
@@ -292,9 +293,9 @@ def _strand(frame: _Frame, strand: Strand, at: Sequence[tuple[float, float]]) ->
     """Return a curve with its tooltip; an invisible wide stroke below it makes it easy to hit.
 
     Args:
-        frame: where it is drawn.
-        strand: how it looks.
-        at: its points, as positions from 0 to 1 on both axes; it is cut off at the ends of the vertical one.
+        frame: the area to draw into.
+        strand: the look of the curve, and its tooltip.
+        at: points of the curve, as positions on both axes. Parts outside 0 to 1 on the vertical axis are cut off.
     """
     pieces = [frame.place(np.array(piece)) for piece in itertools.starmap(_within, itertools.pairwise(at)) if piece]
     if len(at) == 1 and 0 <= at[0][1] <= 1:
@@ -309,7 +310,7 @@ def _strand(frame: _Frame, strand: Strand, at: Sequence[tuple[float, float]]) ->
 
 
 def _within(one: tuple[float, float], other: tuple[float, float]) -> list[tuple[float, float]]:
-    """Return the ends of the part of a line between the ends of the vertical axis, 0 and 1; empty if none is."""
+    """Return the ends of the part of a line, from ``one`` to ``other``, whose y is between 0 and 1; empty if there is none."""
     (x, y), (right, end) = one, other
     if y == end:
         return [one, other] if 0 <= y <= 1 else []
@@ -318,7 +319,7 @@ def _within(one: tuple[float, float], other: tuple[float, float]) -> list[tuple[
 
 
 def _shade(share: float) -> str:
-    """Return the color between the worst (0) and the best (1)."""
+    """Return the color of a place between the worst (0) and the best (1)."""
     worst, middle, best = _SHADES
     (begin, end), at = ((worst, middle), 2 * share) if share < 0.5 else ((middle, best), 2 * share - 1)
     return "#" + "".join(f"{round(a + (b - a) * at):02x}" for a, b in zip(begin, end, strict=True))
@@ -348,7 +349,7 @@ def _heading(title: str, frame: _Frame) -> str:
 
 
 def _legend(labels: list[tuple[str, str]], frame: _Frame) -> Iterable[str]:
-    """Draw the labels of several curves at the right above them, the last one at the edge."""
+    """Draw a legend above the curves, right-aligned; nothing for a single curve."""
     right = frame.right
     for color, label in reversed(labels if len(labels) > 1 else []):
         yield _text(right, 32, label, 'text-anchor="end"')
@@ -375,7 +376,7 @@ Ticks = list[tuple[float, str]]
 
 
 def round_values(low: float, high: float, most: int, is_whole: bool = False) -> list[float]:
-    """Return round values from ``low`` to ``high``, at most ``most`` steps apart.
+    """Return evenly spaced round values from ``low`` to ``high``; the range has at most ``most`` such intervals.
 
     >>> round_values(2, 12, 5), round_values(0, 1, 4)
     ([2.0, 4.0, 6.0, 8.0, 10.0, 12.0], [0.0, 0.5, 1.0])
@@ -420,7 +421,8 @@ def _step(low: float, high: float, most: int, is_whole: bool) -> float:
 
 
 def _label(value: float, step: float, largest: float) -> str:
-    """Return a tick's text, ``step`` from the next one."""
+    """Return the text of a tick. ``step``: distance to the next tick; ``largest``: largest absolute value of the axis, which
+    decides the unit letter."""
     unit, letter = next(((size, name) for size, name in _UNITS if largest >= max(size, _ABBREVIATED)), (1.0, ""))
     if step < 1e-4 or largest >= 1e18:
         return f"{value:.3g}" if value else "0"

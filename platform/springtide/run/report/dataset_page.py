@@ -1,4 +1,4 @@
-"""The card of a dataset: its source, what was kept and dropped, and the lengths of its documents."""
+"""The HTML page about a dataset: its source, the documents kept and dropped, and their lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame of a self-contained HTML page: light or dark follows the reader's system, and nothing is fetched from elsewhere."""
+"""Building blocks of a self-contained HTML page. It follows the reader's light or dark mode, and fetches nothing."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ tr.best td { font-weight: 600; color: var(--fg); } a { color: inherit; }
 
 
 class Link(NamedTuple):
-    """A cell of a table that leads to another page."""
+    """A table cell that links to another page."""
 
     text: str
     path: str
-    """Relative to the page that has it."""
+    """Path of the other page, relative to the page with the link."""
 
 
 Cell = str | Link
@@ -68,7 +68,7 @@ Cell = str | Link
 def _cell(cell: Cell) -> str:
     if isinstance(cell, str):
         return html.escape(cell)
-    # "./": a name with a colon is not a URL's scheme
+    # with "./", the browser does not take a name with a colon for a URL scheme
     return f'<a href="./{html.escape(quote(cell.path))}">{html.escape(cell.text)}</a>'
 
 
@@ -76,9 +76,9 @@ def page(title: str, sections: Iterable[str], script: str = "") -> str:
     """Return the whole page.
 
     Args:
-        title: of the page.
-        sections: HTML.
-        script: the only script that a browser runs in it; ASCII.
+        title: title and heading of the page.
+        sections: HTML of each section.
+        script: the only script that a browser runs in the page; ASCII.
     """
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     if script:
@@ -93,8 +93,8 @@ def page(title: str, sections: Iterable[str], script: str = "") -> str:
 
 
 def data_block(json: str) -> str:
-    """Return JSON for the page's script, which is shown nowhere; ``json`` has ASCII only."""
-    for character in "<>&":  # nothing in it ends the block
+    """Return an invisible HTML element with the data for the page's script. ``json``: the data, ASCII only."""
+    for character in "<>&":  # escaped, so that no text in the data can end the element
         json = json.replace(character, f"\\u{ord(character):04x}")
     return f'<script type="application/json" id="data">{json}</script>'
 
@@ -118,11 +118,11 @@ def table(title: str, rows: Iterable[tuple[str, Cell]]) -> str:
 
 
 def switch(name: str, label: str, off: str, on: str) -> str:
-    """Return two sections, of which a check box shows one. It needs no script.
+    """Return a check box and two sections, one of which is shown. It needs no script.
 
     Args:
-        name: of the box; once in a page.
-        label: beside it.
+        name: id of the check box, unique in the page.
+        label: text next to the check box.
         off: HTML that is shown first.
         on: HTML that is shown while the box is checked.
     """

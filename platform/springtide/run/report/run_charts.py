@@ -1,4 +1,4 @@
-"""The charts of a run: as pictures, and as the numbers that the page's script draws."""
+"""The charts of a run: as pictures, and as data for the page's script."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def loss_chart(timeline: Timeline) -> Chart:
 
 
 def source_chart(timeline: Timeline) -> Chart:
-    """Return the smoothed training loss of the sources with most tokens, against the step."""
+    """Return the smoothed training loss of each of the sources with the most tokens, against the step."""
     lines = [Series(name, smooth(points)) for name, points in _source_losses(timeline)]
     return Chart("Training loss by source", "step", STEP_METRICS["loss"].unit, lines)
 
 
 def forgetting_chart(timeline: Timeline) -> Chart:
-    """Return how much worse the held-out sets of the run before are than at step 0, against the step."""
+    """Return forgetting: how much the loss on the base run's held-out sets has grown since step 0, against the step."""
     lines = [Series(name, points) for name, points in _forgotten(timeline)]
     return Chart("Forgetting", "step", "held-out loss since step 0, nats/token", lines)
 
@@ -60,14 +60,14 @@ def rate_chart(timeline: Timeline) -> Chart:
 
 
 def wait_chart(timeline: Timeline) -> Chart:
-    """Return the part of each step spent waiting for data, on the rank that waited longest, against the step."""
+    """Return the fraction of each step that the rank with the longest wait waited for data, against the step."""
     points = thin(timeline.steps["step"], _wait(timeline.steps), _bucket(timeline.steps))
     return Chart("Waiting for data", "step", "part of the step", [Series("slowest rank", points)], from_zero=True)
 
 
 def world_size_chart(timeline: Timeline) -> Chart:
-    """Return workers over wall time: the group's size from each start to its last step, 0 in the gaps; of many starts the
-    sizes alone, the least and the greatest of each time."""
+    """Return the number of workers over wall time: the group's size from each start to its last step, 0 between groups. With
+    more than ``_POINTS`` starts, only the smallest and the largest size of each interval are drawn."""
     begin, times = timeline.spans()[0], timeline.tries["time_s"]
     points: Points = []
     last, seen = begin, 0
@@ -83,7 +83,7 @@ def world_size_chart(timeline: Timeline) -> Chart:
     sizes = [point for point in points if point[1] > 0]
     restarts = some(sizes[1:-1], _MARKED_RESTARTS)
     if len(sizes) > _POINTS:
-        x, y = np.array(sorted(sizes)).T  # clocks may go back
+        x, y = np.array(sorted(sizes)).T  # sorted by time, because clocks may go back
         points = thin(x, y, max(1, math.ceil(x[-1] / _POINTS)))
     lines = [Series("workers", points, "step"), Series("restart", restarts, "points")]
     return Chart(
@@ -92,13 +92,13 @@ def world_size_chart(timeline: Timeline) -> Chart:
 
 
 def energy_chart(timeline: Timeline) -> Chart:
-    """Return the energy used until each step, by cause; no lines if none was counted."""
+    """Return the energy used up to each step, one line per cause; no lines if no energy was counted."""
     lines = [Series(name, mean(x, joules, _bucket(timeline.steps))) for name, x, joules in _energy(timeline)]
     return Chart("Energy", "step", "J, since the run began", lines, from_zero=True)
 
 
 def pictures(timeline: Timeline) -> list[Chart]:
-    """Return the charts of a page, for a reader without scripts."""
+    """Return the charts of the page as static charts, for a browser that runs no scripts."""
     shown = [loss_chart, throughput_chart, world_size_chart, norm_chart, rate_chart, wait_chart]
     if source_tokens(timeline.steps):
         shown.insert(1, source_chart)
@@ -110,7 +110,7 @@ def pictures(timeline: Timeline) -> list[Chart]:
 
 
 def curves(timeline: Timeline) -> dict[str, Any]:
-    """Return the charts as plain data for the page's script, thinned; all over the same axis of steps."""
+    """Return the charts as plain data for the page's script, thinned. All charts share one axis of steps."""
     steps = timeline.steps
     x, bucket = steps["step"], _bucket(steps)
 
@@ -147,7 +147,7 @@ def curves(timeline: Timeline) -> dict[str, Any]:
 
 
 def source_tokens(steps: StepColumns) -> dict[str, int]:
-    """Return the tokens of each source, most first; empty if steps do not tell of sources."""
+    """Return name of each source -> tokens trained on, the largest first; empty if the steps have no figures by source."""
     found: collections.Counter[str] = collections.Counter()
     for key, tokens in steps.extra.items():
         if key.startswith(_OF_SOURCE):
@@ -165,7 +165,7 @@ def _bucket(steps: StepColumns) -> int:
 
 
 def _wait(steps: StepColumns) -> np.ndarray:
-    """Return the part of each step spent waiting; NaN at a step of no time, which no run writes."""
+    """Return the fraction of each step spent waiting for data; NaN for a step that took no time, which no run writes."""
     took = np.where(steps["step_time_s"] > 0, steps["step_time_s"], np.nan)
     return np.minimum(steps["data_wait_s"] / took, 1.0)
 
@@ -191,11 +191,11 @@ def _forgotten(timeline: Timeline) -> list[tuple[str, Points]]:
 
 
 def _energy(timeline: Timeline) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """Return (cause, steps, joules until each step): a step's own energy when it was trained first, when it was trained again,
-    and what was used between steps. Empty if none was counted."""
+    """Return (cause, steps, joules used up to each step) of each cause: steps trained for the first time, steps trained again,
+    and the time between steps. Empty if no energy was counted."""
     tries, steps = timeline.tries, timeline.steps["step"]
     counted = np.where(np.isfinite(tries["energy_j"]), np.maximum(tries["energy_j"], 0.0), 0.0)
-    if not counted.any() or not len(steps):  # all tries may be of a model that was given up
+    if not counted.any() or not len(steps):  # no step may be left after a rollback
         return []
     between = np.minimum(np.nan_to_num(np.maximum(tries["energy_between_j"], 0.0), posinf=0.0), counted)
     newest = np.maximum.accumulate(tries["step"])
@@ -207,14 +207,14 @@ def _energy(timeline: Timeline) -> list[tuple[str, np.ndarray, np.ndarray]]:
 
 
 def _flat(name: str, style: str, points: Points) -> dict[str, Any]:
-    """Return a curve as plain data; six digits are more than a screen shows."""
+    """Return a curve as plain data; seven digits are more than a screen shows."""
     x, y = ([float(f"{value:.7g}") for value in axis] for axis in zip(*points, strict=True)) if points else ([], [])
     return {"name": name, "style": style, "x": x, "y": y}
 
 
 def _marks(events: Sequence[Event], bucket: int) -> list[list[Any]]:
-    """Return [step, kind, text] of restarts and of what failed, at most one per bucket of steps, in wider buckets if these
-    would be more than ``_MARKS``: the marks are all over the run."""
+    """Return [step, kind, text] of restarts, failures, failed saves and rollbacks, at most one mark per bucket of steps.
+    Buckets are widened until there are at most ``_MARKS`` marks, so that the marks cover the whole run."""
     steps = {int(event.step) for event in events if isinstance(event, Started | SaveFailed | RolledBack | Failed)}
     while len({step // bucket for step in steps}) > _MARKS:
         bucket *= 2
@@ -225,7 +225,7 @@ def _marks(events: Sequence[Event], bucket: int) -> list[list[Any]]:
         if not isinstance(event, Started | SaveFailed | RolledBack | Failed):
             continue
         is_restart = isinstance(event, Started)
-        if is_restart and starts == 1:  # the first group
+        if is_restart and starts == 1:  # the first start is no restart
             continue
         at = int(event.step) // bucket
         if at in found:
@@ -246,7 +246,7 @@ Points = list[tuple[float, float]]
 
 
 def bucket_steps(last_step: float) -> int:
-    """Return the steps of a bucket, a power of two: buckets stay where they are while a run grows, until they double.
+    """Return the number of steps per bucket, a power of two: the buckets of a growing run stay in place until they double.
 
     >>> bucket_steps(1000), bucket_steps(1001), bucket_steps(1_000_000)
     (1, 2, 1024)
@@ -295,14 +295,14 @@ def smooth(points: Sequence[tuple[float, float]], parts: int = 50) -> list[tuple
 
 
 def some(items: Sequence[tuple[float, float]], most: int) -> Points:
-    """Return at most ``most`` items at even distances, the last among them."""
+    """Return at most ``most`` items, evenly spaced; the last item is always included."""
     every = -(-len(items) // most) or 1
     return list(items[::-1][::every][::-1])
 
 
 def _buckets(x: np.ndarray, y: np.ndarray, bucket: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the finite points, and where each bucket begins among them."""
-    known = np.abs(y) < 1e300  # sums of a bucket stay finite; NaN is not less
+    """Return x and y of the finite points, and the index of the first point of each bucket."""
+    known = np.abs(y) < 1e300  # so that sums over a bucket stay finite; False for NaN
     if not known.all():
         x, y = x[known], y[known]
     if not len(x):

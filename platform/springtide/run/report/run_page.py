@@ -24,18 +24,18 @@ from springtide.tracking.run_state import run_state
 from springtide.tracking.timeline import StepColumns, Timeline
 
 _ROWS, _SAMPLES, _SAMPLE_CHARACTERS = 200, 10, 2000
-"""Most rows of a table, most samples, and most characters of one."""
+"""Most rows of a table, most samples, and most characters of a sample."""
 _CELL_CHARACTERS = 500
 _UNITS = {"spent": "worker-seconds", "energy_kwh": "energy, kWh"}
 """Field of the ledger -> heading of its column, where they differ."""
 _JOULES = 3.6e6
-"""Of a kWh."""
+"""Joules in a kilowatt-hour."""
 _LAST = 20
-"""The loss of a run is the mean over the last of so many parts of its steps: a step's own is noise."""
+"""The loss of a run is shown as the mean over the last 1/20 of its steps, because single losses are noisy."""
 
 
 class RunFacts(NamedTuple):
-    """What a page shows that is not in the journal."""
+    """Facts on a run's page that are not in its journal."""
 
     config_yaml: str = ""
     """The resolved config."""
@@ -44,7 +44,7 @@ class RunFacts(NamedTuple):
     links: Mapping[str, str] = {}
     """Label -> URL or path of things that belong to the run."""
     checkpoints: Sequence[str] = ()
-    """Names of the checkpoints that count, oldest first."""
+    """Names of the committed checkpoints, oldest first."""
     prices: Prices = Prices()
 
 
@@ -52,9 +52,9 @@ def render(run_id: str, timeline: Timeline, facts: RunFacts = RunFacts()) -> str
     """Return the page.
 
     Args:
-        run_id: the heading.
-        timeline: what happened.
-        facts: what is not in the journal.
+        run_id: name of the run, the heading of the page.
+        timeline: the run's journal.
+        facts: facts that are not in the journal.
     """
     shown = "".join(f"<figure>{draw([chart])}</figure>" for chart in pictures(timeline))
     found = parts(timeline, facts)
@@ -69,7 +69,7 @@ def render(run_id: str, timeline: Timeline, facts: RunFacts = RunFacts()) -> str
 
 
 def parts(timeline: Timeline, facts: RunFacts) -> dict[str, str]:
-    """Return name -> HTML of the sections, apart from the charts."""
+    """Return the name and the HTML of each section, without the charts."""
     events, steps = timeline.events, timeline.steps
     config = f"<details><summary>The resolved config</summary><pre>{html.escape(facts.config_yaml)}</pre></details>"
     return {
@@ -87,12 +87,12 @@ def parts(timeline: Timeline, facts: RunFacts) -> dict[str, str]:
 
 
 def charts(timeline: Timeline) -> str:
-    """Return loss and world size, next to each other in one SVG on white."""
+    """Return the charts of loss and world size side by side, as one SVG on a white background."""
     return draw([loss_chart(timeline), world_size_chart(timeline)], css_colors=False)
 
 
 def handle(run_id: str, timeline: Timeline) -> str:
-    """Return what a notebook shows of a run: its name, how it stands, and its charts. Names and errors in it are text."""
+    """Return the HTML that a notebook shows for a run: name, state and charts. Names and errors in it are escaped."""
     steps, state = timeline.steps, run_state(timeline.events).describe()
     at = f", step {int(steps['step'][-1]):,}" if len(steps) and " at step " not in state else ""
     said = printable(f"<p><b>{html.escape(run_id)}</b>: {html.escape(state + at)}</p>")
@@ -100,7 +100,7 @@ def handle(run_id: str, timeline: Timeline) -> str:
 
 
 def figures(timeline: Timeline) -> list[tuple[str, str, str]]:
-    """Return (label, figure, remark) of each headline card: what came out first, then how fast, then what got in the way."""
+    """Return (label, figure, remark) of each headline card: results first, then speed, then waits and skipped steps."""
     steps, events = timeline.steps, timeline.events
     starts = [event for event in events if isinstance(event, Started)]
     evaluations = [event for event in events if isinstance(event, Evaluated)]
@@ -143,7 +143,7 @@ def figures(timeline: Timeline) -> list[tuple[str, str, str]]:
 
 
 def _duration(seconds: float) -> str:
-    """Return a time in the largest unit of which it has at least two."""
+    """Return a duration as text, in the largest unit in which it is at least 2."""
     sizes = ((86_400, "days"), (3600, "hours"), (60, "min"))
     size, unit = next(((size, unit) for size, unit in sizes if seconds >= 2 * size), (1, "s"))
     return f"{seconds / size:,.1f} {unit}"
@@ -160,10 +160,10 @@ def _median(values: np.ndarray) -> float:
 
 
 def _about(timeline: Timeline, facts: RunFacts) -> str:
-    """Return the table at the top: state, model, hardware, and what the config says."""
+    """Return the table at the top of the page: state, model, hardware, and the rows of ``facts.about``."""
     events, state = timeline.events, run_state(timeline.events)
     said = state.describe()
-    if state.known != state.word:  # whether its driver lives now, a page cannot know
+    if state.known != state.word:  # a page cannot know whether the driver is still alive
         word = "training" if len(timeline.steps) else state.word
         said = f"{word}, as of its last event, {_clock(timeline.spans()[1])} UTC"
     rows: list[tuple[str, Cell]] = [("state", _cut(said))] if events else []
@@ -197,7 +197,7 @@ def _evaluations(events: Sequence[Event]) -> str:
 
 
 def _forgetting(events: Sequence[Event]) -> str:
-    """Return the table of the held-out sets of the run before; empty without."""
+    """Return the table of forgetting on the base run's held-out sets; empty if there are none."""
     compared = [event for event in events if isinstance(event, Evaluated) and event.forgetting]
     if not compared:
         return ""
@@ -215,7 +215,8 @@ def _forgetting(events: Sequence[Event]) -> str:
 
 
 def _sources(steps: StepColumns) -> str:
-    """Return the table of the sources; losses are means by tokens over the last tenth of the steps. Empty without sources."""
+    """Return the table of the sources; empty without sources. Losses are averaged over the last tenth of the steps, weighted by
+    tokens."""
     columns = [("source", False), ("loss", True), ("tokens", True), ("share", True), ("times read", True)]
     tokens, late = source_tokens(steps), slice(-(-len(steps) * 9 // 10) - 1, None)
     rows = []
@@ -232,7 +233,7 @@ def _sources(steps: StepColumns) -> str:
 
 
 def _ledger(book: Ledger) -> str:
-    """Return where the time went, and every restart: all amounts per kind of time that the ledger has."""
+    """Return the table of the time by kind, with every amount that the ledger has per kind, and the table of restarts."""
     amounts = {
         field.name: value
         for field in dataclasses.fields(book)
@@ -281,7 +282,7 @@ def _amount(value: Any) -> str:
 
 
 def _checkpoints(events: Sequence[Event], kept: Sequence[str]) -> str:
-    """Return the table of checkpoints, newest first; ``kept``: those that are still there and count."""
+    """Return the table of checkpoints, newest first; ``kept``: names of the committed ones that still exist."""
     saves = {event.name: event for event in events if isinstance(event, Saved)}
     names = list(dict.fromkeys([*kept[::-1], *reversed(saves)]))
     if not names:

@@ -75,7 +75,7 @@ def label(value: Any) -> str:
 
 
 def ticks(one: Range) -> Ticks:
-    """Return the ticks of the ends and of round values between them, or of each choice."""
+    """Return the ticks of a field's axis: both ends and round values between them, or each choice."""
     if one.kind == "choice":
         return [(one.place(value), label(value)) for value in one.values]
     low, high = map(float, one.values)
@@ -140,13 +140,13 @@ def curves_chart(sweep: Sweep, verdict: SweepResult) -> Strands:
 
 
 def _scales(curves: Strands) -> list[Strands]:
-    """Return the chart, and again with a logarithmic axis if all its values are positive."""
+    """Return the chart, and, if all its values are positive, the same chart with a logarithmic axis."""
     positive = all(value > 0 for strand in curves.strands for _, value in strand.points)
     return [curves, dataclasses.replace(curves, is_log=True)] if curves.strands and positive else [curves]
 
 
 def importance_chart(importance: Mapping[str, float]) -> Bars:
-    """Return the share of each field, the greatest on top."""
+    """Return each field's share of the objective's variance, the greatest on top."""
     ranked = sorted(importance.items(), key=lambda each: -each[1])
     return Bars(
         "Which field mattered", "% of the objective's variance", [(field, 100 * share) for field, share in ranked]
@@ -195,7 +195,8 @@ def _shades(sweep: Sweep, values: Mapping[int, float]) -> dict[int, float]:
 
 
 def _apart(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[int, float]:
-    """Return trial number -> offset of its line within a choice, the best on top: else lines of one choice would overlap."""
+    """Return trial number -> vertical offset of its line on a choice axis, the best on top. Without it, the lines of trials
+    with the same choice would overlap."""
     ranked = sorted(outcomes, key=lambda one: _promise(sweep, one))
     return {one.number: 0.5 * (at / max(1, len(ranked) - 1) - 0.5) for at, one in enumerate(ranked)}
 
@@ -214,7 +215,7 @@ def _value_ticks(low: float, high: float, values: Sequence[float]) -> Ticks:
 
 
 def _names(sweep: Sweep) -> dict[str, str]:
-    """Return field -> its last part, or the whole field if another one has the same last part."""
+    """Return field -> its short name: the last part, or the whole field if two fields have the same last part."""
     last = {one.field: one.field.rpartition(".")[2] for one in sweep.space}
     counts = Counter(last.values())
     return {field: name if counts[name] == 1 else field for field, name in last.items()}
