@@ -14,7 +14,7 @@ from ranks import run_ranks
 
 import springtide as st
 from springtide.config import Config
-from springtide.events import Event, Started, StepDone
+from springtide.events import Event, Saved, Started, StepDone
 from springtide.ray.cluster.local import kill_worker
 
 pytestmark = pytest.mark.cluster
@@ -44,8 +44,10 @@ def test_a_killed_and_resized_run_has_the_bits_of_the_undisturbed_one(
     def listen(event: Event) -> None:
         if isinstance(event, Started):
             starts.append(event)
-        elif isinstance(event, StepDone) and event.step == starts[-1].step + 2 and len(starts) < 3:
-            kill_worker() if len(starts) == 1 else os.kill(os.getpid(), signal.SIGINT)
+        elif isinstance(event, Saved) and len(starts) == 1:
+            kill_worker()
+        elif isinstance(event, StepDone) and len(starts) == 2 and event.step == starts[1].step + 2:
+            os.kill(os.getpid(), signal.SIGINT)
 
     for workers in (2, 3):
         size = {"elastic.min_workers": workers, "elastic.max_workers": workers}
