@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hf": {"config", "storage", "corpus", "shards", "model", "checkpoint"},
     "eval": {"config", "storage", "corpus", "shards", "dataset", "model", "checkpoint", "hf"},
     "elastic": {"config"},
-    "preemption": {"elastic"},
+    "preemption": set(),
     "tune": {"config", "storage", "events"},
     "tracking": {"config", "storage", "events"},
     "training": {
@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "cli": {
         *("config", "storage", "events", "shards", "dataset", "stream", "checkpoint", "eval", "elastic", "tune"),
-        *("tracking", "run", "planning", "api"),
+        *("tracking", "run", "planning", "preemption", "api"),
     },
 }
 """Package -> packages it may import; an arrow never turns back. A folder with a line of its own imports nothing else of its

@@ -17,9 +17,9 @@ import pytest
 from metadata import Metadata, metadata
 from ray.exceptions import RpcError
 
-from springtide.elastic.notices import Notice
 from springtide.preemption import MetadataService, NoticeSource, left_in
-from springtide.ray.cluster.notices import Relay
+from springtide.preemption.notices import Notice
+from springtide.ray.cluster.watchers import Relay
 
 TOKEN, ACTION = "/latest/api/token", "/latest/meta-data/spot/instance-action"
 REBALANCE = "/latest/meta-data/events/recommendations/rebalance"

@@ -27,8 +27,8 @@ from springtide.checkpoint.shared_memory import NO_STEP
 from springtide.checkpoint.snapshots import Snapshotter, restore_from_snapshots
 from springtide.checkpoint.tensors import named_tensors
 from springtide.elastic.copies import place
-from springtide.ray.cluster.notices import PreemptionWatchers
 from springtide.ray.cluster.session import NAMESPACE
+from springtide.ray.cluster.watchers import PreemptionWatchers
 from springtide.ray.train import snapshot_saver
 from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import MailboxClient, NoticeSender, open_mailbox

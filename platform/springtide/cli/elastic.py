@@ -68,7 +68,7 @@ def _drill(options: argparse.Namespace) -> int:
 
 def _notice(options: argparse.Namespace) -> int:
     from springtide.config import Config
-    from springtide.elastic.notices import notice_files
+    from springtide.preemption.notices import notice_files
 
     file = Path(options.file or notice_files(Config().elastic.notice_file, os.getuid())[0])
     if not 0 <= options.left_s < math.inf:

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
-from springtide.elastic.notices import (
+from springtide.errors import look_up
+from springtide.preemption.notices import (
     Notice,
     clock_ahead_s,
     notice_files,
@@ -31,7 +32,6 @@ from springtide.elastic.notices import (
     parse_gcp_notice,
     parse_notice_file,
 )
-from springtide.errors import look_up
 
 _log = logging.getLogger(__name__)
 

@@ -27,11 +27,11 @@ from springtide.config.steps import StepsDone
 from springtide.distributed import Connections, gpu_environment, on_first, process_group, world
 from springtide.elastic import GroupRequest
 from springtide.elastic.forecast import RunHistory
-from springtide.elastic.notices import Notice
 from springtide.errors import ConfigError, explain
 from springtide.events import Event, Left, Started, record
 from springtide.events.listeners import Listeners
 from springtide.preemption import open_sources, poll
+from springtide.preemption.notices import Notice
 from springtide.storage import Folder
 from springtide.stream import Batch, RankReader, load, open_data
 from springtide.tracking.console import Console

@@ -12,14 +12,14 @@ from fuzz.events import example
 from fuzz.target import Target, must
 from springtide import config as configs
 from springtide.api.sweep import SweepReader
-from springtide.elastic.notices import (
+from springtide.events import Evaluated, Started, Stopped
+from springtide.preemption.notices import (
     Notice,
     parse_aws_notice,
     parse_aws_rebalance,
     parse_azure_notice,
     parse_gcp_notice,
 )
-from springtide.events import Evaluated, Started, Stopped
 from springtide.storage import Folder
 from springtide.tracking.journal import Journal
 from springtide.tracking.ledger import Prices

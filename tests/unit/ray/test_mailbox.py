@@ -13,8 +13,8 @@ import pytest
 from springtide.config import recipes
 from springtide.elastic import GroupRequest
 from springtide.elastic.forecast import RestartForecast
-from springtide.elastic.notices import TimeLeft
 from springtide.events import Decided, Evaluated, Left
+from springtide.preemption.notices import TimeLeft
 from springtide.ray.train import mailbox as mailboxes
 from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import Mailbox, MailboxClient, Progress

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from springtide.elastic.notices import TimeLeft
+from springtide.preemption.notices import TimeLeft
 from springtide.ray.cluster import nodes
 from springtide.ray.cluster.nodes import NodeDeadlines, observed, unanswering
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from springtide.config import recipes
-from springtide.ray.cluster import notices
-from springtide.ray.cluster.notices import PreemptionWatchers
+from springtide.ray.cluster import watchers
+from springtide.ray.cluster.watchers import PreemptionWatchers
 from springtide.ray.train import adapter
 
 NODES = ("a" * 56, "b" * 56)
@@ -24,7 +24,7 @@ def test_the_watchers_of_a_run_end_with_it(monkeypatch: pytest.MonkeyPatch, erro
     fake = SimpleNamespace(
         remote=lambda _: options, wait=lambda *_, **__: ([], []), kill=lambda one: killed.append(one.node)
     )
-    monkeypatch.setattr(notices, "ray", fake)
+    monkeypatch.setattr(watchers, "ray", fake)
     watches = PreemptionWatchers("off", "", "", False, lambda node, left: None)
 
     class Controller:

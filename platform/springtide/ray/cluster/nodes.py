@@ -18,8 +18,8 @@ from ray.exceptions import RayError
 
 from springtide.elastic.allocation import fits
 from springtide.elastic.copies import Domain
-from springtide.elastic.notices import TimeLeft
 from springtide.elastic.policy import FAR_S, Node
+from springtide.preemption.notices import TimeLeft
 from springtide.ray._ray_private import HEAD, MARKET_LABEL, OWN_ACTORS, PREEMPTION, GcsClient, state
 from springtide.tracking.ledger import SPOT
 

@@ -70,7 +70,7 @@ from springtide.ray._ray_private import (
 )
 from springtide.ray.cluster.liveness import QUIET_S, Liveness
 from springtide.ray.cluster.nodes import silent_nodes
-from springtide.ray.cluster.notices import PreemptionWatchers
+from springtide.ray.cluster.watchers import PreemptionWatchers
 from springtide.ray.train.failure_policy import SpringtideFailurePolicy
 from springtide.ray.train.job import TrainJob
 from springtide.ray.train.policy import PrivateScalingPolicy, SpringtideScalingPolicy

@@ -29,8 +29,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.elastic import GroupRequest
 from springtide.elastic.forecast import RestartForecast, RunHistory
-from springtide.elastic.notices import TimeLeft
 from springtide.events import Event, Left, StepDone, record
+from springtide.preemption.notices import TimeLeft
 
 _BLOCK_BYTES = 8 * 2**20
 _ANSWER_S = 2.0

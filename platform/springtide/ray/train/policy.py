@@ -46,7 +46,7 @@ from springtide.ray._ray_private import (
     WorkerGroupState,
 )
 from springtide.ray.cluster.nodes import NodeDeadlines, live, observed, unanswering
-from springtide.ray.cluster.notices import PreemptionWatchers
+from springtide.ray.cluster.watchers import PreemptionWatchers
 from springtide.ray.train.hang import MOST_HANGS, MOST_SILENT, Watch, diagnose
 from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import Progress, WorkerLimit

@@ -30,8 +30,8 @@ from springtide.errors import SpringtideError, StoppedWaiting, StoreLost, Traini
 from springtide.events import Evaluated, Event, Saved, Stopped
 from springtide.faults import armed
 from springtide.ray.cluster.nodes import may_be_taken_away
-from springtide.ray.cluster.notices import PreemptionWatchers
 from springtide.ray.cluster.stop_signals import stop_signals
+from springtide.ray.cluster.watchers import PreemptionWatchers
 from springtide.ray.names import name_of
 from springtide.ray.train.adapter import SpringtideTrainer
 from springtide.ray.train.failure_policy import fatal, first_failure, only_stores

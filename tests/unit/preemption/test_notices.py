@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from springtide.elastic.notices import (
+from springtide.preemption.notices import (
     Notice,
     parse_aws_notice,
     parse_aws_rebalance,

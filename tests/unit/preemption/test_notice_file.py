@@ -12,7 +12,7 @@ import pytest
 
 from springtide.cli.main import main
 from springtide.config import Config
-from springtide.elastic.notices import Notice, notice_files
+from springtide.preemption.notices import Notice, notice_files
 from springtide.preemption.sources import left_in, watched_files
 
 NOBODY = 65534

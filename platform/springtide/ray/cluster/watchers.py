@@ -21,8 +21,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from springtide.elastic.notices import Notice, TimeLeft
 from springtide.preemption import open_sources, poll
+from springtide.preemption.notices import Notice, TimeLeft
 from springtide.ray.cluster.nodes import drain
 from springtide.ray.names import name_of
 
