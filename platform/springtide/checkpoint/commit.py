@@ -31,7 +31,6 @@ from springtide.checkpoint.format import (
     Piece,
     StagedPiece,
     abandon,
-    check_block,
     checkpoints,
     data_digest,
     data_name,
@@ -46,6 +45,7 @@ from springtide.checkpoint.format import (
     read_manifest,
     step_of,
 )
+from springtide.checkpoint.verified_reads import Block, blocks_of, read_blocks
 from springtide.errors import CheckpointError, RunExists
 from springtide.faults import fault_point
 from springtide.storage import Folder, digest, to_json
@@ -170,17 +170,17 @@ class PieceWriter:
         """Verify a random sample of the stored blocks of ``unchanged`` pieces, seeded by the step. Returns the boxes of pieces
         with a damaged or unreadable block. The sample is read once per job: all tries of a job must write the same bytes."""
         if (job.term, job.name) != self._rotten_for:
-            blocks = [(piece, at) for piece in unchanged for at in range(len(piece.digests))]
+            blocks = [block for piece in unchanged for block in blocks_of(piece)]
             drawn = random.Random(int(job.meta.step)).sample(blocks, min(_REREAD_BLOCKS, len(blocks)))
             with ThreadPoolExecutor(_REREAD_BLOCKS, "springtide-reread") as threads:
-                good = threads.map(lambda block: self._is_good(*block), drawn)
-                self._known_rotten = {piece.box for (piece, _), is_good in zip(drawn, good, strict=True) if not is_good}
+                good = threads.map(self._is_good, drawn)
+                self._known_rotten = {one.piece.box for one, is_good in zip(drawn, good, strict=True) if not is_good}
             self._rotten_for = job.term, job.name
         return self._known_rotten
 
-    def _is_good(self, piece: Piece, number: int) -> bool:
+    def _is_good(self, block: Block) -> bool:
         try:
-            check_block(checkpoints(self._run), piece, number)
+            read_blocks(checkpoints(self._run), [block])
         except (CheckpointError, OSError) as error:
             _log.warning("%s; this save writes the piece again, older checkpoints that refer to it are bad", error)
             return False

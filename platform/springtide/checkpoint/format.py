@@ -380,17 +380,6 @@ def check(name: str, data: bytes | memoryview, expected: str) -> None:
     check_digest(name, digest.of_bytes(data), expected)
 
 
-def check_block(folder: Folder, piece: Piece, number: int) -> None:
-    """Raise CheckpointError if the stored bytes of block ``number`` of ``piece`` differ from the committed bytes. ``folder``:
-    the folder of all checkpoints."""
-    begin = piece.begin + number * BLOCK_BYTES
-    end = min(begin + BLOCK_BYTES, piece.begin + piece.size_bytes)
-    data = folder.read_range(piece.file, begin, end)
-    if len(data) < end - begin:
-        raise CheckpointError(f"{piece.file} ends after {begin + len(data)} bytes, {end} were committed")
-    check(f"{piece.file}: bytes {begin} to {end} of {piece.tensor}", data, piece.digests[number])
-
-
 def check_digest(name: str, found: str, expected: str) -> None:
     """Raise CheckpointError if the digest ``found`` is not ``expected``."""
     if found != expected:

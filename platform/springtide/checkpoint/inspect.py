@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from springtide.checkpoint.format import (
@@ -14,7 +13,6 @@ from springtide.checkpoint.format import (
     Manifest,
     Piece,
     check,
-    check_block,
     checkpoints,
     listed,
     read_index,
@@ -22,6 +20,7 @@ from springtide.checkpoint.format import (
     reason_of,
     step_of,
 )
+from springtide.checkpoint.verified_reads import check_pieces
 from springtide.errors import CheckpointError
 from springtide.storage import Folder
 
@@ -103,9 +102,7 @@ def problem(run: Folder, name: str, manifest: Manifest) -> str:
             pieces += found
             if facts["size_bytes"]:
                 _check_header(folder, f"{name}/{file.removesuffix('.json')}.safetensors", facts)
-        with ThreadPoolExecutor(_READERS, "springtide-verify") as threads:
-            for _ in threads.map(lambda piece: check_piece(folder, piece), pieces):
-                pass
+        check_pieces(folder, pieces)
         return ""
     except (CheckpointError, FileNotFoundError, IsADirectoryError) as error:
         return str(error)
@@ -116,12 +113,6 @@ def _check_header(folder: Folder, file: str, facts: dict[str, Any]) -> None:
     size = folder.size(file)
     if size != facts["size_bytes"]:
         raise CheckpointError(f"{file} has {size} bytes, {facts['size_bytes']} were committed")
-
-
-def check_piece(folder: Folder, piece: Piece) -> None:
-    """Raise CheckpointError if the stored bytes of ``piece`` differ from the committed bytes."""
-    for number in range(len(piece.digests)):
-        check_block(folder, piece, number)
 
 
 def _age(saved_s: float) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from springtide.checkpoint.adapters import without_adapter
 from springtide.checkpoint.averages import as_weights, begin_averages, match_averages
-from springtide.checkpoint.format import BLOCK_BYTES, BadFile, Manifest, Piece, checkpoints, read_index, read_manifest
+from springtide.checkpoint.format import Manifest, Piece, checkpoints, read_index, read_manifest
 from springtide.checkpoint.new_blocks import with_new_blocks, without_new_outputs
 from springtide.checkpoint.piece_table import PieceTable
 from springtide.checkpoint.tensors import Box, box, local, materialize, named_tensors, raw, type_name, type_of
+from springtide.checkpoint.verified_reads import PieceSource, blocks_of, contiguous, read_blocks
 from springtide.errors import CheckpointError
-from springtide.storage import Folder, digest
+from springtide.storage import Folder
 
-_READ_BYTES = 16 * 2**20
 _READERS = 6
 _NAMES_SHOWN = 5
 _CONVERTED_BYTES = 64 * 2**20
@@ -36,14 +36,6 @@ Convert = Callable[[Tensor, torch.dtype], Tensor]
 """(stored rows of a tensor, type of the model's tensor) -> these rows in that type; uint8 means packed."""
 
 _log = logging.getLogger(__name__)
-
-
-class PieceSource(Protocol):
-    """Reads the files that pieces are stored in."""
-
-    def stream(self, name: str, begin: int, end: int) -> Iterable[memoryview]: ...
-
-    def size(self, name: str) -> int: ...
 
 
 def load(
@@ -197,12 +189,14 @@ def _copies(pieces: Sequence[Piece], tensor: Tensor, held: Box) -> list[_Copy]:
 
 def _read_all(source: PieceSource, copies: Sequence[_Copy], verify: bool) -> None:
     """Read and perform ``copies``, several reads at a time."""
-    reads = _reads(copies)
+    reads = contiguous(
+        itertools.chain.from_iterable(blocks_of(one.piece, one.begin, one.end, one.take) for one in copies)
+    )
     if len(reads) == 1:  # threads would only wait for each other
-        _read(source, reads[0], verify)
+        read_blocks(source, reads[0], verify)
     else:
         with ThreadPoolExecutor(_READERS, "springtide-load") as threads:
-            for _ in threads.map(lambda read: _read(source, read, verify), reads):
+            for _ in threads.map(lambda read: read_blocks(source, read, verify), reads):
                 pass
     for copy in copies:
         copy.finish()
@@ -293,14 +287,6 @@ class _Copy:
             return None
         return cls(piece, Box(begins, sizes), tensor, held)
 
-    def blocks(self) -> Iterator[_Block]:
-        """Yield the blocks of the piece that contain bytes of the overlap."""
-        piece = self.piece
-        for number in range(self.begin // BLOCK_BYTES, -(-self.end // BLOCK_BYTES)):
-            begin = number * BLOCK_BYTES
-            end = min(begin + BLOCK_BYTES, piece.size_bytes)
-            yield _Block(piece.file, piece.begin + begin, piece.begin + end, number, self)
-
     def take(self, data: memoryview, begin: int) -> None:
         """Copy the bytes of ``data`` that lie in the overlap to their target. ``begin``: offset of ``data`` in the piece."""
         first, last = max(begin, self.begin), min(begin + data.nbytes, self.end)
@@ -318,59 +304,3 @@ class _Copy:
         if self._whole is not None:
             first_row = (slice(0, self._source[0].stop - self._source[0].start), *self._source[1:])
             self._target[self._place].copy_(self._whole[first_row])
-
-
-class _Block(NamedTuple):
-    """A block of a piece: its place in the file, its number in the piece, and the copy that needs it."""
-
-    file: str
-    begin: int
-    end: int
-    """Offset in the file, as ``begin`` [bytes]."""
-    number: int
-    copy: _Copy
-
-    @property
-    def what(self) -> str:
-        """Description for error messages."""
-        return f"{self.file}: bytes {self.begin} to {self.end} of {self.copy.piece.tensor}"
-
-
-def _reads(copies: Sequence[_Copy]) -> list[list[_Block]]:
-    """Return the blocks of ``copies`` grouped into reads: contiguous blocks of one file, about _READ_BYTES at most."""
-    blocks = sorted((block for copy in copies for block in copy.blocks()), key=lambda block: block[:3])
-    reads: list[list[_Block]] = []
-    for block in blocks:
-        read = reads[-1] if reads else []
-        follows = read and (read[-1].file, read[-1].end) == (block.file, block.begin)
-        if follows and block.begin - read[0].begin < _READ_BYTES:
-            read.append(block)
-        else:
-            reads.append([block])
-    return reads
-
-
-def _read(source: PieceSource, blocks: list[_Block], verify: bool) -> None:
-    """Read contiguous ``blocks`` of a file. Each byte is copied and hashed while it is in the CPU cache."""
-    file, place, end = blocks[0].file, blocks[0].begin, blocks[-1].end
-    running, left = digest.Running(), iter(blocks)
-    block = next(left)
-    try:
-        for data in source.stream(file, place, end):
-            while data.nbytes:
-                part, data = data[: block.end - place], data[block.end - place :]
-                block.copy.take(part, block.number * BLOCK_BYTES + place - block.begin)
-                place += part.nbytes
-                if verify:
-                    running.add(part)
-                    if place == block.end and (found := running.end()) != block.copy.piece.digests[block.number]:
-                        expected = block.copy.piece.digests[block.number]
-                        raise BadFile(f"{block.what}: digest expected {expected}, found {found}", file)
-                block = next(left, block) if place == block.end else block
-    except (FileNotFoundError, IsADirectoryError):
-        raise BadFile(f"{file} is missing", file) from None
-    except OSError:
-        if source.size(file) >= end:
-            raise  # the file is complete: a network error
-    if place != end:
-        raise BadFile(f"{file} ends after {source.size(file)} bytes, {end} were committed", file)

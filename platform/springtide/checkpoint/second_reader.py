@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from springtide.checkpoint.format import COMMITTED, checkpoints, read_index, read_manifest
-from springtide.checkpoint.inspect import check_piece
+from springtide.checkpoint.verified_reads import check_pieces
 from springtide.errors import CheckpointError
 from springtide.storage import Folder
 
@@ -77,9 +77,8 @@ def still_bad(run: Folder, name: str, file: str) -> str:
             read_index(folder / name, file.rpartition("/")[2], manifest.files[file.rpartition("/")[2]]["digest"])
             return ""
         for index in manifest.indexes:
-            for piece in read_index(folder / name, index, manifest.files[index]["digest"])[1]:
-                if piece.file == file:
-                    check_piece(folder, piece)
+            pieces = read_index(folder / name, index, manifest.files[index]["digest"])[1]
+            check_pieces(folder, [piece for piece in pieces if piece.file == file])
         return ""
     except (CheckpointError, FileNotFoundError, IsADirectoryError) as error:
         return str(error)

@@ -261,4 +261,4 @@ def test_the_second_reader_finds_a_folder_instead_of_a_file_bad(run: Folder) -> 
     [name] = [name for name in (checkpoints(run) / NAME).names() if name.endswith(".safetensors")]
     (checkpoints(run) / NAME).remove(name)
     Path(checkpoints(run).where(f"{NAME}/{name}")).mkdir()
-    assert "Is a directory" in still_bad(run, NAME, f"{NAME}/{name}")
+    assert "is a folder" in still_bad(run, NAME, f"{NAME}/{name}")

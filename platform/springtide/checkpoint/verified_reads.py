@@ -1,0 +1,106 @@
+"""Read the data files of checkpoints and verify each byte in the same pass. Restores, second readers, saves that read old
+blocks again, and ``springtide inspect --verify`` all read through this file. No torch here.
+
+    pieces -> blocks of 4 MiB -> reads of contiguous blocks of one file -> each part is hashed and copied in the CPU cache
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, Protocol
+
+from springtide.checkpoint.format import BLOCK_BYTES, BadFile, Piece
+from springtide.storage import digest
+
+_READ_BYTES = 16 * 2**20
+_READERS = 8
+Take = Callable[[memoryview, int], None]
+"""Receives bytes of a piece, and their offset in the piece."""
+
+
+class PieceSource(Protocol):
+    """Reads the files that pieces are stored in."""
+
+    def stream(self, name: str, begin: int, end: int) -> Iterable[memoryview]: ...
+
+    def size(self, name: str) -> int: ...
+
+
+class Block(NamedTuple):
+    """A block of a piece: its place in the file, its number in the piece, and who takes its bytes."""
+
+    file: str
+    begin: int
+    end: int
+    """Offset in the file, as ``begin`` [bytes]."""
+    number: int
+    piece: Piece
+    take: Take
+
+    @property
+    def what(self) -> str:
+        """Description for error messages."""
+        return f"{self.file}: bytes {self.begin} to {self.end} of {self.piece.tensor}"
+
+
+def _drop(data: memoryview, begin: int) -> None:
+    """Take bytes that are only verified."""
+
+
+def blocks_of(piece: Piece, begin: int = 0, end: int | None = None, take: Take = _drop) -> Iterator[Block]:
+    """Yield the blocks of a piece that contain its bytes from ``begin`` to ``end``; None is the piece's end."""
+    for number in range(begin // BLOCK_BYTES, -(-(piece.size_bytes if end is None else end) // BLOCK_BYTES)):
+        first = number * BLOCK_BYTES
+        last = min(first + BLOCK_BYTES, piece.size_bytes)
+        yield Block(piece.file, piece.begin + first, piece.begin + last, number, piece, take)
+
+
+def contiguous(blocks: Iterable[Block]) -> list[list[Block]]:
+    """Return blocks grouped into reads: contiguous blocks of one file, about _READ_BYTES at most."""
+    reads: list[list[Block]] = []
+    for block in sorted(blocks, key=lambda block: block[:3]):
+        read = reads[-1] if reads else []
+        follows = read and (read[-1].file, read[-1].end) == (block.file, block.begin)
+        if follows and block.begin - read[0].begin < _READ_BYTES:
+            read.append(block)
+        else:
+            reads.append([block])
+    return reads
+
+
+def read_blocks(source: PieceSource, blocks: Sequence[Block], verify: bool = True) -> None:
+    """Read contiguous blocks of one file. Raises BadFile if a block is not what was committed, or the file is missing or short;
+    OSError if the store cannot be read."""
+    file, place, end = blocks[0].file, blocks[0].begin, blocks[-1].end
+    running, left = digest.Running(), iter(blocks)
+    block = next(left)
+    try:
+        for data in source.stream(file, place, end):
+            while data.nbytes:
+                part, data = data[: block.end - place], data[block.end - place :]
+                block.take(part, block.number * BLOCK_BYTES + place - block.begin)
+                place += part.nbytes
+                if verify:
+                    running.add(part)
+                    if place == block.end and (found := running.end()) != block.piece.digests[block.number]:
+                        expected = block.piece.digests[block.number]
+                        raise BadFile(f"{block.what}: digest expected {expected}, found {found}", file)
+                block = next(left, block) if place == block.end else block
+    except FileNotFoundError:
+        raise BadFile(f"{file} is missing", file) from None
+    except IsADirectoryError:
+        raise BadFile(f"{file} is a folder", file) from None
+    except OSError:
+        if source.size(file) >= end:
+            raise  # the file is complete: a network error
+    if place != end:
+        raise BadFile(f"{file} ends after {source.size(file)} bytes, {end} were committed", file)
+
+
+def check_pieces(source: PieceSource, pieces: Iterable[Piece]) -> None:
+    """Read all bytes of ``pieces``. Raises as ``read_blocks`` does, at the first bad file."""
+    reads = contiguous(block for piece in pieces for block in blocks_of(piece))
+    with ThreadPoolExecutor(_READERS, "springtide-verify") as threads:
+        for _ in threads.map(lambda read: read_blocks(source, read), reads):
+            pass
