@@ -148,7 +148,7 @@ def observers_cpu(steps: int) -> dict[str, Any]:
     import torch
 
     from springtide.api.control import Controls
-    from springtide.ray.train.trainer import RayMetrics
+    from springtide.ray.train.driver_listeners import RayMetrics
     from springtide.ray.train.worker_lender import WorkerLender
     from springtide.run.folder import Run
     from springtide.tracking.console import Console

@@ -115,7 +115,7 @@ def _claim_and_train(
             _train(found, lease, uri, hears, workers, before, reports=False)
             return
         from springtide.api.control import Controls  # Ray loads only when needed
-        from springtide.ray.train.trainer import RayMetrics
+        from springtide.ray.train.driver_listeners import RayMetrics
         from springtide.ray.train.worker_lender import workers_of
 
         own = workers_of(found.config, found.is_private)

@@ -1,4 +1,9 @@
-"""Base of every section of the config: frozen, without unknown names, each field documented."""
+"""Base of every section of the config: frozen, without unknown names, each field documented.
+
+A new field's default must train what was trained without it. A new field that is not free also needs a row in
+``ADDED_SETTINGS`` of ``config/renames.py``: without the row, the identity of every older run would change, and ``--resume``
+would not find it.
+"""
 
 from __future__ import annotations
 

@@ -119,7 +119,10 @@ def _nccl_errors() -> set[str]:
         with contextlib.suppress(RuntimeError):  # a group without GPUs
             if ask := getattr(group._get_backend(torch.device("cuda")), "get_error", None):
                 found.add(ask().name)
-    return found & {"COMM_ERROR", "REMOTE_ERROR"}  # timeouts do not count: hangs are found by ``elastic.hang``
+    return found & {
+        "COMM_ERROR",
+        "REMOTE_ERROR",
+    }  # timeouts do not count: hangs are found by the driver (``ray.train.hang``)
 
 
 def _uses_nccl() -> bool:

@@ -18,8 +18,8 @@ from springtide.errors import ConfigError, explain
 _TIMEOUT = timedelta(minutes=10)
 
 _NCCL = {
-    # the watchdog would end the process on a timeout or a peer's error. But ``elastic.hang`` detects hangs, and a process is
-    # reused by the next worker group. _abort_process_group requires this setting, too
+    # the watchdog would end the process on a timeout or a peer's error. But the driver detects hangs (``ray.train.hang``), and
+    # a process is reused by the next worker group. _abort_process_group requires this setting, too
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "TORCH_NCCL_PROPAGATE_ERROR": "0",

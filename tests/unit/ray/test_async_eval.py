@@ -10,8 +10,8 @@ import pytest
 
 from springtide.config.steps import StepsDone
 from springtide.events import Evaluated, Event, Saved, Stopped
-from springtide.ray.train import trainer as async_eval
-from springtide.ray.train.trainer import AsyncEvaluations
+from springtide.ray.train import driver_listeners as async_eval
+from springtide.ray.train.driver_listeners import AsyncEvaluations
 
 
 class Evaluator:

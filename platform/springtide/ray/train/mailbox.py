@@ -6,7 +6,7 @@ Workers need no access to the tracking store or the console: rank 0 posts, the d
                        <--requests: rank 0 has a pending call, which returns as soon as one is made
 
 A driver that trains several runs in turn keeps its mailbox, because a process takes a second to start. Every call carries its
-run's key, and a late call for an ended run is dropped.
+run's key, and a late call for an ended run is dropped. Rank 0 uses it through ``EventSender``, at the end of this file.
 """
 
 from __future__ import annotations

@@ -90,9 +90,10 @@ class SnapshotClient:
         ray.get(self._mine.found.remote())
 
     def pair(self, nodes: Sequence[str], domains: Sequence[Domain] = ()) -> None:
-        """Choose peers to hold copies, among the nodes of all ranks; those in other failure domains come first
-        (``elastic.copies``). If they are too few, nodes outside the group with room for workers are added once there are some:
-        the snapshots of a group on one node would be lost with it. ``domains``: failure domain of each rank's node."""
+        """Choose peers to hold copies, among the nodes of all ranks. Nodes in other failure domains come first: see the module
+        ``springtide.elastic.copies``. If they are too few, nodes outside the group with room for workers are added once there
+        are some: the snapshots of a group on one node would be lost with it. ``domains``: failure domain of each rank's
+        node."""
         self._nodes = dict(zip(nodes, domains or [()] * len(nodes), strict=True))
         self._choose()
 

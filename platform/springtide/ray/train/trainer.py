@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
 import logging
 import math
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 import pyarrow.fs
 import ray
-from ray import ObjectRef
-from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayActorError
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
-from ray.util.metrics import Counter, Gauge
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from springtide.config import Config, redact
 from springtide.distributed import backend, gpu_environment
 from springtide.elastic import GroupRequest
 from springtide.elastic.policy import Bounds
 from springtide.errors import SpringtideError, StoppedWaiting, StoreLost, TrainingFailed, TrainingInterrupted
-from springtide.events import Evaluated, Event, Saved, Stopped
+from springtide.events import Event
 from springtide.faults import armed
 from springtide.ray.cluster.nodes import may_be_taken_away
 from springtide.ray.cluster.stop_signals import stop_signals
 from springtide.ray.cluster.watchers import PreemptionWatchers
-from springtide.ray.names import name_of
 from springtide.ray.train.adapter import SpringtideTrainer
+from springtide.ray.train.driver_listeners import async_evaluations
 from springtide.ray.train.failure_policy import fatal, first_failure, only_stores
 from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import MailboxClient, NoticeSender, Reply
@@ -43,9 +36,7 @@ from springtide.ray.train.snapshot_saver import OrphanedRun
 from springtide.ray.train.worker import work
 from springtide.ray.train.worker_lender import WorkerLender
 from springtide.storage import Folder
-from springtide.tracking.prometheus import PREFIX, PROMETHEUS, RUN, observed
 from springtide.training.compile_cache import key_of
-from springtide.training.evaluate import evaluate_checkpoint
 
 _POLL_S = 0.5
 _END_S = 10.0
@@ -208,146 +199,3 @@ def _explain(error: BaseException) -> BaseException:
         rank, cause = first_failure(failures)
         return kind(f"rank {rank} failed, and restarts did not help: {cause}")
     return error if isinstance(error, SpringtideError | KeyboardInterrupt) else TrainingFailed(str(error))
-
-
-# Evaluations in the background of training: one process evaluates committed checkpoints in turn, and no step waits.
-
-_NICE = 10
-_LONGEST_S = 600.0
-"""How long the end of training waits for the evaluation of a checkpoint [s]."""
-
-
-class AsyncEvaluator:
-    """The evaluating process, at a lower priority than training where they share cores."""
-
-    def __init__(self, config: Config, run: Folder) -> None:
-        self._config, self._run = config, run
-        os.nice(_NICE)
-
-    def evaluate(self, name: str) -> Evaluated:
-        """Evaluate checkpoint ``name``."""
-        return evaluate_checkpoint(self._run, self._config, name, "cuda" if ray.get_gpu_ids() else "cpu")
-
-
-@contextlib.contextmanager
-def async_evaluations(
-    config: Config, run: Folder, listen: Callable[[Event], None]
-) -> Iterator[Callable[[Event], None]]:
-    """Yield ``listen``, or with ``train.eval_async`` a listener that also starts evaluations in the background."""
-    train = config.train
-    if not (train.eval_async and train.eval_every and train.eval_tokens):
-        yield listen
-        return
-    evaluations = AsyncEvaluations(config, run, listen)
-    try:
-        yield evaluations
-    finally:
-        evaluations.end()
-
-
-class AsyncEvaluations:
-    """A listener in front of another: passes on events and adds evaluations, in the order of their steps."""
-
-    def __init__(self, config: Config, run: Folder, listen: Callable[[Event], None]) -> None:
-        self._config, self._run, self._listen = config, run, listen
-        self._due = config.train.eval_every
-        self._next = ""
-        """The checkpoint to evaluate next, empty if none."""
-        self._actor: ActorHandle[AsyncEvaluator] | None = None
-        self._under_way: tuple[str, ObjectRef[Evaluated]] | None = None
-        """The checkpoint that is evaluated now, and the reference to its result."""
-
-    def __call__(self, event: Event) -> None:
-        """Handle one event."""
-        if isinstance(event, Stopped) and event.status != "finished":
-            self._give_up()
-        elif isinstance(event, Evaluated | Stopped):
-            self.settle()
-        self._listen(event)
-        if isinstance(event, Saved) and self._due <= event.step < self._config.num_steps:
-            every = self._config.train.eval_every
-            self._next, self._due = event.name, (event.step // every + 1) * every
-        self._look(0.0)
-
-    def settle(self) -> None:
-        """Wait for the running evaluation, and the next one."""
-        while self._under_way is not None:
-            self._look(_LONGEST_S)
-
-    def end(self) -> None:
-        """End the evaluating process."""
-        if self._actor is not None:
-            ray.kill(self._actor)
-        self._actor = self._under_way = None
-
-    def _give_up(self) -> None:
-        """End the evaluations without waiting: a run that is stopped may have only seconds left. A result that has arrived is
-        still reported."""
-        self._next = ""
-        self._look(0.0)
-        if self._under_way is not None:
-            _log.warning("checkpoint %s is not evaluated: the run stops", self._under_way[0])
-        self.end()
-
-    def _look(self, wait_s: float) -> None:
-        if self._under_way is not None:
-            name, answer = self._under_way
-            done, _ = ray.wait([answer], timeout=wait_s)
-            if done:
-                self._take(name, answer)
-            elif wait_s:
-                _log.warning("checkpoint %s is not evaluated: it took more than %.0f s", name, wait_s)
-                self.end()
-        if self._under_way is None and self._next:
-            name, self._next = self._next, ""
-            self._actor = self._actor or self._started()
-            self._under_way = name, self._actor.evaluate.remote(name)
-
-    def _take(self, name: str, answer: ObjectRef[Evaluated]) -> None:
-        self._under_way = None
-        try:
-            self._listen(dataclasses.replace(ray.get(answer), asynchronous=True))
-        except (RayError, OSError) as error:  # one evaluation is missing; training is not affected
-            _log.warning("checkpoint %s is not evaluated: %s", name, str(error).strip().splitlines()[-1])
-            self.end()
-
-    def _started(self) -> ActorHandle[AsyncEvaluator]:
-        config, gpus = self._config, self._config.train.eval_gpus
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-        threads = {"env_vars": {"OMP_NUM_THREADS": str(config.parallel.threads)}} if config.parallel.threads else None
-        name = name_of(config.run.id, "evaluator")
-        options = {"name": name, "num_cpus": 0, "num_gpus": gpus, "runtime_env": threads}
-        actor = ray.remote(AsyncEvaluator).options(**options, scheduling_strategy="DEFAULT" if gpus else here)
-        return actor.remote(config, self._run)
-
-
-# Event listener that sets a run's metrics in Ray, which exports them to Prometheus on every node. Only the driver calls it.
-#
-# Source: https://docs.ray.io/en/releases-2.60.0/ray-observability/user-guides/add-app-metrics.html
-
-_KNOWN: dict[str, Gauge | Counter] = {}
-"""Name -> metric. A process has one metric of each name, however many runs it trains."""
-
-
-class RayMetrics:
-    """Exports the metrics of one run."""
-
-    def __init__(self, run: str) -> None:
-        self._run = run
-
-    def __call__(self, event: Event) -> None:
-        """Set the metrics that one event contains. Ray sends them later, from a thread of its own."""
-        for metric, labels, value in observed(event):
-            known, tags = _metric(metric.name), {RUN: self._run, **labels}
-            if isinstance(known, Gauge):
-                known.set(value, tags)
-            else:
-                known.inc(value, tags)
-
-
-def _metric(name: str) -> Gauge | Counter:
-    if name not in _KNOWN:
-        row = next(one for one in PROMETHEUS if one.name == name)
-        kind = Gauge if row.kind == "gauge" else Counter
-        _KNOWN[name] = kind(PREFIX + name, f"{row.meaning} [{row.unit}]", row.labels)
-    return _KNOWN[name]
