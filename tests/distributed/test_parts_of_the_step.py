@@ -46,7 +46,7 @@ def test_a_part_adds_a_figure_of_all_ranks(short: Config, ranks: Ranks) -> None:
         (
             "another length",
             "",
-            "PartFailed: rank 1: other fields than in the step before: mine (sums, 2) in place of mine (sums, 1)",
+            "PartFailed: rank 1: other fields than in the group's first step: mine (sums, 2) in place of mine (sums, 1)",
         ),
         (
             "another name at once",

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the public API run, all in one folder with a trained run, and each argument is listed."""
+"""The examples in docstrings run, all in one folder with a trained run; those of public functions list each argument."""
 
 from __future__ import annotations
 
@@ -23,46 +23,29 @@ from springtide.training import TrainLoop
 
 pytestmark = pytest.mark.processes
 
-MODULES = (
-    *("springtide.api.prepare", "springtide.api.resolve", "springtide.stream.batches"),
-    *("springtide.checkpoint.checkpointer", "springtide.model.objective", "springtide.training.step_metrics"),
-    *(
-        "springtide.api.train",
-        "springtide.api.sweep",
-        "springtide.tune.folder",
-        "springtide.api.drill",
-        "springtide.planning.simulation",
-    ),
-    *("springtide.elastic.evenness", "springtide.elastic.copies"),
-    *(
-        "springtide.elastic.failures",
-        "springtide.elastic.market",
-        "springtide.elastic.node_table",
-        "springtide.elastic.on_demand",
-        "springtide.elastic.forecast",
-    ),
-    *("springtide.planning.plan", "springtide.config.cluster_file"),
-    *("springtide.config.devices", "springtide.planning.arithmetic", "springtide.elastic.allocation"),
-    *("springtide.planning.estimate", "springtide.run.folder", "springtide.run.verify", "springtide.tracking.ledger"),
-    *("springtide.config.files", "springtide.config.schema", "springtide.config.recipes", "springtide.errors"),
-    *(
-        "springtide.run.exchange",
-        "springtide.run.run_status",
-        "springtide.run.fisher",
-        "springtide.training.anchor",
-        "springtide.model.objective",
-        "springtide.run.labeller",
-        "springtide.api.label",
-        "springtide.tracking.run_state",
-        "springtide.api.doctor",
-        "springtide.config.files",
-        "springtide.planning.device_memory",
-        "springtide.distributed.float8",
-    ),
+SOURCE = Path(st.__file__).parent
+MODULES = sorted(
+    ".".join(("springtide", *file.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+    for file in SOURCE.rglob("*.py")
+    if ">>> " in file.read_text()
 )
-"""Where the public API is defined."""
-NOT_RUN = {"train", "resolve", "sweep", "drill", "label"}
-"""Functions whose examples need a Ray cluster, and minutes. tests/elastic calls them."""
+"""The modules with examples."""
+NOT_RUN = {
+    "train",
+    "resolve",
+    "sweep",
+    "drill",
+    "label",
+    "queue",
+    "save",
+    "pause",
+    "unpause",
+    "resize",
+    "stop",
+    "name_of",
+}
+"""Functions whose examples need a Ray cluster, and minutes, or a run that trains. tests/elastic calls them. ``name_of`` returns
+another name each time."""
 PUBLIC = {
     *(name for name in st.__all__ if isinstance(getattr(st, name), types.FunctionType)),
     *(

@@ -13,7 +13,7 @@ from typing import Any
 
 from springtide import config as configs
 from springtide.checkpoint.format import Manifest, Meta, committed, name_of, step_of
-from springtide.checkpoint.retention import hold
+from springtide.checkpoint.retention import hold, release
 from springtide.config.schema import TrainConfig
 from springtide.config.steps import StepsDone
 from springtide.errors import ConfigError, explain
@@ -47,6 +47,7 @@ def keep(url: str, run_id: str, field: str = FIELD) -> None:
     hold(run, name, run_id)
     # no race: ``commit.tidy`` reads the notes again after it has removed a commit marker, and restores the marker
     if name not in committed(run):
+        release(run, name, run_id)
         gone = "names a checkpoint that its run has removed since"
         raise ConfigError(explain(field, url, gone, "name a newer one"))
 

@@ -14,8 +14,6 @@ from springtide.config.engine import ModelConfig
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 """Their names of local and of global layers."""
-LAYER = "{layer}"
-"""Stands for the number of a layer in a name."""
 
 KEYS = {
     "vocab_size": "vocab_size",

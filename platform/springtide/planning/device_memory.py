@@ -13,6 +13,8 @@ from collections.abc import Mapping
 
 from springtide.config import Config
 
+USABLE_SHARE = 0.9
+"""Part of a device's memory that a step may take; the rest is left to libraries."""
 CONTEXT_BYTES = 600_000_000
 """Context if the memory in use on the device is not known: assumed, not measured."""
 _BUFFERS = {"NCCL_BUFFSIZE": 2**22, "NCCL_LL_BUFFSIZE": 8 * 512 * 8 * 16, "NCCL_LL128_BUFFSIZE": 120 * 640 * 8 * 8}

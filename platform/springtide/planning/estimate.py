@@ -12,6 +12,7 @@ from springtide.config import Config
 from springtide.config.code import BESIDE_THE_MODEL
 from springtide.elastic.evenness import LaneEvenness, lane_evenness, more_even
 from springtide.errors import ConfigError, explain
+from springtide.planning.device_memory import USABLE_SHARE
 
 _REMEDIES: dict[str, dict[str, Any]] = {
     "parallel.recompute = full": {"parallel.recompute": "full"},
@@ -26,7 +27,6 @@ _PROBED = (2, 4)
 """Micro-batch sizes at which memory is predicted [rows]."""
 _BETTER = 0.005
 """Minimum gain in mean evenness for which another number of rows is reported."""
-_KEPT_FREE = 0.9
 _PLENTY = 8
 """A step fits a device with more than this many times the bytes of ``_bound``, without a prediction."""
 
@@ -174,7 +174,7 @@ def choose_micro_batch(config: Config, vocab_size: int, eos_id: int | None, devi
             for size in _PROBED
         )
         a_row = max(1.0, (more - fewer) / (_PROBED[1] - _PROBED[0]))  # each row adds the same
-        fitting.append(_PROBED[0] + (_KEPT_FREE * device_bytes - fewer) / a_row)
+        fitting.append(_PROBED[0] + (USABLE_SHARE * device_bytes - fewer) / a_row)
     most = min(*fitting, -(-config.stream.global_batch // config.elastic.min_workers))
     return config.override({"train.micro_batch": 2 ** int(math.log2(max(1.0, most)))})
 

@@ -28,12 +28,10 @@ from springtide.planning.arithmetic import (
     step_time,
 )
 from springtide.planning.calibration import Calibration, calibrate
-from springtide.planning.device_memory import usable_bytes
+from springtide.planning.device_memory import USABLE_SHARE, usable_bytes
 from springtide.planning.estimate import gigabytes, num_ids
 from springtide.planning.spot import Market, saves_of, spot_of
 
-_KEPT_FREE = 0.9
-"""Part of a device's memory that a step may take; the rest is left to libraries."""
 _CHANGES: tuple[dict[str, Any], ...] = (
     {"train.micro_batch": 1},
     {"parallel.recompute": "selective"},
@@ -171,7 +169,7 @@ def _fitted(config: Config, size: ModelSize, node: NodeType, workers: int) -> Co
 def _room(config: Config, node: NodeType) -> float:
     """Return the memory of a device that a step may take: nine tenths, or what context and NCCL's buffers leave, if that is
     less [bytes]."""
-    return min(_KEPT_FREE * node.device.memory, float(usable_bytes(config, node.device.memory)))
+    return min(USABLE_SHARE * node.device.memory, float(usable_bytes(config, node.device.memory)))
 
 
 def _cannot(config: Config, workers: int) -> str:
@@ -312,7 +310,7 @@ def _nothing_fits(config: Config, size: ModelSize, file: ClusterFile, rows: list
         large = [
             (found.memory, name)
             for name in known_devices()
-            if (found := figures_of(name)) and least.memory_bytes <= _KEPT_FREE * found.memory
+            if (found := figures_of(name)) and least.memory_bytes <= USABLE_SHARE * found.memory
         ]
         if large:
             best = f"\nas configured, a node type of {least.world_size} workers with a {min(large)[1]} each would fit"

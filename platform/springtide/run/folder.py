@@ -294,7 +294,7 @@ class Run(RunControl):
             A handle on the new folder.
 
         Raises:
-            ConfigError: there are fewer than ``last`` checkpoints, or ``to`` is a run's folder already.
+            ConfigError: there are fewer than ``last`` checkpoints, or ``to`` is not empty.
             CheckpointError: a checkpoint has no moving average, the checkpoints are of different models, or one is corrupt.
 
         Examples:
@@ -311,8 +311,8 @@ class Run(RunControl):
         if not 0 < last <= len(names):
             limit = f"{self.folder.url} has {len(names)} checkpoints that count"
             raise ConfigError(explain("last", last, limit, "keep more of them: checkpoint.keep_last, keep_every"))
-        if folder.exists(RUN_CONFIG) or committed(folder):
-            raise ConfigError(explain("to", to, "is a run's folder already", "name another one"))
+        if folder.names():
+            raise ConfigError(explain("to", to, "is not empty", "name another folder"))
         root, _, name = folder.url.rstrip("/").rpartition("/")
         found = Run(folder)
         config = self.config.override({"run.id": name, "run.root": root})

@@ -26,7 +26,7 @@ def to_json(value: Any, **options: Any) -> str:
 
 
 def most_values(text: bytes) -> int:
-    """Return an upper bound of the number of values in JSON text: opening brackets and commas outside of strings, plus one.
+    r"""Return an upper bound of the number of values in JSON text: opening brackets and commas outside of strings, plus one.
 
     The three bytes ``{},`` take about 70 bytes of memory once parsed, so a hostile file of moderate size may exhaust memory.
     This count takes about as much memory as the text.

@@ -59,7 +59,7 @@ def metric_name(name: str) -> str:
     """Return the name of the MLflow metric for a figure of an event.
 
     >>> metric_name("heldout_loss"), metric_name("objective/a+b")
-    ('heldout/loss', 'objective/a_b')
+    ('heldout/loss', 'train/objective/a_b')
     """
     return valid_name(tracked_name(name))
 

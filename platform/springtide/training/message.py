@@ -105,7 +105,9 @@ class StepMessage:
             self._compare(fields)
             group.known = fields
         if fields != group.known and not self._failure:
-            self._failure = PartFailed(f"other fields than in the step before: {_difference(fields, group.known)}")
+            self._failure = PartFailed(
+                f"other fields than in the group's first step: {_difference(fields, group.known)}"
+            )
         if self._failure:
             self._send_zeros(group.known)
         device = self._world.device

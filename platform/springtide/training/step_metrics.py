@@ -111,7 +111,7 @@ class NoiseScale:
     """
 
     def __init__(self) -> None:
-        self._square = self._variance = self._weight = 0.0
+        self._square = self._variance = 0.0
 
     def after(self, pieces: float, squared_counts: float, counts: float, square: float, tokens: float) -> float | None:
         """Add a step to the averages. Returns the noise scale [tokens]; None if it cannot be estimated.
@@ -129,7 +129,6 @@ class NoiseScale:
             return None
         found = (pieces * tokens - counts * square) / determinant
         variance = (square - tokens**2 * found) / tokens
-        self._weight += _SHARE * (1.0 - self._weight)
         self._square += _SHARE * (found - self._square)
         self._variance += _SHARE * (variance - self._variance)
         return max(self._variance, 0.0) / self._square if self._square > 0 else None

@@ -320,6 +320,7 @@ def test_a_branch_from_a_removed_checkpoint_is_whole_or_refused(
     monkeypatch.undo()
     if when == "after":
         assert "removed" in said
+        assert retention.being_read(run) == set(), "a run that was refused keeps nothing"
     else:
         assert said == ""
         assert "step-0000000005" in committed(run)
