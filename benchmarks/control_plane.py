@@ -51,7 +51,7 @@ def waiting(nodes: int, wait_s: float) -> dict[str, Any]:
     from springtide.ray.cluster import nodes as cluster
     from springtide.ray.train.job import TrainJob
     from springtide.ray.train.mailbox import Progress
-    from springtide.ray.train.policy import SpringtideScalingPolicy
+    from springtide.ray.train.scaling_policy import SpringtideScalingPolicy
     from springtide.ray.train.worker_lender import WorkerLender
 
     names = [f"{number:056x}" for number in range(nodes)]

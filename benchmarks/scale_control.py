@@ -75,7 +75,7 @@ def start(ranks: int, rounds: int) -> Cost:
 def poll(ranks: int, rounds: int) -> Cost:
     """Calls to workers in a second of training, and one look of the policy at the nodes."""
     from springtide.elastic.policy import Bounds, Node, PolicyState, RestartForecast, WorkerGroup, decide
-    from springtide.ray.train import adapter as groups
+    from springtide.ray.train import ray_adapter as groups
 
     controller: Any = groups.Controller.__new__(groups.Controller)
     controller._shortest_look_s = 0.2

@@ -30,8 +30,8 @@ from springtide.events import Decided, Evaluated, Event, Started, StepDone, Stop
 from springtide.ray.cluster.local import kill_worker
 from springtide.ray.cluster.nodes import leftovers
 from springtide.ray.data import feed as feed_module
-from springtide.ray.train.adapter import run_as_actor
 from springtide.ray.train.mailbox import EventSender, open_mailbox
+from springtide.ray.train.ray_adapter import run_as_actor
 from springtide.ray.train.worker_lender import WorkerLender
 from springtide.shards import HELDOUT, TRAIN, load_manifest
 from springtide.storage import Folder

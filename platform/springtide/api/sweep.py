@@ -294,7 +294,7 @@ class SweepDriver:
         return [other_seed(self.base, point, seed) for point in points for seed in range(1, self.table.budget.seeds)]
 
     def _write(self, verdict: SweepResult) -> None:
-        """Write the result, the page, and the config of the best trial."""
+        """Write the sweep's result (``result.json``), its HTML page, and the config of the best trial."""
         from springtide.run.report.sweep_page import render
         from springtide.tune.study import importance
 

@@ -167,8 +167,9 @@ class PieceWriter:
         return pieces, index["size_bytes"]
 
     def _rotten(self, job: CommitJob, unchanged: Sequence[Piece]) -> set[Any]:
-        """Verify a random sample of the stored blocks of ``unchanged`` pieces, seeded by the step. Returns the boxes of pieces
-        with a damaged or unreadable block. The sample is read once per job: all tries of a job must write the same bytes."""
+        """Verify a random sample of the stored blocks of ``unchanged`` pieces, seeded by the step. Returns the boxes (offsets
+        and sizes in their tensors) of pieces with a damaged or unreadable block. The answer is kept for the job: a second try
+        that drew another answer would write other bytes than the first."""
         if (job.term, job.name) != self._rotten_for:
             blocks = [block for piece in unchanged for block in blocks_of(piece)]
             drawn = random.Random(int(job.meta.step)).sample(blocks, min(_REREAD_BLOCKS, len(blocks)))

@@ -23,7 +23,8 @@ from springtide.storage import Folder
 
 
 def has_ever_committed(run: Folder) -> bool:
-    """Return True if a checkpoint was committed since a user last had the run begin at step 0, even if it does not count now.
+    """Return True if a checkpoint was committed since the run's last start with ``--from-scratch``, even if the checkpoint was
+    quarantined or removed since.
     Evidence is the lease's record of the commit, or a commit marker that still exists."""
     if leases.has_committed(run):
         return True

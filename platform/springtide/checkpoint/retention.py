@@ -107,7 +107,8 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int
         files = [
             file for file in one.files if _OURS.fullmatch(file) and (name not in keep or term_of(file) is not None)
         ]
-        of_marks = max((term_of(file) or 0 for file in one.files), default=0)  # for markers, whose names have no term
+        # a marker has no term in its name: the highest term of the other files counts for it
+        of_marks = max((term_of(file) or 0 for file in one.files), default=0)
         doomed += [
             f"{name}/{file}" for file in files if f"{name}/{file}" not in needed and (term_of(file) or of_marks) <= term
         ]

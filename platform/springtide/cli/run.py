@@ -154,7 +154,7 @@ def _report(options: argparse.Namespace) -> int:
         kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(timeline.unknown.items()))
         count = sum(timeline.unknown.values())
         say(f"  skipped: {count} events of kinds that this version does not know: {kinds}")
-    if not run.folder.exists(REPORT):  # torchrun has no driver that writes it
+    if not run.folder.exists(REPORT):  # not a group under torchrun, which has no driver that writes it
         with contextlib.suppress(OSError):  # this user may not write to the folder
             run.write_report()
     say(f"  {run.report}" if run.folder.exists(REPORT) else "  report.html is not there, and cannot be written")
@@ -274,7 +274,7 @@ class _Watcher:
         self._looked_at_lease_s = time.monotonic()
         try:
             last = leases.newest(self.run.folder)
-            if last is not None and (last.driver or not last.trains):  # torchrun has no driver
+            if last is not None and (last.driver or not last.trains):  # not a group under torchrun, which has no driver
                 self._ended = leases.why_over(self.run.folder) or ""
         except (FileNotFoundError, SpringtideError):  # damaged, or another version: rely on the journal
             return

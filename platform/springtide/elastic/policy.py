@@ -2,8 +2,8 @@
 
     live nodes + worker group that trains + state + now --decide()--> decision with its reason, new state
 
-``forecast.py`` estimates the cost of a restart. ``ray/train/policy.py`` observes the cluster and carries decisions out. All
-times are seconds of one monotonic clock.
+``forecast.py`` estimates the cost of a restart. ``ray/train/scaling_policy.py`` observes the cluster and carries decisions
+out. All times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, held: Tensor, inputs: int) -> Tensor:
-        """Return the product. Saves the stored matrix for backward."""
+        """Return the product. Saves the matrix for backward in its stored dtype, which may be 4 bits."""
         ctx.save_for_backward(held)
         ctx.inputs = inputs
         return F.linear(x_NI, converted(held, inputs, x_NI.dtype))

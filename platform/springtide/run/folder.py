@@ -305,7 +305,9 @@ class Run(RunControl):
             >>> found.evaluate(tokens=512).heldout_loss < run.evaluate(step=4, tokens=512).heldout_loss
             True
         """
-        from springtide.checkpoint.average import average_checkpoints  # imports torch, which other methods do not need
+        from springtide.checkpoint.checkpoint_mean import (
+            average_checkpoints,  # imports torch, which other methods do not need
+        )
 
         names, folder = self.checkpoints, Folder(to)
         if not 0 < last <= len(names):

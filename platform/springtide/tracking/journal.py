@@ -339,8 +339,8 @@ def _warn(segment: str, skipped: str, line: int, error: Exception) -> None:
 
 
 def last_steps(events: Iterable[Event]) -> list[StepDone]:
-    """Return one event for each step of the run's current model, in order. Tries beyond the step of a later start are dropped,
-    because that start went back. Of the other tries of a step, the last one is returned."""
+    """Return one event for each step that the run's current model was trained on, in order. A restart from an earlier step
+    discards the steps trained after that step. Of the remaining executions of a step, the last one is returned."""
     steps: dict[int, StepDone] = {}
     later_start = math.inf
     """The lowest step of all starts that follow the event."""

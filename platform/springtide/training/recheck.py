@@ -202,7 +202,7 @@ _IS_RANDOM = (
 
 
 class _Comparison:
-    """One check, in lockstep on all ranks: computes the results and exchanges them."""
+    """One recheck, run by all ranks together: each computes micro-batches of other ranks again, and the results are compared."""
 
     def __init__(self, recheck: Recheck, one: MicroBatch) -> None:
         self._recheck, self._one, self._world = recheck, one, recheck.world

@@ -24,7 +24,7 @@ from prepared import SEALED, prepare
 from fuzz.mutations import PLACES, zst
 from fuzz.target import Target, must
 from springtide import config as configs
-from springtide.cli.inspect import inspect_dataset
+from springtide.cli.inspect import show_dataset
 from springtide.corpus import Broken, Document, open_source
 from springtide.corpus.tokenizer import open_tokenizer
 from springtide.dataset import open_dataset, rows_text
@@ -96,7 +96,7 @@ class Datasets(Target):
     def read(self, random: Random) -> None:
         url = str(self.root)
         with contextlib.redirect_stdout(io.StringIO()):
-            inspect_dataset(url, random.random() < 0.5, random.random() < 0.3)
+            show_dataset(url, random.random() < 0.5, random.random() < 0.3)
         rows = self._rows()
         data = open_data(self.config.override({"shards.dataset": url}).data)
         _, tokens = data.rows(data.order.batch(data.order.step_after(0)))

@@ -35,7 +35,7 @@ from springtide.ray._ray_private import FailureDecision, WorkerGroupStartupFaile
 from springtide.ray.cluster import liveness, session
 from springtide.ray.cluster import nodes as cluster_nodes
 from springtide.ray.train import failure_policy, hang, process_pool, snapshot_saver, trainer
-from springtide.ray.train import policy as policies
+from springtide.ray.train import scaling_policy as policies
 from springtide.ray.train.mailbox import Mailbox
 from springtide.ray.train.worker import let_go
 from springtide.run import verify as verifying

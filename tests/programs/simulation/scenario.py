@@ -34,7 +34,7 @@ from springtide.elastic import GroupRequest
 from springtide.elastic.allocation import WorkerShare
 from springtide.events import Decided
 from springtide.ray.cluster import nodes as cluster_nodes
-from springtide.ray.train import policy as policies
+from springtide.ray.train import scaling_policy as policies
 from springtide.ray.train.mailbox import Mailbox
 from springtide.storage import Folder
 

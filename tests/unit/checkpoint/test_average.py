@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from springtide.checkpoint import Checkpointer
-from springtide.checkpoint.average import average_checkpoints
 from springtide.checkpoint.averages import AVERAGE, MissingAverage
+from springtide.checkpoint.checkpoint_mean import average_checkpoints
 from springtide.checkpoint.format import AVERAGED, committed
 from springtide.checkpoint.inspect import inspect
 from springtide.checkpoint.load import Mismatch, load

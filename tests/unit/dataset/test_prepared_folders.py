@@ -13,7 +13,7 @@ import pytest
 from prepared import LENGTH, prepare, small
 
 from springtide.api.prepare import write_card
-from springtide.cli.inspect import inspect_dataset
+from springtide.cli.inspect import show_dataset
 from springtide.corpus import Document
 from springtide.dataset import open_dataset
 from springtide.errors import CorpusError
@@ -40,7 +40,7 @@ def test_files_left_out_are_named_beside_the_counts(tmp_path: Path, capsys: pyte
     source = open_dataset(url)[0].source
     assert source["documents"] == len(TEXTS)
     assert (len(source["left_out"]), source["left_out"][-1]) == (21, "13 more")
-    inspect_dataset(url, False, False)
+    show_dataset(url, False, False)
     assert "files left out: data/README.md, data/_SUCCESS, " in capsys.readouterr().out
     assert "data/_SUCCESS" in Path(write_card(url)).read_text()
 

@@ -16,18 +16,18 @@ from springtide import config as configs
 from springtide.elastic.patience import StartTimes
 from springtide.errors import CheckpointError
 from springtide.ray._ray_private import WorkerGroupStartupFailedError
-from springtide.ray.train import adapter
-from springtide.ray.train.adapter import PooledWorkerGroup
+from springtide.ray.train import ray_adapter
 from springtide.ray.train.failure_policy import fatal
 from springtide.ray.train.job import TrainJob
 from springtide.ray.train.process_pool import WorkerProcessPool
+from springtide.ray.train.ray_adapter import PooledWorkerGroup
 
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     found = faked(monkeypatch)
-    monkeypatch.setattr(adapter, "ray", found)
-    monkeypatch.setattr(adapter, "_starter", lambda resources, environment: found.start)
+    monkeypatch.setattr(ray_adapter, "ray", found)
+    monkeypatch.setattr(ray_adapter, "_starter", lambda resources, environment: found.start)
     return found
 
 
@@ -104,7 +104,7 @@ def test_a_group_with_a_lost_or_hung_process_is_ended(
     Ray notices a lost node much later, and a process that hangs never."""
     processes = WorkerProcessPool()
     processes.setup_times = StartTimes(*((60.0, 60.0) if lost else (0.01, 0.01)))
-    monkeypatch.setattr(adapter, "_LOOK_S", 0.02)
+    monkeypatch.setattr(ray_adapter, "_LOOK_S", 0.02)
     ended = list[str]()
     failed, kill = threading.Event(), ray.kill
 
@@ -145,7 +145,7 @@ def test_a_hung_process_is_left_behind_in_seconds(ray: FakeRay) -> None:
 def test_a_controller_asks_its_workers_no_more_than_it_can(
     monkeypatch: pytest.MonkeyPatch, workers: int, interval_s: float
 ) -> None:
-    controller = object.__new__(adapter.Controller)
+    controller = object.__new__(ray_adapter.Controller)
     controller._shortest_look_s = 0.2
     policy, running = SimpleNamespace(is_leaving=False), SimpleNamespace(is_silent=False)
     controller._scaling_policy, controller._worker_group = policy, running  # type: ignore[assignment]
@@ -154,8 +154,8 @@ def test_a_controller_asks_its_workers_no_more_than_it_can(
     async def polled(self: Any) -> None:
         seen.append(self._health_check_interval_s)
 
-    monkeypatch.setattr(adapter.TrainController, "_start_worker_group", lambda self, number, resources: None)
-    monkeypatch.setattr(adapter.TrainController, "_poll_workers", polled)
+    monkeypatch.setattr(ray_adapter.TrainController, "_start_worker_group", lambda self, number, resources: None)
+    monkeypatch.setattr(ray_adapter.TrainController, "_poll_workers", polled)
     controller._start_worker_group(workers, {"CPU": 1})
     for policy.is_leaving, running.is_silent in ((False, False), (True, False), (False, True), (False, False)):
         asyncio.run(controller._poll_workers())

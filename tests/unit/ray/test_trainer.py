@@ -15,7 +15,7 @@ from ray.train import WorkerGroupError
 from springtide.config import Config
 from springtide.errors import StoppedWaiting, StoreLost, TrainingFailed, TrainingInterrupted, redacted
 from springtide.ray._ray_private import CONTROLLER_LOG, WorkerHealthCheckFailedError
-from springtide.ray.train import adapter, trainer
+from springtide.ray.train import ray_adapter, trainer
 from springtide.ray.train.job import TrainJob
 from springtide.ray.train.process_pool import StartCancelledError
 from springtide.ray.train.worker_lender import WorkerLender
@@ -40,7 +40,7 @@ def test_a_killed_mailbox_ends_the_run_with_a_remedy() -> None:
 def test_a_stop_that_was_asked_for_leaves_no_stack_trace(
     caplog: pytest.LogCaptureFixture, error: Exception, is_logged: bool
 ) -> None:
-    log, quiet = logging.getLogger(CONTROLLER_LOG), adapter._WithoutStops()
+    log, quiet = logging.getLogger(CONTROLLER_LOG), ray_adapter._WithoutStops()
     log.addFilter(quiet)
     log.addHandler(caplog.handler)
     try:

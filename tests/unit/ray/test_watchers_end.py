@@ -11,7 +11,7 @@ import pytest
 from springtide.config import recipes
 from springtide.ray.cluster import watchers
 from springtide.ray.cluster.watchers import PreemptionWatchers
-from springtide.ray.train import adapter
+from springtide.ray.train import ray_adapter
 
 NODES = ("a" * 56, "b" * 56)
 
@@ -41,10 +41,10 @@ def test_the_watchers_of_a_run_end_with_it(monkeypatch: pytest.MonkeyPatch, erro
             return None
 
     for name in ("SpringtideFailurePolicy", "SpringtideScalingPolicy"):
-        monkeypatch.setattr(adapter, name, lambda *_: None)
-    monkeypatch.setattr(adapter, "Controller", Controller)
-    monkeypatch.setattr(adapter, "run_as_actor", lambda _: contextlib.nullcontext())
-    trainer: Any = object.__new__(adapter.SpringtideTrainer)
+        monkeypatch.setattr(ray_adapter, name, lambda *_: None)
+    monkeypatch.setattr(ray_adapter, "Controller", Controller)
+    monkeypatch.setattr(ray_adapter, "run_as_actor", lambda _: contextlib.nullcontext())
+    trainer: Any = object.__new__(ray_adapter.SpringtideTrainer)
     trainer.__dict__.update(run_config=SimpleNamespace(failure_config=None), scaling_config=None)
     trainer._bounds, trainer._watches = SimpleNamespace(worker_multiple=1), watches
     trainer._job = SimpleNamespace(config=recipes.tiny(), mailbox=SimpleNamespace(actor=None))

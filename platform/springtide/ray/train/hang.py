@@ -3,7 +3,7 @@
     silence        what is done                                                found by
     4 s            the gRPC port of each rank's process is probed              Watch.lacks, ray.cluster.liveness
     3 steps + 3 s  the stacks of all ranks are sampled twice                   Watch.stalled, elastic.stalled
-    elastic.hang   (the setting) the group is replaced, whatever its ranks do  ray.train.policy
+    elastic.hang   (the setting) the group is replaced, whatever its ranks do  ray.train.scaling_policy
 
 <run>/hangs/step-0000000040-1795249320.txt     the newest collectives and the stacks of all threads of each rank that answers;
                                                which ranks do not answer, and which are behind

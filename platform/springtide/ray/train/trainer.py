@@ -25,12 +25,12 @@ from springtide.faults import armed
 from springtide.ray.cluster.nodes import may_be_taken_away
 from springtide.ray.cluster.stop_signals import stop_signals
 from springtide.ray.cluster.watchers import PreemptionWatchers
-from springtide.ray.train.adapter import SpringtideTrainer
 from springtide.ray.train.driver_listeners import async_evaluations
 from springtide.ray.train.failure_policy import fatal, first_failure, only_stores
 from springtide.ray.train.job import TrainJob
 from springtide.ray.train.mailbox import MailboxClient, NoticeSender, Reply
 from springtide.ray.train.process_pool import last_line
+from springtide.ray.train.ray_adapter import SpringtideTrainer
 from springtide.ray.train.snapshot_client import snapshot_servers_follow
 from springtide.ray.train.snapshot_saver import OrphanedRun
 from springtide.ray.train.worker import work

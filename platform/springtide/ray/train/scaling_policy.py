@@ -1,5 +1,5 @@
 """Execute the decisions of ``elastic/policy.py`` inside Ray Train's controller. The only file that uses Ray Train's scaling
-policy; ``adapter.py`` has the table of what Ray calls when, ``failure_policy.py`` decides which failures are retried."""
+policy; ``ray_adapter.py`` has the table of what Ray calls when, ``failure_policy.py`` decides which failures are retried."""
 
 from __future__ import annotations
 

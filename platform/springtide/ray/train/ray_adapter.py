@@ -1,17 +1,17 @@
 """Ray Train's hooks to start, watch, resize and end a worker group, and what we do in each. The policies, which decide, are in
-``policy.py`` and ``failure_policy.py``.
+``scaling_policy.py`` and ``failure_policy.py``.
 
     Ray calls, in this order                            we do
     -----------------------------------------------------------------------------------------------------------
     TorchTrainer.fit
       ._initialize_and_run_controller                   run the controller in the caller's thread, with our policies
-    ScalingPolicy.make_decision_for_non_running_...     wait for nodes that answer, then start a group (``policy.py``)
+    ScalingPolicy.make_decision_for_non_running_...     wait for nodes that answer, then start a group (``scaling_policy.py``)
     TrainController._execute_resize_decision            as Ray; a resize to 0 ends the group and its processes
       ._start_worker_group                              poll large groups less often
         WorkerGroup._start                              as Ray; if the group fails to form, free its processes
           ._create_placement_group                      reserve nothing: each process holds its own resources
           ._create_workers                              take ready processes on the planned nodes
-    ScalingPolicy.make_decision_for_running_...         ask the group to leave, or replace it (``policy.py``)
+    ScalingPolicy.make_decision_for_running_...         ask the group to leave, or replace it (``scaling_policy.py``)
     TrainController._poll_workers                       poll all workers, sooner if the group may have ended
       WorkerGroup.poll_status                           wait a moment for the answers; read the rest at the next poll
     FailurePolicy.make_decision                         decide whether to start another group (``failure_policy.py``)
@@ -73,8 +73,8 @@ from springtide.ray.cluster.nodes import silent_nodes
 from springtide.ray.cluster.watchers import PreemptionWatchers
 from springtide.ray.train.failure_policy import SpringtideFailurePolicy
 from springtide.ray.train.job import TrainJob
-from springtide.ray.train.policy import PrivateScalingPolicy, SpringtideScalingPolicy
 from springtide.ray.train.process_pool import PATIENCE_S, Start, StartCancelledError, WorkerProcessPool, last_line
+from springtide.ray.train.scaling_policy import PrivateScalingPolicy, SpringtideScalingPolicy
 from springtide.ray.train.worker_lender import WorkerLender
 
 _log = logging.getLogger(__name__)
