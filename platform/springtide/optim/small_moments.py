@@ -3,8 +3,8 @@
 bf16 rounds both moments to 8 significant bits. int8 follows Dettmers et al., "8-bit optimizers via block-wise quantization"
 (2022): a block of numbers is divided by its largest magnitude, and each number becomes the nearest of 256 values that lie
 densely near zero. Blocks have 256 numbers, as in torchao and bitsandbytes, but no block spans two rows. So no shard cuts a
-block, and a state saved at one world size has the same bytes at any other. With int8, moments of vectors stay in fp32: they are few. The
-update uses the moments before they are rounded.
+block, and a state saved at one world size has the same bytes at any other. With int8, moments of vectors stay in fp32: they
+are few. The update uses the moments before they are rounded.
 
 Shape suffixes: M rows of a tensor, R elements in a row, N blocks in a row, S numbers in a block.
 """

@@ -202,7 +202,8 @@ _IS_RANDOM = (
 
 
 class _Comparison:
-    """One recheck, run by all ranks together: each computes micro-batches of other ranks again, and the results are compared."""
+    """One recheck, run by all ranks together. Each rank computes micro-batches of other ranks again, and all compare the
+    results."""
 
     def __init__(self, recheck: Recheck, one: MicroBatch) -> None:
         self._recheck, self._one, self._world = recheck, one, recheck.world
