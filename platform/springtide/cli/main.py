@@ -36,7 +36,6 @@ from typing import Any
 
 from springtide.cli import data, elastic, init, inspect, model, run, train
 from springtide.cli.commands import Commands, Status, status_of
-from springtide.cli.options import COMMON
 from springtide.cli.output import PrintableFormatter, say
 from springtide.errors import ConfigError, SpringtideError, explain
 
@@ -112,10 +111,10 @@ def _check_command(words: Sequence[str]) -> None:
 
 def _unknown(option: str) -> ConfigError:
     from springtide import config as configs
-    from springtide.config.fields import fields
+    from springtide.config.fields import USUAL, fields
     from springtide.config.renames import limit_and_remedy
 
-    known = {name: f"--{name.replace('_', '-')}" for name in sorted(fields(), key=lambda name: name not in COMMON)}
+    known = {name: f"--{name.replace('_', '-')}" for name in sorted(fields(), key=lambda name: name not in USUAL)}
     setting = option.partition("=")[0].removeprefix("--").replace("-", "_")
     # first compare words: `--lr` means optim.peak_lr, but by spelling it is nearer to run.id
     parts = [known[name] for name in known if {*setting.split("_")} <= {*re.split("[._]", name)}]

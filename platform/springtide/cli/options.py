@@ -1,6 +1,6 @@
 """Options that commands share: a config by its file or by --recipe, and one option per field.
 
-``--help`` shows the common fields, ``--help-all`` every field. The config is imported where it is used: it takes half of the
+``--help`` shows the usual fields, ``--help-all`` every field. The config is imported where it is used: it takes half of the
 time of ``springtide --help``.
 """
 
@@ -20,23 +20,6 @@ from springtide.errors import ConfigError, explain
 if TYPE_CHECKING:
     from springtide.config import Config
 
-COMMON = frozenset(
-    {
-        *("run.id", "run.root"),
-        *("corpus.source", "corpus.field", "corpus.tokenizer", "corpus.vocab_size", "corpus.max_files"),
-        *("shards.dataset", "shards.sequence_length", "shards.packing", "stream.global_batch", "stream.seed"),
-        *("model.source", "model.num_layers", "model.dim", "model.num_heads", "model.ffn_dim"),
-        *("parallel.strategy", "parallel.shard_workers", "parallel.precision", "parallel.reduction"),
-        *("parallel.recompute", "parallel.compile"),
-        *("optim.optimizer", "optim.peak_lr", "optim.schedule", "optim.warmup", "optim.decay", "optim.weight_decay"),
-        *("train.total", "train.micro_batch", "train.start_from", "train.start_with", "train.profile"),
-        *("train.eval_every", "train.eval_tokens"),
-        *("checkpoint.every_steps", "checkpoint.keep_last", "checkpoint.keep_best"),
-        *("elastic.min_workers", "elastic.max_workers", "elastic.cpus_per_worker", "elastic.gpus_per_worker"),
-        *("track.mlflow_uri", "track.experiment", "track.price", "track.spot_price"),
-    }
-)
-"""Fields that ``--help`` shows."""
 _START_FROM = "train.start_from"
 _URL = re.compile(r"[\w+.-]+://[^\s'\"{}\[\],]+")
 _OF_CHATS = ("sft", "lora")
@@ -44,11 +27,11 @@ _OF_CHATS = ("sft", "lora")
 
 
 def add_config(parser: argparse.ArgumentParser, show_all: bool, sections: Collection[str] = ()) -> None:
-    """Add CONFIG, --recipe, --config and ``--section.field`` for every field. The help shows the common fields of ``sections``
-    (empty: of all sections), or every field with ``show_all``."""
+    """Add CONFIG, --recipe, --config and ``--section.field`` for every field. The help shows every field of
+    ``sections``; without ``sections`` it shows the usual fields, or all of them with ``show_all``."""
     from springtide import config as configs
     from springtide.config import Config
-    from springtide.config.fields import fields, mark
+    from springtide.config.fields import USUAL, fields, mark
 
     parser.usage = f"{parser.prog} [CONFIG | --recipe NAME] [--SECTION.SETTING X ...] [OPTION ...]"
     parser.add_argument("config_file", metavar="CONFIG", nargs="?", default="", help="as --config CONFIG")
@@ -75,7 +58,7 @@ def add_config(parser: argparse.ArgumentParser, show_all: bool, sections: Collec
             default = "" if leaf.default == "" else f"default {leaf.default}"
             about = ", ".join(filter(None, [default, mark(leaf)]))
             text = (f"{leaf.description} ({about})" if about else leaf.description).replace("%", "%%")
-            shown = text if show_all or (is_of_it and name in COMMON) else argparse.SUPPRESS
+            shown = text if show_all or (is_of_it and (sections or name in USUAL)) else argparse.SUPPRESS
             option = group.add_argument(*spellings, dest=name, metavar="X", default=argparse.SUPPRESS, help=shown)
             option.option_strings = list(spellings)[:1]  # the help shows one spelling
 

@@ -39,7 +39,11 @@ def _options(show_all: bool, parser: argparse.ArgumentParser) -> None:
     add_config(parser, show_all)
     add_trust(parser)
     parser.add_argument(
-        "--profile", dest="train.profile", metavar="STEPS", default=argparse.SUPPRESS, help="short for --train.profile"
+        "--profile",
+        dest="train.profile",
+        metavar="STEPS",
+        default=argparse.SUPPRESS,
+        help="steps to profile, as train.profile",
     )
     help = "continue an existing run; auto starts one if there is none: for requeues, retries and spot jobs"
     add_resume(parser, help)

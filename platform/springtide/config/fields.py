@@ -9,6 +9,21 @@ from pydantic import BaseModel
 
 from springtide.config.schema import Config
 
+USUAL = (
+    *("run.id", "run.root"),
+    *("corpus.source", "corpus.field", "corpus.chat_template", "corpus.tokenizer"),
+    *("shards.dataset", "shards.sequence_length"),
+    *("stream.global_batch", "stream.seed"),
+    *("model.num_layers", "model.dim", "model.num_heads"),
+    *("parallel.strategy", "parallel.precision", "parallel.compile"),
+    *("optim.optimizer", "optim.peak_lr", "optim.schedule", "optim.warmup"),
+    *("train.total", "train.micro_batch", "train.eval_every", "train.start_from"),
+    *("checkpoint.every_steps", "checkpoint.keep_last"),
+    *("elastic.min_workers", "elastic.max_workers", "elastic.gpus_per_worker"),
+    "track.mlflow_uri",
+)
+"""The thirty settings that people change most: those that ``--help`` shows and ``springtide init`` writes."""
+
 
 def fields(section: type[BaseModel] = Config, prefix: str = "") -> dict[str, Any]:
     """Return dotted name -> pydantic field, for every leaf of ``section``."""

@@ -5,31 +5,11 @@ from __future__ import annotations
 import json
 import textwrap
 
-from springtide.config.fields import fields
+from springtide.config.fields import USUAL, fields
 from springtide.config.files import flatten
 from springtide.config.recipes import tiny
 from springtide.config.schema import Config
 
-_SETTINGS = (
-    *("run.id", "run.root"),
-    *(
-        "corpus.source",
-        "corpus.field",
-        "corpus.chat_template",
-        "corpus.tokenizer",
-        "corpus.vocab_size",
-        "corpus.max_files",
-    ),
-    *("shards.root", "shards.sequence_length"),
-    *("stream.global_batch", "stream.max_epochs", "stream.seed"),
-    *("model.num_layers", "model.dim", "model.num_heads", "model.num_kv_heads", "model.ffn_dim"),
-    *("parallel.precision", "parallel.compile"),
-    *("optim.optimizer", "optim.peak_lr", "optim.schedule", "optim.warmup", "optim.weight_decay"),
-    *("train.total", "train.micro_batch", "train.eval_every", "train.eval_tokens"),
-    *("checkpoint.every_steps", "checkpoint.keep_last"),
-    *("elastic.min_workers", "elastic.max_workers", "elastic.gpus_per_worker"),
-    *("track.mlflow_uri", "track.experiment"),
-)
 _HEAD = """\
 # A config of springtide. It trains as it is, in seconds:
 #   springtide train {name} --dry-run    # decides everything, trains nothing
@@ -47,7 +27,7 @@ def starter(name: str) -> str:
         name: name of the file, for the commands in its comments.
     """
     values, lines, section = flatten(tiny()), [_HEAD.format(name=name)], ""
-    for setting in _SETTINGS:
+    for setting in USUAL:
         above, _, field = setting.partition(".")
         if above != section:
             lines += [f"\n# {Config.model_fields[above].description}\n{above}:\n"]

@@ -17,10 +17,9 @@ import yaml
 
 from springtide import config as configs
 from springtide.cli.main import main
-from springtide.cli.options import COMMON
 from springtide.cli.train import _how_it_goes_on as how_it_goes_on
 from springtide.config import Config
-from springtide.config.fields import fields
+from springtide.config.fields import USUAL, fields
 from springtide.events import Stopped
 from springtide.run.folder import Run
 from springtide.storage import Folder
@@ -41,8 +40,9 @@ def test_help_shows_the_usual_fields_and_help_all_every_one(capsys: pytest.Captu
     for name in fields():
         option = re.compile(rf"--{re.escape(name.replace('_', '-'))}(?![\w.-])")
         assert option.search(text)
-        assert bool(option.search(usual)) == (name in COMMON), name
-    assert fields().keys() > COMMON
+        assert bool(option.search(usual)) == (name in USUAL), name
+    assert fields().keys() > {*USUAL}
+    assert len(USUAL) == 30
     said = " ".join(text.split())
     assert "default 3, free)" in said  # checkpoint.keep_last may change at a resume
     assert "default (), ahead)" in said  # stream.skip, for the steps to come
