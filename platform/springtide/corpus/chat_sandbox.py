@@ -45,8 +45,8 @@ _REPLY_BYTES, _REPLY_BYTES_PER_REQUEST_BYTE = 2**20, 4
 _BATCH_CHARACTERS, _MESSAGE_CHARACTERS = 2**16, 64
 """Characters at which a batch of renderings is sent as one request, and characters added for each message."""
 _SILENCE_S = 300.0
-"""Time without a reply after which a child is given up [s]: it, or the machine, is suspended. A template that loops ends much
-earlier, by its limit of CPU time."""
+"""Time without a reply after which a child is killed [s]. By then the child, or the machine, must be suspended: a template that
+loops ends much earlier, by its limit of CPU time."""
 _END_S = 5.0
 """Time that a child which has closed its pipes may take to end [s]."""
 _HEADER, _LENGTH_BYTES = struct.Struct("!QdQQ"), 8
@@ -139,7 +139,7 @@ def _batches(renderings: Iterable[Rendering]) -> Iterator[list[Rendering]]:
 
 
 def _characters(value: Any) -> int:
-    """Estimate the number of characters of text in a value."""
+    """Estimate the number of characters of text in a JSON value."""
     if isinstance(value, (Mapping, list)):
         return sum(map(_characters, value.values() if isinstance(value, Mapping) else value))
     return len(value) if isinstance(value, str) else 8
@@ -163,7 +163,8 @@ class _Limits(NamedTuple):
 
 
 class _Renderer:
-    """Owner of this process's child, which is started at the first request, and again after it has ended."""
+    """Owner of the child process that renders templates. The child is started at the first request, and again after it has
+    ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -218,7 +219,7 @@ class _Renderer:
                 found.append(_checked(child.receive(limits.reply_bytes), is_first=not found))
                 if not found[-1].keys() & {"has_marks", "text"}:
                     break
-            is_fit = "memory" not in found[-1]  # else its heap is fragmented, and the next chat could fail
+            is_fit = "memory" not in found[-1]  # after a lack of memory the child's heap is fragmented: end the child
         except EOFError:
             return found, child.end(_END_S)
         except TimeoutError:
@@ -263,7 +264,7 @@ class _Child:
             stdout=subprocess.PIPE,
             cwd="/",
             env=child_environment(),
-            start_new_session=True,  # Ctrl-C is for this process
+            start_new_session=True,  # Ctrl-C must not reach the child
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -319,9 +320,10 @@ class _Child:
         return self._process.wait()
 
     def leave(self) -> None:
-        """Close this process's copies of the pipes, and forget the child."""
+        """Close this process's copies of the pipes to a child that belongs to the parent of a fork, and do not wait for the
+        child."""
         self._close()
-        self._process.returncode = 0  # or Popen warns that it still runs
+        self._process.returncode = 0  # without an exit status, Popen warns that the child still runs
 
     def _close(self) -> None:
         for pipe in self._pipes:

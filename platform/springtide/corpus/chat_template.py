@@ -5,8 +5,8 @@
     predicted    no                                                         yes                no
 
 Each piece is tokenised separately, so an answer is predicted from exactly the ids that a prompt ends with when the model is
-used. A special token in the template becomes one id. A content that spells a special token stays text, because anybody may have
-written the chat.
+used. A special token in the template becomes one id. A special token that is spelled in a message stays plain text, because
+anybody may have written the chat.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ BUILT_IN = {
     "plain": _PLAIN,
 }
 """Name -> template. Sources: Qwen's ChatML; Llama 3's model card, without the begin-of-text (``corpus.begin_of_text``).
-``plain`` is for models without special tokens: its turns are marked by plain text, which a content may imitate."""
+``plain`` is for models without special tokens: its turns are marked by plain text, which a message may imitate."""
 TEMPLATE_BYTES = 2**20
 """Most bytes of a template."""
 _PROBE = (Turn("user", "Question"), Turn(ANSWERS, "Answer"))
 _TURNS = (*_PROBE, Turn("user", "Next question"), Turn(ANSWERS, "Next answer"))
 _THOUGHT_ENDS = "</think>"
-"""End of the thoughts before an answer. Templates cut off the part of a content before it."""
+"""End of the thoughts (reasoning) before an answer. Templates cut off the part of a message up to here."""
 _OPENED_THOUGHT = re.compile(r"<think>\s*(</think>\s*)?\Z")
-"""End of a prompt that makes the model think, or not think."""
+"""Matches the end of a prompt that makes the model think (an opened thought), or not think (an empty thought)."""
 _SPECIAL = re.compile(r"<\|[^\s<>|]{1,64}\|>")
-"""Text that only a special token looks like."""
+"""Matches text that looks like a special token, such as ``<|im_end|>``."""
 _MARK_REMEDY = "put {% generation %} and {% endgeneration %} around the answer in the template"
 
 
@@ -113,7 +113,7 @@ class ChatTokens(NamedTuple):
     ids: np.ndarray
     """uint32 (tokens,). The end-of-document id is appended unless the template ends with it."""
     is_predicted: np.ndarray
-    """bool (tokens,)."""
+    """bool (tokens,): True where the token is predicted, so that the model is trained on it."""
 
 
 class ChatTemplate:
@@ -136,7 +136,7 @@ class ChatTemplate:
         """
         self._may_hold_ends = may_hold_ends
         self.thoughts_left = 0
-        """Number of answers laid out so far whose thoughts the template left out."""
+        """Number of answers laid out so far whose thoughts (reasoning) the template left out."""
         self._name, self._vocabulary, self.begin_of_text = name, vocabulary, begin_of_text
         self._template = _compiled(text, name)
         added = vocabulary.tokenizer.get_added_tokens_decoder().items()
@@ -154,8 +154,8 @@ class ChatTemplate:
         if missing := [token for token in CHAT_TOKENS.get(name, ()) if token not in self._special]:
             raise ConfigError(explain(_FIELD, name, *self._lacks(missing)))
         self._turn_end = self._unwritten_end = ""
-        """Special token that ends an answer before the last, and the one to append to the last answer if the template does not
-        write it. Empty if there is none."""
+        """Special token that ends an answer in the middle of a chat, and the special token to append to the last answer if the
+        template does not write one there. Empty if there is none."""
         if not self._template.has_marks:
             self._learn_ends()
         try:
@@ -260,8 +260,8 @@ class ChatTemplate:
         return found
 
     def _pieces(self, chats: Sequence[Sequence[Turn]]) -> Iterator[list[tuple[str, bool]]]:
-        """Yield the pieces of each chat. Several chats share a request to the sandbox; ``asked`` holds those requested but not
-        yet yielded."""
+        """Yield the pieces (text, is an answer) of each chat. One request to the sandbox process renders several chats;
+        ``asked`` holds chats that were requested but not yet yielded."""
         asked: collections.deque[Rendering] = collections.deque()
 
         def renderings() -> Iterator[Rendering]:
@@ -300,8 +300,9 @@ class ChatTemplate:
         return Rendering(messages, tools)
 
     def _of_answers(self, whole: Rendering) -> Iterator[Rendering]:
-        """Yield the further renderings that find the answers in the rendering ``whole``: one with marks around the answers, or
-        for a template without marks two per answer, the chat before the answer and the chat up to its end."""
+        """Yield the further renderings by which the answers in the rendering ``whole`` are found. A template with
+        ``{% generation %}`` needs one: the chat with marks around the answers. Any other template needs two per answer: the
+        chat before the answer, and the chat up to the answer's end."""
         if self._template.has_marks:
             yield whole._replace(marks=True)
             return
@@ -310,7 +311,7 @@ class ChatTemplate:
             yield whole._replace(messages=whole.messages[: number + 1])
 
     def _marked(self, text: str) -> Iterator[tuple[str, bool]]:
-        """Yield (piece, is an answer) for a rendering with marks around the answers."""
+        """Yield (piece, is an answer) for ``text``, a rendering with the marks BEGIN and END around each answer."""
         before, *answers = text.split(BEGIN)
         yield before, False
         for answer in answers:
@@ -323,11 +324,13 @@ class ChatTemplate:
     def _grown(
         self, messages: Sequence[Mapping[str, Any]], whole: str, texts: Iterator[str]
     ) -> Iterator[tuple[str, bool]]:
-        """Yield (piece, is an answer) for a template without marks. An answer is the text that the template adds to the prompt
-        of its turn, up to the special token that ends the turn. ``texts``: the renderings that ``_of_answers`` requested.
+        """Yield (piece, is an answer) for a template without ``{% generation %}``, which would mark the answers. An answer is
+        the text that the template adds to the prompt of its turn, up to the special token that ends the turn. ``texts``: the
+        renderings that ``_of_answers`` requested.
 
-        The whole chat may render an earlier answer differently from a chat that ends with it: Qwen 3 leaves its thoughts out,
-        Phi 3 puts the end of text only after the last answer. Then the answer ends at the next ``_turn_end`` after its content.
+        Some templates render an answer in the middle of a chat differently from the last answer: Qwen 3 leaves out its
+        thoughts, Phi 3 puts the end of text only after the last answer. Such an answer ends at the next ``_turn_end`` after its
+        content.
         """
         done = 0
         for number in _answers(messages):
@@ -351,16 +354,17 @@ class ChatTemplate:
         yield whole[done:], False
 
     def _begin(self, whole: str, prompt: str) -> int | None:
-        """Return where the answer to ``prompt`` begins in ``whole``, None if ``whole`` does not begin with the prompt.
-        ``<think>`` at the end of a prompt is ignored if ``whole`` has the answer without its thoughts."""
+        """Return the index in ``whole`` at which the answer to ``prompt`` begins, None if ``whole`` does not begin with the
+        prompt. ``<think>`` at the end of a prompt is ignored if ``whole`` has the answer without its thoughts."""
         for known in (prompt, _OPENED_THOUGHT.sub("", prompt)):
             if whole.startswith(known):
                 return len(known)
         return None
 
     def _end(self, whole: str, end: int, begin: int) -> int:
-        """Return where the answer ends whose turn ends at ``end``: after the special token at the end of the turn. Without one,
-        it ends after the special token that begins the next turn, as in the templates of GLM."""
+        """Return the index in ``whole`` at which an answer ends: after the special token at ``end``, the end of its turn. If
+        the turn has no such token, the answer ends after the special token that begins the next turn, as in the templates of
+        GLM."""
         trimmed = whole[:end].rstrip()
         if len(trimmed) > begin and any(trimmed.endswith(token) for token in self._special):
             return len(trimmed)
@@ -379,8 +383,8 @@ class ChatTemplate:
 
 
 def _before_all(texts: Iterator[str]) -> str:
-    """Return the next of ``texts``: the prompt of an answer that is the first message of its chat. Raises BadChat if the
-    template cannot render a chat without messages; most templates cannot."""
+    """Return the next of ``texts``: the rendered prompt for an answer that is the first message of its chat. Raises BadChat if
+    the template cannot render a chat without messages; most templates cannot."""
     try:
         return next(texts)
     except BadChat as error:
@@ -400,7 +404,8 @@ def _thoughts_left(turns: Sequence[Turn], pieces: Sequence[tuple[str, bool]]) ->
 
 
 def _check_calls(rendering: Rendering, whole: str, answers: str) -> None:
-    """Raise BadChat if a template leaves out the chat's tools, or its answers' calls, which would train on empty answers."""
+    """Raise BadChat if the rendering ``whole`` lacks the chat's tools, or the rendered ``answers`` lack tool calls: the model
+    would be trained on empty answers."""
     for names, text, what in (
         (_names(rendering.tools or ()), whole, "the tool"),
         (_names(call for one in rendering.messages for call in one.get("tool_calls") or ()), answers, "the call of"),
@@ -411,13 +416,13 @@ def _check_calls(rendering: Rendering, whole: str, answers: str) -> None:
 
 
 def _names(functions: Iterable[Any]) -> list[str]:
-    """Return the names of functions, given as tables, or as tables under the key ``function``."""
+    """Return the names of functions, given as JSON objects, or as objects under the key ``function``."""
     tables = [one.get("function", one) if isinstance(one, Mapping) else {} for one in functions]
     return [one["name"] for one in tables if isinstance(one, Mapping) and isinstance(one.get("name"), str)]
 
 
 def _answers(messages: Sequence[Mapping[str, Any]]) -> Iterator[int]:
-    """Yield the numbers of the messages that are answers."""
+    """Yield the index of each message that is an answer of the assistant."""
     return (number for number, message in enumerate(messages) if message["role"] == ANSWERS)
 
 

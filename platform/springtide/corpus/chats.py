@@ -31,9 +31,9 @@ TOOLS, SYSTEM = "tools", "system"
 COLUMNS = (MESSAGES, CONVERSATIONS, PROMPT, COMPLETION, INSTRUCTION, INPUT, OUTPUT, CHOSEN, REJECTED, TOOLS, SYSTEM)
 """Columns of a table that are read for chats."""
 EMPTY, UNANSWERED = "chat without messages", "chat without an answer"
-"""Reasons to drop a chat that is well-formed but useless."""
+"""Reasons to drop a chat that is well-formed but holds nothing to train on."""
 EQUAL, ONE_SIDED = "pair of equal answers", "pair without two answers"
-"""Reasons to drop a pair that is well-formed but useless."""
+"""Reasons to drop a pair of chosen and rejected answers that is well-formed but holds nothing to train on."""
 NO_CHAT, NO_ROLE, NO_TEXT = "record that is no chat", "chat with an unknown role", "chat with content that is no text"
 OUT_OF_ORDER, UNLIKE = "chat with a system turn that is not the first", "pair whose answers are not to one prompt"
 REFUSED = "chat that the template cannot lay out"
@@ -47,7 +47,7 @@ _ROLE_KEYS, _CONTENT_KEYS = ("role", "from"), ("content", "value")
 _NOT_TEXT = re.compile("[\ud800-\udfff\ufdd0-\ufdef]")
 _SHOWN = 60
 _MOST_DEPTH = 32
-"""Deepest nesting of tables and lists in values that are passed to the template."""
+"""Deepest nesting of JSON objects and lists in values that are passed to the template."""
 
 
 class Turn(NamedTuple):
@@ -60,7 +60,8 @@ class Turn(NamedTuple):
 
 
 class BadChat(Exception):
-    """A chat that cannot be laid out. Arguments: the problem, the remedy, and optionally the reason for counting it."""
+    """A chat that cannot be turned into tokens. Arguments: the problem, the remedy, and optionally the reason under which the
+    chat is counted as dropped."""
 
     @property
     def problem(self) -> str:
@@ -128,7 +129,7 @@ def turns_of(record: Any, field: str) -> tuple[Turn, ...] | str:
 
 
 Chats = tuple[tuple[Turn, ...], tuple[Turn, ...]]
-"""A chat and (); or the chosen and the rejected chat of a pair."""
+"""The chosen and the rejected chat of a preference pair; or an ordinary chat and (), an empty second chat."""
 
 
 def chats_of(record: Any, field: str) -> Chats | str:
@@ -179,7 +180,7 @@ def pair_of(record: Mapping[str, Any]) -> Chats | str:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a JSON value without table entries that are null, at any depth."""
+    """Return a JSON value without the keys of objects whose value is null, at any depth."""
     if isinstance(value, Mapping):
         return {key: without_nulls(one) for key, one in value.items() if one is not None}
     return [without_nulls(one) for one in value] if isinstance(value, list) else value
@@ -192,8 +193,8 @@ def with_texts(turn: Turn, change: Callable[[str], str]) -> Turn:
 
 
 def message_of(turn: Turn, change: Callable[[str], str] = str) -> dict[str, Any]:
-    """Return the message that templates read for a turn, with ``change`` applied to every string. The first message of a chat
-    also has its ``tools``."""
+    """Return the message dict that chat templates read for a turn, with ``change`` applied to every string. The first message
+    of a chat also has the ``tools`` of the chat."""
     more = _changed(json.loads(turn.more), change) if turn.more else {}
     return {"role": turn.role, "content": change(turn.content), **more}
 
@@ -203,11 +204,12 @@ def _is_answer(turn: Turn) -> bool:
 
 
 def _with_tools(record: Mapping[str, Any], turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
-    """Return the turns with the record's ``system`` as first turn, if they lack one, and its ``tools`` in the first turn."""
+    """Return the turns with the record's ``system`` text as first turn, if they have none, and its ``tools`` in the first
+    turn."""
     if turns and record.get(SYSTEM) and turns[0].role not in _FIRST:
         turns = (Turn("system", _text(record, SYSTEM)), *turns)
     tools = record.get(TOOLS)
-    if isinstance(tools, str) and tools.strip():  # JSON text: in tables, rows with different keys need it
+    if isinstance(tools, str) and tools.strip():  # tables store tools as JSON text: keys differ between rows
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError):
@@ -254,7 +256,7 @@ def _turn(number: int, message: Any, of: str = "") -> Turn:
 
 
 def _call(call: Any, where: str) -> Any:
-    """Return a function call as a table. ShareGPT stores it as JSON text."""
+    """Return a function call as a dict. ShareGPT stores a call as JSON text."""
     if isinstance(call, str):
         try:
             call = json.loads(call)
@@ -267,7 +269,7 @@ def _call(call: Any, where: str) -> Any:
 
 
 def _joined(content: Any, where: str) -> str:
-    """Return the text of a content, which is a text or a list of text parts."""
+    """Return the text of a message's content, which is a string or a list of text parts."""
     parts = content if isinstance(content, list) else [content]
     texts = [
         part.get("text") if isinstance(part, Mapping) and part.get("type", "text") == "text" else part for part in parts

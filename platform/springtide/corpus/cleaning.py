@@ -107,14 +107,14 @@ def _repeats(items: Sequence[str]) -> tuple[int, int]:
 
 
 def _repeated_runs(words: Sequence[str]) -> str:
-    """Return the rule that the repeated runs of words break; empty if they break none."""
+    """Return the rule that a document breaks by its repeated runs of words; empty if it breaks none."""
     number: dict[str, int] = collections.defaultdict(itertools.count().__next__)
     ids = np.array([number[word] for word in words], dtype=np.uint64)
     lengths = np.array([len(word) for word in words], dtype=np.int64)
     ends, total = np.concatenate([[0], np.cumsum(lengths)]), int(lengths.sum())
     for width, share in _TOP_RUNS.items():
         _, first, counts = np.unique(hash_runs(ids, width), return_index=True, return_counts=True)
-        most = first[counts == counts.max()].min()  # the first of equally frequent runs
+        most = first[counts == counts.max()].min()  # of several runs that are equally frequent, the first
         if counts.max() * (ends[most + width] - ends[most]) > share * total:
             return f"more than {share:.0%} of characters in the most frequent run of {width} words"
     for width, share in _REPEATED_RUNS.items():
@@ -313,7 +313,8 @@ def clean(text: str, config: CorpusConfig) -> Verdict:
 
 
 def clean_turns(turns: Iterable[Turn], config: CorpusConfig) -> tuple[Turn, ...]:
-    """Return the turns of a chat, changed as ``clean`` changes its text: normalised, and with personal data masked."""
+    """Return the turns of a chat with each text changed as ``clean`` changes a document: normalised, and with personal data
+    masked."""
 
     def cleaned(text: str) -> str:
         if config.normalization != "none":

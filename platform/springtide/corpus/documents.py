@@ -18,11 +18,11 @@ MOST_TOKENS = 2**24
 _SAMPLE_IDS = 24
 """Number of ids that the sample of a broken record shows."""
 _TOKENS_AT_ONCE = 2**18
-"""Number of tokens after which the waiting records are decoded together."""
+"""Number of tokens after which the records read so far are decoded together."""
 
 
 class Document(NamedTuple):
-    """One text."""
+    """One document of a source: its text, and its token ids or chat turns if the source stores them."""
 
     name: str
     """Path relative to the source; for files with several documents, also the byte, row or number of the document."""
@@ -73,7 +73,7 @@ def too_long(name: str, ids: np.ndarray) -> Broken:
 
 
 def shown(ids: np.ndarray) -> str:
-    """Return the first few ids as numbers separated by spaces."""
+    """Return the first few ids as numbers separated by spaces, as the sample of a broken record."""
     return " ".join(map(str, ids[:_SAMPLE_IDS].tolist()))
 
 

@@ -29,8 +29,8 @@ NEW_KINDS = ("json", "csv", "arrow", "tar")
 """Kinds that an earlier version read as plain text."""
 _NO_DATA = re.compile(
     r"(readme|licen[cs]e|copying|notice|citation|changelog|authors)([._-].*)?"
-    r"|_success|_started_.*|_committed_.*|_(common_)?metadata"  # of Spark, Databricks and Parquet
-    r"|dataset_infos?\.json|dataset_dict\.json|state\.json"  # of the datasets library
+    r"|_success|_started_.*|_committed_.*|_(common_)?metadata"  # marker and metadata files of Spark, Databricks and Parquet
+    r"|dataset_infos?\.json|dataset_dict\.json|state\.json"  # metadata of the datasets library
     r"|.*\.(lock|crc|md5|sha256)",
     re.IGNORECASE,
 )

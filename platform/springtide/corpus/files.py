@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 _LEFT_OUT = {
     *("site-packages", "__pycache__", "ensurepip", "test", "tests", "idlelib", "lib2to3"),
-    *("encodings", "pydoc_data"),  # tables, not code
+    *("encodings", "pydoc_data"),  # data tables, not code
 }
 _CHANGES = ("mtime", "ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "created")
 """Keys under which stores report a property of a file that changes when the file is rewritten."""
@@ -40,14 +40,14 @@ def library_files() -> tuple[Folder, tuple[str, ...]]:
     for folder, folders, files in os.walk(root.path):
         folders[:] = [
             name for name in folders if name not in _LEFT_OUT
-        ]  # site-packages may be a hundred times as large as the rest
+        ]  # site-packages may be a hundred times as large as the library
         names += [os.path.relpath(os.path.join(folder, name), root.path) for name in files if name.endswith(".py")]
     return root, tuple(sorted(names))
 
 
 def look_of(info: Mapping[str, Any]) -> Look | None:
     """Return the size and last change of a file from its store's ``info``; None if the store does not report both."""
-    change = next((str(info[one]) for one in _CHANGES if info.get(one) not in (None, "")), "")  # an mtime may be 0
+    change = next((str(info[one]) for one in _CHANGES if info.get(one) not in (None, "")), "")  # an mtime of 0 is valid
     return Look(int(info["size"]), change) if change and info.get("size") is not None else None
 
 
@@ -83,7 +83,7 @@ def find_files(source: str) -> Found:
         raise CorpusError(
             explain("corpus.source", source, f"cannot be reached ({error})", _credentials(source))
         ) from error
-    # .git and .aws may hold passwords; a pattern that names a hidden folder reads it
+    # skip hidden folders: .git and .aws may hold passwords; but a pattern that names a hidden folder reads it
     pattern_of_hidden = r"(^|/)\.[^/]*$" if "/." in f"/{pattern}" else r"(^|/)\.[^/]*"
     hides = {path: re.search(pattern_of_hidden, path[len(root.path) + 1 :]) for path in files}
     hidden = {path[len(root.path) + 1 :][: one.end()] for path, one in hides.items() if one}

@@ -12,7 +12,7 @@ _REMEDY = "check its name, {form}; for a private or gated one set HF_TOKEN, or l
 
 
 def pinned(source: str, setting: str = "corpus.source", form: str = "hf://datasets/OWNER/NAME") -> str:
-    """Return ``source``; add the current commit to a Hub URL, so that all processes of a long prepare read the same bytes.
+    """Return ``source``; add the current commit to a Hub URL, so that all processes that make a dataset read the same bytes.
 
     A Hub URL is ``hf://datasets/OWNER/NAME[@REVISION][/PATH]``; without ``datasets`` it names a model. PATH is a file, a folder
     or a glob. Other sources are returned unchanged.
@@ -34,7 +34,7 @@ def pinned(source: str, setting: str = "corpus.source", form: str = "hf://datase
         raise ConfigError(explain(setting, redacted(source), problem, remedy)) from None
     try:
         found: Any = HfFileSystem().resolve_path(source)
-        if not hasattr(found, "repo_id"):  # a bucket has no commits
+        if not hasattr(found, "repo_id"):  # a storage bucket of the Hub has no commits
             raise ValueError("it is not in a repository")
         commit = HfApi().repo_info(found.repo_id, revision=found.revision, repo_type=found.repo_type).sha
     except Exception as error:  # the Hub, the network and bad URLs raise many kinds of errors

@@ -81,7 +81,7 @@ def infill(
         flat = [ids[piece] if ids is not None else next(encoded) for span in spans for piece in span.pieces]
         found = [one if one is None or ids is not None else one[:-1] for one in flat]
         whole = [one for one in found if one is not None]
-        if len(whole) < len(found):  # a piece cannot be split, although the whole text can
+        if len(whole) < len(found):  # the tokenizer cannot split a piece, although it can split the text
             yield None
             continue
         cut = iter(whole)

@@ -24,7 +24,7 @@ _SPACES = re.compile(rb"[ \t\r\n]*+")
 
 
 def split_values(file: IO[bytes], most_bytes: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the place and the text of each value of a file. Text that is not a value is also yielded, and will not parse.
+    """Yield the first byte and the text of each value of a file. Text that is not a value is also yielded, and will not parse.
 
     Args:
         most_bytes: a longer value is cut after ``most_bytes`` + 1 bytes.
@@ -41,7 +41,7 @@ def split_values(file: IO[bytes], most_bytes: int) -> Iterator[tuple[int, bytes]
 
 
 class _Values:
-    """State of the split between two chunks of the file."""
+    """State of the splitting of a JSON file, which is read in chunks: the value that the current chunk has not ended."""
 
     def __init__(self, most_bytes: int) -> None:
         self.place = 0
@@ -53,7 +53,8 @@ class _Values:
         self._is_in_array = self._is_in_string = False
 
     def split(self, chunk: bytes) -> Generator[tuple[int, bytes], None, bytes]:
-        """Yield the values that end in ``chunk``; return half an escape at its end, which belongs before the next chunk."""
+        """Yield the values that end in ``chunk``; return the incomplete escape at its end, which the caller puts before the
+        next chunk."""
         begin = at = 0
         end = len(chunk)
         while at < end:

@@ -83,7 +83,8 @@ def exact_signature(digest: bytes) -> Signature:
 
 
 def similarity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Estimate the Jaccard similarities of documents from their sketches, uint8 (n, BINS) each; float32 (n,)."""
+    """Estimate the Jaccard similarity of n pairs of documents from the sketches of each pair, uint8 (n, BINS) both. Return
+    float32 (n,)."""
     filled = (one != _EMPTY) & (other != _EMPTY)
     agree = np.sum(filled & (one == other), axis=1)
     by_chance = np.sum(filled, axis=1) / _VALUES
@@ -92,13 +93,14 @@ def similarity(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 
 def recall(similarity: float) -> float:
-    """Return the probability that two documents with this Jaccard similarity share a band."""
+    """Return the probability that two documents with this Jaccard similarity share a band, and so are compared."""
     return 1 - (1 - similarity ** (BINS // BANDS)) ** BANDS
 
 
 def sharing(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the documents that share their hash with another document, and the number of that hash, int64 (m,) both, sorted
-    by hash number and then by document. ``hashes``: hash of one band of each document, uint64 (documents,).
+    """Find the documents whose hash equals that of another document. Return their indices, and for each the number of its hash,
+    int64 (m,) both, sorted by hash number and then by document. ``hashes``: hash of one band of each document, uint64
+    (documents,).
 
     Example:
         >>> import numpy as np
@@ -124,7 +126,7 @@ def find_near_duplicates(
     """Find near-duplicates; the first of several similar documents is kept.
 
     In each band a document is compared only with the first document that has the same hash: at most 16 comparisons, however
-    many documents share a hash. If that first document is itself dropped, the next round compares with the next one. Takes
+    many documents share a hash. If that first document is itself dropped, the next round compares with the next document. Takes
     memory only for the pairs, 8 bytes each.
 
     Args:
@@ -190,7 +192,7 @@ def shingles(ids: np.ndarray) -> np.ndarray:
 
 
 def jaccard(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the Jaccard similarity of two results of ``shingles``."""
+    """Return the Jaccard similarity of two documents, given as their ``shingles`` (sorted hashes of runs of tokens)."""
     shared = len(np.intersect1d(one, other, assume_unique=True))
     return shared / max(len(one) + len(other) - shared, 1)
 
@@ -210,8 +212,8 @@ def hash_runs(ids: np.ndarray, width: int) -> np.ndarray:
 
 
 def _densified(found: np.ndarray, filled: np.ndarray) -> np.ndarray:
-    """Return the smallest hash of each bin, uint64 (BINS,). An empty bin copies the hash of a filled bin, which is chosen by
-    its own number and the set of empty bins."""
+    """Return the smallest hash of each bin, uint64 (BINS,). An empty bin copies the hash of a filled bin. The number of the
+    empty bin and the set of empty bins determine which filled bin."""
     source = np.arange(BINS)
     empty = np.flatnonzero(~filled)
     tries = 0

@@ -44,7 +44,7 @@ def _paragraphs(lines: list[str]) -> Iterator[Piece]:
     begin = text_end = 0
     for at, line in enumerate(lines):
         if line.strip():
-            if text_end < at and text_end > begin:  # blank lines were between
+            if text_end < at and text_end > begin:  # blank lines end the paragraph before this line
                 yield Piece(begin, at, "\n".join(lines[begin:text_end]).strip())
                 begin = at
             text_end = at + 1

@@ -67,7 +67,7 @@ from springtide.storage import Folder
 def split(
     lines: Iterable[tuple[int, bytes]], separator: str, begin: int, end: int, most_bytes: int
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the documents of a range of a file, without surrounding line breaks, each with its place.
+    """Yield the documents of a range of a file, without surrounding line breaks, each with its place (a byte of the file).
 
     The place of a document is the first byte of the line with the separator before it; 0 for the first document of the file. A
     document belongs to the range that contains its place.
@@ -91,7 +91,7 @@ def split(
         else:
             *parts, last = (rest + line).split(mark)
             cut = len(last) if line.endswith(b"\n") else max(0, len(last) - len(mark) + 1)
-            rest = last[cut:]  # a separator may continue in the next piece of the line
+            rest = last[cut:]  # the next piece of a long line may hold the rest of a separator
             parts.append(last[:cut])
         for number, part in enumerate(parts):
             if number:
@@ -109,11 +109,11 @@ def split(
 _UNIT_BYTES = 4 * 2**20
 _UNIT_FILES = 256
 _MOST_BYTES = 64 * 2**20
-"""Most bytes of a document. A small compressed file may expand beyond memory, and every process that prepares holds a document
+"""Most bytes of a document. A small compressed file may expand beyond memory, and each process that reads documents holds one
 several times: as bytes, as text and as JSON."""
 _READ_BYTES = 2**20
 _LINES_COUNTED_BYTES = 16 * 2**20
-"""How far into a file lines are counted to report a line number. Further on, the byte is reported."""
+"""How far into a file lines are counted to report a line number. An error further on reports the byte instead."""
 _POINTER_BYTES = 1024
 """Files shorter than this are checked for being a Git LFS pointer, which would be misread as an array of token ids."""
 _ROWS_AT_ONCE = 256
@@ -123,17 +123,17 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Unit(NamedTuple):
-    """The part of a source that one process reads at a time."""
+    """A few small files, or a range of a large one, that one process reads at a time."""
 
     names: tuple[str, ...]
     begin: int = 0
     end: int = -1
     """Bytes [begin, end) of JSON lines, separated text and arrays of token ids, row groups [begin, end) of Parquet, or
-    documents [begin, end) of an indexed dataset; -1 is the end of the file."""
+    documents [begin, end) of a Megatron-LM dataset; -1 is the end of the file."""
     num_bytes: int = 0
-    """Bytes of the unit in its files; for Parquet, before compression."""
+    """Bytes that the unit takes in its files; for Parquet, before compression."""
     layout: str = ""
-    """Layout of a litdata chunk, as ``token_files.litdata_chunks`` returns it; empty for other files."""
+    """Layout of a litdata chunk (``LOADER:TYPE:COMPRESSION``, from ``token_files.litdata_chunks``); empty for other files."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,19 +145,22 @@ class CorpusReader:
     field: str = "text"
     """Field that holds the text, or the token ids, in JSON lines, Parquet records and MDS samples."""
     separator: str = ""
-    """Text between the documents of a text file, ``blank_line`` for empty lines; empty: a file is a document."""
+    """Text between the documents of a text file; ``blank_line``: empty lines separate documents; empty: a file is one
+    document."""
     beside: tuple[str, ...] = ()
-    """Files that are read together with ``names``: indexes, and the data files of indexed datasets."""
+    """Files that are read together with ``names``: each ``index.json``, and the ``.bin`` of each Megatron-LM ``.idx``."""
     is_chat: bool = False
     """Whether records are chats, not texts."""
     seen: Mapping[str, Look | None] = dataclasses.field(default_factory=dict, compare=False)
-    """Name -> size and last change of a file in the listing that found it. For other files the store is asked one by one."""
+    """File name -> size and last change, from the listing that found the files. A file that is missing here costs one request
+    to its store."""
     is_code: bool = False
     """Whether .json, .csv and .tsv files are read as plain text, as in a folder of source code."""
     left_out: tuple[str, ...] = dataclasses.field(default=(), compare=False)
     """Files that are not read: documentation and the like, hidden files, and other splits of a saved dataset."""
     state: str = ""
-    """Fingerprint of all files, in a reader from ``bare``, which has no file names."""
+    """Stored fingerprint of all files. Set only in a reader that ``bare`` returned, which has no file names to compute it
+    from."""
 
     def fingerprint(self) -> str:
         """Return a hash that changes when a file is added, removed or rewritten; does not read file contents."""
@@ -165,7 +168,7 @@ class CorpusReader:
         for name, look in self.looks().items():
             line = f"{redacted(name)}\0{look.replace(' ', chr(0), 1)}\n"
             if name in read and ((kind := self._kind(name)) in NEW_KINDS or compression_of(name) == "xz"):
-                # an earlier version read this kind of file as text; its fingerprint must differ
+                # an earlier version of springtide read such a file as text: the same file must now have another fingerprint
                 line = f"{kind}\0{line}"
             state.update(line.encode("utf-8", "surrogatepass"))  # names are bytes, and need not be UTF-8
         return state.hexdigest()
@@ -187,15 +190,17 @@ class CorpusReader:
         return self.seen.get(name) or look_of(info) or Look(info["size"], "")
 
     def num_bytes(self) -> int:
-        """Return the total size of all files [bytes]. Sizes that the listing did not give are requested file by file."""
+        """Return the total size of all files [bytes]. A size that the file listing did not give is requested from the store."""
         return sum(self._look(name).size for name in (*self.names, *self.beside))
 
     def bare(self) -> CorpusReader:
-        """Return a copy without file names. It is small to send, and a task can read its unit with it."""
+        """Return a copy without file names, which is small to send to a task. The task can still read a unit, which names its
+        files."""
         return dataclasses.replace(self, names=(), beside=(), seen={}, left_out=(), state=self.fingerprint())
 
     def units(self) -> list[Unit]:
-        """Cut the source into units of about 4 MiB, in the order of file names."""
+        """Cut the source into units of about 4 MiB, in the order of file names. A unit is a few small files, or a range of a
+        large one."""
         units: list[Unit] = []
         small: list[str] = []
         size = 0
@@ -224,7 +229,7 @@ class CorpusReader:
         return [*units, Unit(tuple(small), num_bytes=size)] if small else units
 
     def _footers(self, names: Sequence[str]) -> Iterator[list[int]]:
-        """Yield a list of row group sizes for each of these Parquet files [bytes]. Reads several footers concurrently."""
+        """Yield the sizes of the row groups of each Parquet file in ``names`` [bytes]. Reads several footers concurrently."""
 
         def sizes(name: str) -> list[int]:
             with self._blamed(name), self.folder.open(name) as file:
@@ -274,7 +279,7 @@ class CorpusReader:
             yield from readers[kind](name, unit)
 
     def documents(self) -> Iterator[Document]:
-        """Yield every readable document, unit by unit."""
+        """Yield every readable document of the source, unit by unit."""
         for unit in self.units():
             yield from (found for found in self.read(unit) if isinstance(found, Document))
 
@@ -318,7 +323,8 @@ class CorpusReader:
         return file
 
     def _lines(self, name: str, unit: Unit) -> Iterator[Document | Broken | Tokens]:
-        """Yield the documents of ``unit``: a line belongs to the range that contains its first byte."""
+        """Yield the documents of a unit of JSON lines. A line belongs to the unit whose range contains the line's first
+        byte."""
         with self._open(name, must_be_text=not unit.begin) as file:
             place = unit.begin
             if unit.begin:
@@ -331,7 +337,7 @@ class CorpusReader:
                 if len(line) > _MOST_BYTES:
                     yield _too_long(f"{name}@{place}", line)
                     place += 0 if line.endswith(b"\n") else _skip_line(file, place + len(line), unit.end)
-                elif (record := _without_mark(line)).strip():  # ``cat`` puts byte order marks in the middle
+                elif (record := _without_mark(line)).strip():  # files joined by ``cat`` have byte order marks inside
                     yield self._record(f"{name}@{place}", record)
                 place += len(line)
 
@@ -369,7 +375,7 @@ class CorpusReader:
         return Document(name, _SURROGATE.sub("\ufffd", found))  # JSON can encode half a surrogate pair
 
     def _chat(self, name: str, record: Any, sample: str) -> Document | Broken:
-        """Return the chat of a record, or a Broken with the reason why it is dropped."""
+        """Return the chat of a record, or a ``Broken`` record with the reason why it is dropped."""
         try:
             found = chats_of(record, self.field)
         except BadChat as error:
@@ -453,7 +459,7 @@ class CorpusReader:
         """Yield the documents in record batches of a file. ``path``: path to the text column; empty for chats."""
         if self.is_chat:
             for row, record in enumerate(record for batch in batches for record in batch.to_pylist()):
-                # every row has the struct keys of all rows, such as the arguments of other tools, as nulls
+                # Parquet gives every row the struct keys of all rows, such as arguments of other tools, with null as value
                 yield self._chat(f"{where}/{row}", without_nulls(record), repr(record)[:SAMPLE])
             return
         for row, value in enumerate(value for batch in batches for value in values_of(part_of(batch, path))):
@@ -519,7 +525,7 @@ def _footer(folder: Folder, name: str, state: str) -> pq.FileMetaData:
 
 
 def _inner(record: Any, path: Sequence[str]) -> Any:
-    """Return the value at ``path`` in nested tables of a record, None if there is none."""
+    """Return the value at ``path``, a sequence of keys, in nested JSON objects; None if there is none."""
     for name in path:
         record = record.get(name) if isinstance(record, dict) else None
     return record
@@ -545,7 +551,7 @@ def _too_long(name: str, data: bytes) -> Broken:
 
 def _skip_line(file: IO[bytes], begin: int, end: int) -> int:
     """Read from byte ``begin`` to the end of the line, and return the number of bytes read. Stop early once past ``end``,
-    unless it is -1."""
+    unless ``end`` is -1 (the end of the file)."""
     read = 0
     while (end < 0 or begin + read <= end) and (part := file.readline(_READ_BYTES)):
         read += len(part)

@@ -81,7 +81,7 @@ def values_of(column: pa.Array) -> Iterator[bytes | str | np.ndarray]:
     is_shared = pa.types.is_dictionary(column.type)
     texts = (column.dictionary if is_shared else column).cast("large_binary")
     for index in column.indices.to_pylist() if is_shared else range(len(texts)):
-        if is_shared and index is not None and not 0 <= index < len(texts):  # pyarrow does not check
+        if is_shared and index is not None and not 0 <= index < len(texts):  # pyarrow does not check this
             raise pa.ArrowInvalid(f"a row refers to entry {index} of a dictionary of {len(texts)}")
         text = None if index is None else texts[index].as_py()
         if text is None or (is_binary and not_text(text, "")):
@@ -112,7 +112,7 @@ def read_batches(file: IO[bytes]) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     source: Any = _Parts(file)
     messages = pa.ipc.MessageReader.open_stream(source)
     first = next(messages, None)
-    if first is None or first.type != "schema":  # pyarrow crashes if it is read as a schema
+    if first is None or first.type != "schema":  # pyarrow crashes if another message is read as a schema
         raise pa.ArrowInvalid("does not begin with a schema")
     schema = pa.ipc.read_schema(first)
     return schema, (_batch(message, schema) for message in messages)

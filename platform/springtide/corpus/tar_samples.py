@@ -25,7 +25,7 @@ class Sample(NamedTuple):
     """The member of a sample that holds its text."""
 
     place: int
-    """Place of the member's header in the tar [bytes]."""
+    """First byte of the member's header in the tar [bytes]."""
     name: str
     suffix: str
     """Part of the name after the first dot, in lower case; empty if no member of the sample has text."""
@@ -61,8 +61,8 @@ def read_samples(file: IO[bytes], suffixes: tuple[str, ...], most_bytes: int) ->
 
 
 def _members(file: IO[bytes]) -> Iterator[tuple[int, str, int]]:
-    """Yield the place, name and size of each regular file. The caller must read the file's data and its padding to a full block
-    before it takes the next one."""
+    """Yield the first byte of the header, the name and the size of each regular file. The caller must read the file's data and
+    its padding to a full block before it takes the next file."""
     place = 0
     name, size = "", -1
     while any(block := file.read(_BLOCK)):

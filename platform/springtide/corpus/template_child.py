@@ -124,7 +124,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 _ENVIRONMENT = _environment()
 
 
-@functools.lru_cache(maxsize=1)  # one: constants of a cached template would count towards another's memory limit
+@functools.lru_cache(maxsize=1)  # one: constants of other cached templates would count towards the memory limit
 def _compiled(text: str) -> tuple[Template, bool]:
     """Return the compiled template, and whether ``{% generation %}`` marks its answers."""
     tree = _ENVIRONMENT.parse(text)
@@ -172,7 +172,7 @@ def _address_space_bytes() -> int:
 
 
 def _next_header(parent: int) -> bytes:
-    """Wait for the header of the next request and return it; empty at the end of stdin or of the parent."""
+    """Wait for the header of the next request and return it; empty if stdin or the parent process has ended."""
     while not select.select([0], [], [], _ORPHAN_CHECK_S)[0]:
         if os.getppid() != parent:
             return b""
@@ -244,7 +244,7 @@ def _rendered(template: Template, rendering: dict[str, Any]) -> dict[str, str]:
 
 
 def _encoded(reply: dict[str, Any]) -> bytes:
-    # a template may write half of a surrogate pair
+    # a template may write half of a surrogate pair, which strict UTF-8 cannot encode
     return json.dumps(reply, ensure_ascii=False, allow_nan=False).encode("utf-8", "surrogatepass")
 
 

@@ -32,7 +32,8 @@ _KINDS = {".idx": "megatron", ".mds": "mds", ".npy": "array", ".bin": "array"}
 _PACKED = {".zstd": "zstd", ".zst": "zstd", ".gz": "gzip", ".bz2": "bz2"}
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 _LITDATA = re.compile(r"/?chunk-\d+-\d+(\.[a-z0-9:]+)?\.bin")
-"""Name of a litdata chunk in its folder. Without this check, its offsets would be misread as token ids of an array."""
+"""Matches the file name of a litdata chunk. Without this check, the header of a chunk would be read as token ids of a raw
+array."""
 _IDS, _TEXT = "input_ids", "text"
 
 
@@ -47,7 +48,7 @@ def _kind(name: str) -> str:
 
 
 def field_of(field: str, names: Collection[str]) -> str:
-    """Return the field of a record that holds its document: ``field``, or ``input_ids`` if the default ``text`` is missing."""
+    """Return the name of the record's field to read: ``field``, or ``input_ids`` if the default ``text`` is missing."""
     return _IDS if field == _TEXT and _TEXT not in names and _IDS in names else field
 
 
@@ -67,7 +68,8 @@ def is_ids(kind: pa.DataType) -> bool:
 
 
 def with_indexes(folder: Folder, names: tuple[str, ...], has_all: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split ``names`` into files to read, and files that are read with them: indexes, and the data files of indexed datasets.
+    """Split ``names`` into files to read as documents, and files that are read with them: each ``index.json``, and the ``.bin``
+    of each ``.idx``.
 
     Args:
         has_all: whether ``names`` are all files of the folder. If not, indexes are also searched for in the folder.
@@ -105,8 +107,8 @@ def with_indexes(folder: Folder, names: tuple[str, ...], has_all: bool) -> tuple
 
 
 def _is_beside(folder: Folder, name: str, beside: str) -> bool:
-    """Return True if ``name``, which the source does not list, is really in the folder, or in the real folder of ``beside``. A
-    source that others made may hold links to any private file of ours."""
+    """Return True if ``name``, which exists but is not listed by the source, really is in the folder, or in the real folder of
+    the file ``beside``. Otherwise it is a link, and in a source that others made a link may lead to a private file of ours."""
     if not folder.is_local:
         return True
     path, real = folder.where(name), posixpath.dirname(os.path.realpath(folder.where(beside)))
@@ -114,8 +116,8 @@ def _is_beside(folder: Folder, name: str, beside: str) -> bool:
 
 
 def _apply(folder: Folder, name: str, index: dict[str, Any], found: set[str], listed: set[str]) -> None:
-    """Remove from ``found`` the files of the index's folder that it does not list. If a shard is there both raw and compressed,
-    keep only the raw file."""
+    """Remove from ``found`` the shards or chunks in the folder of the index ``name`` that ``index`` does not list. If a shard
+    is there both raw and compressed, keep only the raw file."""
     if "shards" in index:
         entries = mds_shards(folder, name, index)
     else:
@@ -134,7 +136,8 @@ def _apply(folder: Folder, name: str, index: dict[str, Any], found: set[str], li
 
 
 def litdata_layouts(folder: Folder, beside: tuple[str, ...]) -> dict[str, str]:
-    """Return the layout of each chunk that a litdata index among ``beside`` lists."""
+    """Return chunk name -> layout (``LOADER:TYPE:COMPRESSION``) for the chunks that the litdata indexes among ``beside``
+    list."""
     layouts: dict[str, str] = {}
     for name in beside:
         if posixpath.basename(name) == INDEX and "chunks" in (index := read_index(folder, name)):
@@ -144,8 +147,8 @@ def litdata_layouts(folder: Folder, beside: tuple[str, ...]) -> dict[str, str]:
 
 
 def ranges(folder: Folder, name: str, unit_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cut a file of token ids into ranges of about ``unit_bytes`` that are read independently. A range counts bytes of an array
-    or documents of an indexed dataset; files of other formats are one range."""
+    """Cut a file of token ids into ranges [begin, end) of about ``unit_bytes`` that are read independently. A range counts
+    bytes of an array, or documents of a Megatron-LM dataset. A file of any other format is one range."""
     kind = _kind(name)
     if kind == "megatron":
         total = num_megatron_documents(folder, name)
@@ -162,7 +165,8 @@ def ranges(folder: Folder, name: str, unit_bytes: int) -> Iterator[tuple[int, in
 def read(
     folder: Folder, name: str, span: tuple[int, int], layout: str, field: str, vocabulary: Tokenizer | None
 ) -> Iterator[Document | Broken | Tokens]:
-    """Yield the records in the range ``span`` of a file. Without a tokenizer, files of token ids may be skipped.
+    """Yield the records of a file in ``span``, one of its ``ranges``. Without a tokenizer, Megatron-LM and array files yield
+    none.
 
     Args:
         layout: layout of a litdata chunk, as ``litdata_chunks`` returns it; empty for other files.
@@ -204,7 +208,7 @@ _TYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 """Type code in the header -> type of an id. Codes 6 and 7 are floating-point types."""
 _DOCUMENTS_AT_ONCE = 1024
 _MOST_SEQUENCES = 2**22
-"""Most sequences of the ``_DOCUMENTS_AT_ONCE`` documents that are read together. A document usually has one sequence."""
+"""Most sequences in the ``_DOCUMENTS_AT_ONCE`` documents that one batch reads. A document usually has one sequence."""
 
 
 class _MegatronIndex(NamedTuple):
@@ -221,7 +225,8 @@ class _MegatronIndex(NamedTuple):
         return self.folder.where(self.name)
 
     def column(self, number: int, begin: int, end: int) -> np.ndarray:
-        """Return values [begin, end) of column ``number``: lengths (0), places (1), or documents (2)."""
+        """Return values [begin, end) of column ``number`` of the index: lengths of sequences (0), their first bytes in the
+        ``.bin`` (1), or first sequences of documents (2)."""
         start = _HEADER.size + (0, 4, 12)[number] * self.sequences
         kind = np.dtype("<i4" if number == 0 else "<i8")
         data = self.folder.read_range(self.name, start + begin * kind.itemsize, start + end * kind.itemsize)
@@ -241,7 +246,8 @@ def num_megatron_documents(folder: Folder, name: str) -> int:
 
 
 def read_megatron(folder: Folder, name: str, begin: int, end: int) -> Iterator[Tokens | Broken]:
-    """Yield documents [begin, end) of an ``.idx``; -1 is the end. CorpusError if it does not match the ``.bin``."""
+    """Yield documents [begin, end) of an ``.idx``, with ids from its ``.bin``; an ``end`` of -1 is the last document.
+    CorpusError if the two files do not match."""
     index = _megatron_index(folder, name)
     size = folder.size(megatron_data(name))
     end = index.documents if end < 0 else end
@@ -264,7 +270,7 @@ def read_megatron(folder: Folder, name: str, begin: int, end: int) -> Iterator[T
         total, ends = int(lengths.sum()), places + lengths * index.kind.itemsize
         if (
             len(places) and total <= MOST_TOKENS and (places[1:] == ends[:-1]).all()
-        ):  # the usual layout: one read for all
+        ):  # usually the sequences lie end to end: read all at once
             whole = _megatron_document(index, first, places[:1], lengths.sum(keepdims=True))
             offsets = np.concatenate([[0], np.cumsum(lengths)])[bounds - low]
             for number, piece in enumerate(np.split(whole, offsets[1:-1]), first):
@@ -280,7 +286,8 @@ def read_megatron(folder: Folder, name: str, begin: int, end: int) -> Iterator[T
 
 
 def _megatron_document(index: _MegatronIndex, document: int, places: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return the ids of the sequences at ``places``, end to end. ``document``: the first sequence's document, for errors."""
+    """Return the ids of the sequences that begin at bytes ``places`` of the ``.bin``, joined. ``document``: number of the
+    document that holds the first of these sequences, for errors."""
     width, data_file = index.kind.itemsize, megatron_data(index.name)
     data = b"".join(
         index.folder.read_range(data_file, place, place + length * width)
@@ -318,7 +325,7 @@ def _megatron_index(folder: Folder, name: str) -> _MegatronIndex:
 INDEX = "index.json"
 _MOST_SAMPLES = 2**24
 _MOST_BYTES = 8 * MOST_TOKENS
-"""Most bytes of a sample."""
+"""Most bytes of an MDS or litdata sample."""
 _MOST_COLUMNS_BYTES = 2**20
 _ID_COLUMNS = ("input_ids", "tokens")
 _SCALARS = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
@@ -505,7 +512,7 @@ def _decoder(encoding: str, where: str, column: str) -> Callable[[bytes], np.nda
     kind, _, shape = given.partition(":")
     if name == "str":
         return lambda data: data.decode("utf-8", "replace")
-    if name == "bytes":  # the first layout of llm-foundry: ids of 8 bytes
+    if name == "bytes":  # llm-foundry's first MDS files: each token id is stored as 8 bytes
         return lambda data: np.frombuffer(data, "<i8")
     if name == "ndarray" and (not kind or kind in _NAMES):
         return lambda data: _array(data, kind, bool(shape))
@@ -544,7 +551,7 @@ class _Array(NamedTuple):
     tokens: int
 
     def read(self, begin: int, end: int) -> np.ndarray:
-        """Return tokens [begin, end), cut at the end of the array."""
+        """Return tokens [begin, end) of the array, or fewer if the array ends before ``end``."""
         places = (self.begin + self.kind.itemsize * min(place, self.tokens) for place in (begin, end))
         found = np.frombuffer(self.folder.read_range(self.name, *places), dtype=self.kind)
         if len(found) < min(end, self.tokens) - begin:
@@ -584,8 +591,8 @@ def _next(array: _Array, begin: int, end: int, end_of_text: int) -> int:
 
 
 def _document(array: _Array, begin: int, end_of_text: int) -> tuple[np.ndarray, int]:
-    """Return the ids from ``begin`` to the next end-of-text id, and their number. For a document that is too long, return its
-    first ids and a number above ``MOST_TOKENS``."""
+    """Return the ids from ``begin`` to the next end-of-text id, and their number. For a document of more than ``MOST_TOKENS``
+    ids, return its first ids and a number above ``MOST_TOKENS``."""
     found: list[np.ndarray] = []
     length, step = 0, 4096
     while length <= MOST_TOKENS and begin + length < array.tokens:
@@ -613,8 +620,9 @@ def _open(folder: Folder, name: str, vocabulary: Tokenizer) -> _Array:
 
 
 def _raw(head: bytes, vocabulary: Tokenizer) -> tuple[int, np.dtype, int]:
-    """Return where the ids of a raw ``.bin`` begin, their type, and their number, where -1 means all that follow. Ids without a
-    header are taken as uint16 if all ids of the tokenizer fit, unless ``head``, read as uint32, has all upper halves zero."""
+    """Return the byte at which the ids of a raw ``.bin`` begin, their type, and their number, where -1 means all that follow.
+    Ids without a header are read as uint32 if the tokenizer has ids above 65,535, or if the upper 16 bits of every uint32 in
+    ``head`` are zero. Otherwise they are read as uint16."""
     if len(head) >= _LLM_C_HEADER:
         magic, version, tokens = np.frombuffer(head, "<i4", 3).tolist()
         if kind := _LLM_C.get((magic, version)):
@@ -625,7 +633,7 @@ def _raw(head: bytes, vocabulary: Tokenizer) -> tuple[int, np.dtype, int]:
 
 
 def _numpy(where: str, head: bytes) -> tuple[int, np.dtype, int]:
-    """Return where the ids of a ``.npy`` file begin, their type and their number."""
+    """Return the byte at which the ids of a ``.npy`` file begin, their type and their number."""
     file = io.BytesIO(head)
     try:
         version = np.lib.format.read_magic(file)

@@ -43,7 +43,7 @@ and ``o200k_base``); Llama 3 (2024, ``tokenizer.py``), which is GPT-4's before t
 
 _KNOWN_ENDS = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 _TIKTOKEN = "tiktoken:"
-_BATCH_CHARACTERS = 1_000_000  # an encoding takes about a hundred bytes per token
+_BATCH_CHARACTERS = 1_000_000  # limit of one call, whose encodings take about a hundred bytes per token
 _SPACE = "\u2581"
 """SentencePiece's symbol for a space."""
 _SHOWN = 12
@@ -55,7 +55,8 @@ _STEPS = ("normalizer", "pre_tokenizer", "decoder")
 UNSPLIT = "the tokenizer cannot split"
 """Reason to drop a text that the library cannot encode."""
 _MOST_WORD = 10_000
-"""Characters at which long words in training texts are cut. Training time grows with their square (0.04 s at this length)."""
+"""Characters at which long words in training texts are cut. Training time grows with the square of a word's length (0.04 s at
+this length)."""
 _LONG_WORDS = re.compile(rf"\S{{{_MOST_WORD},}}|\s{{{_MOST_WORD},}}")
 
 _log = logging.getLogger(__name__)
@@ -181,14 +182,15 @@ class Tokenizer:
         for index, added in self.tokenizer.get_added_tokens_decoder().items():
             if added.special:
                 lengths[index] = 0
-            elif added.content not in words or byte_level:  # an added token is matched in the text literally
+            elif added.content not in words or byte_level:  # texts hold it literally, not in byte letters
                 lengths[index] = _text_bytes(added.content, spaced and added.normalized)
-        lengths[self.end_of_text] = 0  # not every file marks it as special
+        lengths[self.end_of_text] = 0  # not every tokenizer file marks the end-of-text token as special
         return lengths
 
 
 def is_of_the_library(error: BaseException) -> bool:
-    """Return whether ``error`` may come from tokenizers: an Exception, or a panic of Rust, which is only a BaseException."""
+    """Return whether ``error`` may come from the library ``tokenizers``: an Exception, or a panic of Rust, which is only a
+    BaseException."""
     return not isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError))
 
 
@@ -230,7 +232,8 @@ def _encode_whole_texts(tokenizer: tokenizers.Tokenizer) -> None:
 
 
 def _kinds(step: dict[str, Any] | None) -> list[str]:
-    """Return the types of the steps in a part of a ``tokenizer.json``, including steps inside a sequence."""
+    """Return the types of the steps in a part of a ``tokenizer.json``, such as its decoder, including steps inside a
+    sequence."""
     return [part["type"] for part in parts_of(step)]
 
 
@@ -316,7 +319,7 @@ def tiktoken_tokenizer(name: str) -> Tokenizer:
     tokenizer = tokenizers.Tokenizer(
         models.BPE(vocab=ids, merges=[(spelled(left), spelled(right)) for left, right in merges], ignore_merges=True)
     )
-    # Oniguruma reads {1,3}+ as a repetition of {1,3}, and $ as the end of any line
+    # unlike tiktoken's library, Oniguruma reads {1,3}+ as a repetition of {1,3}, and $ as the end of any line
     pattern = re.sub(r"(\{\d+(?:,\d*)?\})\+", r"\1", encoding._pat_str).replace("$", r"\z")
     tokenizer.pre_tokenizer = _byte_level_words(pattern)
     tokenizer.decoder = decoders.ByteLevel()

@@ -28,16 +28,18 @@ _BYTES_PER_BYTE = 32
 _SECONDS = 60
 """Limit of CPU time: a file of 33 MB loads in about 3 s."""
 _MOST_GROWTH = 64
-"""Largest factor by which the steps around the model, or the decoder, may lengthen a text. Known tokenizers reach 36."""
+"""Largest factor by which all steps of encoding except the model, or the decoder, may lengthen a text. Known tokenizers reach
+36."""
 _UNICODE_GROWTH = 18
-"""NFKC and NFKD turn U+FDFA into 18 characters; so do SentencePiece's maps."""
+"""Factor by which Unicode normalisation may lengthen a text: NFKC and NFKD, and SentencePiece's maps, turn U+FDFA into 18
+characters."""
 _MOST_PARTS = 256
-"""Most parts of a step, each of which reads the whole text."""
+"""Most parts of a tokenizer's step, such as its decoder. Each part reads the whole text."""
 _BETWEEN = {"CTC": "word_delimiter_token", "BPEDecoder": "suffix"}
-"""Type of decoder -> key of the text that it replaces by a space."""
+"""Type of decoder -> name of its field with a text that decoding replaces by a space."""
 _MOST_PREPENDED, _MOST_MAPPED_BYTES, _MOST_TOKEN, _MOST_WORD, _MOST_SIZE = 64, 64, 2**16, 1000, 2**24
-"""Most characters that are put before a text or a word, bytes that a map puts in place of a few, characters of a token, of
-a word of WordPiece (whose time grows with its cube) or of a token of Unigram (whose time grows with its length), and ids."""
+"""Limits: characters put before a text or a word; bytes that a map puts in place of a few; characters of a token; characters of
+a word of WordPiece (time grows with the cube) or of a token of Unigram (time grows with the length); ids."""
 
 
 _known: set[bytes] = set()
@@ -128,7 +130,7 @@ def check_bounds(found: Any) -> None:
         parts = [*parts_of(json.loads(part.__getstate__()) if part is not None else None)]
         if len(parts) > _MOST_PARTS:
             raise _refused(f"its {step} has {len(parts):,} parts, and {_MOST_PARTS} is the limit")
-        # encoding applies the first three steps in turn, so their factors multiply; decoding applies the decoder alone
+        # encoding applies the first three steps in turn, so their factors multiply; decoding applies only the decoder
         growth = _growth(step, parts) * (1.0 if step == "decoder" else growth)
         if growth > _MOST_GROWTH:
             raise _refused(f"its {step} may make a text {growth:,.0f} times as long, and {_MOST_GROWTH} is the limit")
@@ -148,7 +150,8 @@ def check_bounds(found: Any) -> None:
 
 
 def _growth(step: str, parts: Sequence[dict[str, Any]]) -> float:
-    """Return the largest factor by which the parts of a step may multiply the length of a text."""
+    """Return the largest factor by which a step of a tokenizer, such as its decoder, may multiply the length of a text.
+    ``parts``: the parts of the step, applied in turn."""
     growth, unicode, prepended, byte_levels = 1.0, 1.0, 0, 0
     for part in parts:
         kind = part.get("type")
@@ -193,7 +196,7 @@ def _refused(limit: str) -> Exception:
 
 
 def parts_of(step: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps in a part of a ``tokenizer.json``, including steps inside sequences."""
+    """Yield the steps in a part of a ``tokenizer.json``, such as its decoder, including steps inside sequences."""
     if isinstance(step, dict):
         if "type" in step:
             yield step

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class ApartFrom:
-    """The entries of ``corpus.apart_from``, opened."""
+    """The opened entries of ``corpus.apart_from``: datasets and benchmark texts from which the new dataset is kept free."""
 
     datasets: tuple[str, ...]
     manifests: tuple[Manifest, ...]
@@ -120,7 +120,8 @@ class Exclusions:
 
 @functools.lru_cache(maxsize=1)
 def open_exclusions(work: Folder, datasets: tuple[str, ...]) -> Exclusions:
-    """Return the exclusions of a prepare. Cached, because one process makes many parts."""
+    """Return the held-out documents and benchmark texts to compare new documents with. Cached, because one process prepares
+    many units."""
     looked_for: Quotes = {}
     if work.exists(_QUOTES_FILE):
         with np.load(io.BytesIO(work.read(_QUOTES_FILE))) as found:
@@ -140,5 +141,5 @@ def trained_on(bands: np.ndarray, apart: ApartFrom) -> np.ndarray:
 
 
 def names(apart: ApartFrom) -> list[str]:
-    """Return the URLs of the datasets and texts, without passwords, for the dataset card."""
+    """Return the URLs of the datasets and texts in ``corpus.apart_from``, without passwords, for the dataset card."""
     return [redacted(one) for one in (*apart.datasets, *(text.folder.url for text in apart.texts))]

@@ -12,9 +12,9 @@ from springtide.corpus import BadChat, ChatTemplate, Document, read_template
 from springtide.errors import ConfigError, CorpusError, explain
 
 TOO_LONG = "chat longer than a row"
-"""Reason to drop a chat."""
+"""Reason under which a chat is counted as dropped."""
 THOUGHTS_LEFT = "answers whose thoughts the template leaves out"
-"""Name of this count in the edits of a unit."""
+"""Name of this count in ``edits``, a unit's counts of changes to documents."""
 
 
 def templates(corpus: CorpusConfig) -> dict[str, str]:

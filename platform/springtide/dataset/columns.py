@@ -41,7 +41,7 @@ class Sizes(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the columns of a file are."""
+    """Where each column of a file is, computed from the file's numbers of documents, tokens and name bytes."""
 
     sizes: Sizes
     token_type: str
@@ -76,7 +76,7 @@ class Layout(NamedTuple):
 
 
 class ColumnFile(NamedTuple):
-    """A file of columns."""
+    """A file that stores documents as columns, one after another."""
 
     work: Folder
     name: str
@@ -98,7 +98,8 @@ class ColumnFile(NamedTuple):
         return {name: _view(data, *self.layout.find(name)) for name, _ in KEYS}
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> np.ndarray:
-        """Return rows [begin, end) of a column, in one request. For ``tokens`` and ``names`` the range counts elements."""
+        """Return rows [begin, end) of a column, in one request. For ``tokens`` and ``names`` the range counts tokens and bytes,
+        not rows."""
         kind, shape, place = self.layout.find(name)
         end = shape[0] if end is None else end
         width = kind.itemsize * int(np.prod(shape[1:]))
@@ -135,8 +136,8 @@ def sizes(documents: Mapping[str, np.ndarray]) -> Sizes:
 
 
 def in_order(parts: Sequence[Documents], heldout_fraction: float) -> Documents:
-    """Merge the documents of several files: first those that may be held out, then the others, both sorted by key. Documents
-    with equal keys stay in the order of ``parts``."""
+    """Merge the documents of several files: first the documents that may be held out, then all others, each group sorted by
+    key. Documents with equal keys stay in the order of ``parts``."""
     low, high, share = (np.concatenate([part[name] for part in parts]) for name in ("low", "high", "share"))
     order = np.lexsort((low, high, share / 2.0**64 >= heldout_fraction))
     found = {name: np.concatenate([part[name] for part in parts])[order] for name in ("high", "low", "share", "length")}

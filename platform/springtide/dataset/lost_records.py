@@ -13,7 +13,7 @@ from springtide.dataset.chats import TOO_LONG
 from springtide.errors import CorpusError, explain, printable, redacted
 
 NOT_UTF_8 = "bytes that are not UTF-8 replaced: documents"
-"""Name in the edits of a unit for the number of documents with U+FFFD."""
+"""Name of the count of documents with U+FFFD in ``edits``, a unit's counts of changes to documents."""
 _TOLD_FROM, _REFUSED_FROM = 0.01, 0.5
 """Shares of a source's records: above the first, unusable records are reported; above the second, the source is refused."""
 _SHOWN = 120
@@ -33,7 +33,7 @@ class _Count(NamedTuple):
     dropped: collections.Counter[str]
     """Reason -> number of records that are not kept."""
     lost: collections.Counter[str]
-    """The part of ``dropped`` that is unusable rather than filtered out."""
+    """The records in ``dropped`` that are unusable, rather than filtered out by a rule."""
     broken: Mapping[str, Any] | None
     """The first record that cannot be read as a document: name, reason, beginning and fields."""
     replaced: int

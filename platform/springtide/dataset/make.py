@@ -1,4 +1,4 @@
-"""Run the stages in order and write the dataset."""
+"""Prepare a dataset: run the stages in order (parts, segments, plan, shards) and write the manifest last."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ from springtide.shards import (
 )
 from springtide.storage import Folder, digest
 
-# How the jobs of a stage are run and their progress is reported.
+# Types and defaults for running the jobs of a stage and reporting their progress.
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of the stage, the number of finished jobs, and the total number of jobs."""
@@ -87,7 +87,7 @@ def in_process(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """Report no progress."""
+    """Ignore the progress of a stage: the default for callers that show none."""
 
 
 _VERSION = 14
@@ -95,16 +95,17 @@ _VERSION = 14
 
 _WORK = "work"
 _READ_AT_ONCE = 16
-"""Bundles whose shard records are read concurrently."""
+"""Number of bundles (the shards that one task writes) whose records are read concurrently."""
 _LEFT_OUT_SHOWN = 20
 """Most skipped files that the manifest lists by name."""
 _MADE_HERE = ("bpe", "bytes")
-"""Tokenizers that are built here. Their byte counts are correct by construction."""
+"""Values of ``corpus.tokenizer`` for which the tokenizer is built here, so that the bytes of text per id are known exactly."""
 
 _log = logging.getLogger(__name__)
 
 _CHECKED, _CHECKED_A_UNIT, _CHECKED_CHARACTERS = 256, 64, 10_000
-"""Sample on which a tokenizer's byte counts are checked: total documents, documents per unit, characters per document."""
+"""Sample of text on which the number of bytes per token id is checked: total documents, documents per unit, characters per
+document."""
 
 
 def make_dataset(corpus: CorpusConfig, shards: ShardsConfig, progress: Progress = silent, run: Map = in_process) -> str:
@@ -139,7 +140,8 @@ def units_to_make(corpus: CorpusConfig, shards: ShardsConfig) -> int:
 
 
 def _find(corpus: CorpusConfig, shards: ShardsConfig) -> tuple[list[CorpusReader], ApartFrom, dict[str, str], Folder]:
-    """Return the sources, the opened ``corpus.apart_from``, the texts of the chat templates, and the dataset's folder."""
+    """Return the sources, the opened datasets and benchmark texts of ``corpus.apart_from``, the texts of the chat templates,
+    and the dataset's folder."""
     if not corpus.source and not corpus.sources:
         limit = "names no text, and this recipe has none of its own"
         made = f" and its tokenizer with corpus.tokenizer (else a BPE of {corpus.vocab_size:,} ids is trained on it)"
@@ -174,7 +176,7 @@ def fingerprint(
     hashed = as_hashed(sections)
     code = [code_digest({"corpus.filter": corpus.filter})] if corpus.filter else []
     code += [digest.of_bytes(text.encode()) for text in texts.values() if text]
-    code += ["whole documents"] if only_chats(texts) else []  # older datasets of chats have another layout
+    code += ["whole documents"] if only_chats(texts) else []  # changes the hash: older chat datasets differ in layout
     if file := tokenizer_file(corpus.path(corpus.tokenizer)):
         code.append(f"tokenizer {digest.of_bytes(Folder(file.parent).read(file.name))}")
     text = json.dumps(
@@ -200,7 +202,8 @@ def _part_jobs(
     texts: Mapping[str, str],
     work: Folder,
 ) -> list[PartJob]:
-    """Return one job per unit. A job's reader has no list of the source's files, which keeps jobs small."""
+    """Return one job per unit (a few files, or a range of one). A job's reader has no list of the source's files, which keeps
+    jobs small."""
     units = [
         (bare, each, unit, name if corpus.sources else "")
         for source, (name, each) in zip(sources, corpus.each().items(), strict=True)
@@ -249,7 +252,7 @@ def _make(
         check_pairs(counts, _named(corpus))
         segments, planned = _planned(corpus, shards, parts, apart, work, progress, run)
     except CorpusError:
-        dataset.remove()  # the work is of no use: changed settings or files have another fingerprint and folder
+        dataset.remove()  # its work folder cannot be reused: changed settings or files have another fingerprint
         raise
     if cut := planned.plan.cut:
         name = segments[cut.place[0]].file(work, shards.token_type).name_of(cut.place[1])
@@ -289,8 +292,8 @@ def _make(
 
 
 def _clear(dataset: Folder) -> None:
-    """Remove temporary files and the work folder from a sealed dataset. The work folder is last: a later call that finds it
-    repeats the cleanup."""
+    """Remove temporary files and the work folder from a finished dataset. The work folder is removed last: if this call is
+    killed, a later call finds the folder and repeats the cleanup."""
     for folder in (dataset, dataset / SIGNATURES):
         folder.sweep()
     (dataset / _WORK).remove()
@@ -318,7 +321,8 @@ def _planned(
     progress: Progress,
     run: Map,
 ) -> tuple[list[Segment], Planned]:
-    """Merge all parts into segments and plan the shards, or read the plan that an earlier call wrote."""
+    """Merge all parts (documents of one unit) into segments (sorted, about 128 MiB) and plan the shards, or read the plan that
+    an earlier call wrote."""
     merging = merges(work, parts, shards)
     _run_all(run, merge, merging, "sorting", progress, work)
     segments = [job.segment for job in merging]
@@ -340,7 +344,7 @@ def _run_all(
     progress: Progress,
     work: Folder | None = None,
 ) -> None:
-    """Run ``function`` on the jobs and report progress. With ``work``, skip jobs whose output a listing of it shows."""
+    """Run ``function`` on the jobs and report progress. With ``work``, skip jobs whose output is already in that folder."""
     if work is not None and jobs:
         folder = posixpath.dirname(jobs[0].output)
         made = {posixpath.join(folder, name) for name in (work / folder).names()}
@@ -361,7 +365,7 @@ def _left_out(sources: Sequence[CorpusReader]) -> list[str]:
 
 
 def _vocabulary(corpus: CorpusConfig, shards: ShardsConfig, jobs: list[PartJob], work: Folder) -> Tokenizer:
-    """Return the tokenizer from ``work``. The first call makes it and writes it there."""
+    """Return the tokenizer stored in ``work``. The first call makes the tokenizer and stores it."""
     if not work.exists(TOKENIZER):
         made = open_tokenizer(
             corpus.path(corpus.tokenizer),
@@ -389,7 +393,7 @@ def _check_room_for_ids(made: Tokenizer, corpus: CorpusConfig, shards: ShardsCon
 
 
 def _sources(planned: Planned, work: Folder) -> dict[str, dict[str, Split]]:
-    """Return source name -> split name -> its counts and sealed shards, for the manifest."""
+    """Return source name -> split name -> its counts and written shards, for the manifest."""
     records: dict[tuple[str, str], list[tuple[Shard, int]]] = {}
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
         read = threads.map(lambda number: read_records(work, number), range(len(planned.bundles)))
@@ -409,7 +413,7 @@ def _sources(planned: Planned, work: Folder) -> dict[str, dict[str, Split]]:
 
 
 def open_dataset(url: str) -> tuple[Manifest, Tokenizer]:
-    """Return the manifest and tokenizer of a sealed dataset; CorpusError if either cannot be used."""
+    """Return the manifest and tokenizer of a finished dataset; CorpusError if either cannot be used."""
     dataset = Folder(url)
     manifest, data = load_manifest(dataset), dataset.read(TOKENIZER)
     if (found := digest.of_bytes(data)) != manifest.tokenizer_digest:
@@ -427,12 +431,13 @@ def rows_text(rows: np.ndarray, vocabulary: Tokenizer) -> Iterator[str]:
 # Space on a local disk: checked before anything is written, and reported when it has run out.
 
 _TIMES = 2.8
-"""Size of parts, segments and shards together, relative to the text. All three exist until the manifest is written."""
+"""Disk space for parts and segments (both temporary) and shards together, as a multiple of the text's size. All exist until the
+manifest is written."""
 
 
 def check_room(sources: Sequence[CorpusReader], dataset: Folder) -> None:
-    """Raise CorpusError if a local disk has too little space for the dataset. What a killed prepare wrote there counts as free
-    space, because it is used again."""
+    """Raise CorpusError if a local disk has too little space for the dataset. What an earlier, killed call wrote there counts
+    as free space, because this call uses it again."""
     root = dataset.path.rsplit("/", 2)[0]
     if not dataset.is_local or not dataset.fs.exists(root):
         return
@@ -447,7 +452,7 @@ def check_room(sources: Sequence[CorpusReader], dataset: Folder) -> None:
                 f"has {free / 2**30:.1f} GiB free, preparing {size / 2**30:.1f} GiB of text takes about three times that",
                 "free some, or choose another folder",
             )
-        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # an error that may pass: space may be freed
+        ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # marks the error as temporary: space may be freed
 
 
 @contextlib.contextmanager

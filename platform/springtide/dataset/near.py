@@ -1,4 +1,5 @@
-"""Find near-duplicates among the documents of all segments: a bucket per band, in parallel, then the pairs of all buckets.
+"""Find near-duplicates among the documents of all segments. For each band of the signatures, in parallel, store which documents
+share a hash (a bucket); then compare the pairs in all buckets.
 
 segments -> buckets   rows whose hash in one band is shared, and a number for each hash     find_sharing, 16 jobs
 buckets  -> pairs     compare the few documents in the buckets                              near_duplicates_among
@@ -23,7 +24,7 @@ _ROW_BYTES = 16
 
 @dataclasses.dataclass(frozen=True)
 class BandJob:
-    """The input to find the documents that share a hash in one band. Picklable."""
+    """The input to find the documents that share a hash in one band of their signatures. Picklable."""
 
     band: int
     segments: tuple[Segment, ...]
@@ -37,7 +38,7 @@ class BandJob:
 
 
 def bands(work: Folder, segments: Sequence[Segment], token_type: str) -> list[BandJob]:
-    """Return one job per band."""
+    """Return one job per band of the signatures."""
     return [BandJob(band, tuple(segments), token_type, work) for band in range(BANDS)]
 
 
@@ -52,10 +53,10 @@ def find_sharing(job: BandJob) -> None:
 def near_duplicates_among(
     work: Folder, segments: Sequence[Segment], token_type: str, order: np.ndarray
 ) -> NearDuplicates:
-    """Find near-duplicates among the documents ``order``, of which the first of each similar group is kept.
+    """Find near-duplicates among the documents whose rows are ``order``. The first of each group of similar documents is kept.
 
-    Memory holds the pairs and one bucket at a time. The sketches of documents that share a hash go to a temporary file on this
-    machine, 128 bytes each.
+    Memory holds the pairs to compare and the rows of one band at a time. The sketches (hashes to compare) of documents that
+    share a hash go to a temporary file on this machine, 128 bytes each.
 
     Args:
         order: int64 (n,), rows numbered across all segments. The result refers to documents by their index in ``order``.
@@ -93,7 +94,8 @@ def near_duplicates_among(
 
 
 def _read(work: Folder, band: int) -> np.ndarray:
-    """Return the rows and hash numbers that ``find_sharing`` wrote for a band, int64 (2, rows)."""
+    """Return what ``find_sharing`` wrote for a band: the rows that share a hash, and the number of each row's hash, int64 (2,
+    rows)."""
     size = work.size(_name(band))
     data = work.read_range(_name(band), 0, size) if size else b""
     if size % _ROW_BYTES or len(data) != size:

@@ -1,4 +1,4 @@
-"""Turn a unit of the source into parts: its documents, cleaned, hashed, tokenised and sorted by key.
+"""Turn a unit of the source (a few files, or a range of one) into parts: documents, cleaned, hashed, tokenised, sorted by key.
 
     documents  [text] [text] [text]                      of one unit, in file order; a part takes about 64 MiB of them
     parts      key, length, signature, name, tokens      one column file each (columns.py), rows sorted by key
@@ -50,22 +50,23 @@ from springtide.storage import Folder
 
 _SAMPLES = 5
 _IN_LINES = 2
-"""Broken chats of a unit that are sampled with their line number, for which the file is read up to there."""
+"""Broken chats per unit whose samples give a line number. To find the number, the file is read up to that line."""
 EXAMPLES, EXAMPLE_CHARACTERS = 3, 200
 """Dropped documents that the dataset card shows for each reason, and characters of each."""
 _BEFORE = 40
-"""Characters that an example shows before the first replaced byte."""
+"""Characters that an example shows before the first U+FFFD, which replaces a byte that is not UTF-8."""
 _PART_BYTES = 64 * 2**20
-"""Bytes of text in a part. The process that makes a part holds the text, its ids and their encoding in memory."""
+"""Bytes of text after which a part (file of prepared documents) is full. The process that makes a part holds the text, its ids
+and their encoding in memory."""
 _DOCUMENT_BYTES = 512
-"""Memory of a document besides its text, which counts where a unit holds many short documents."""
+"""Memory of a document besides its text. This matters where many short documents are held at once."""
 _READ_AT_ONCE = 16
 """Files of counts that are read concurrently; an object store takes 10 to 100 ms to answer a request."""
 _FOLDER = "parts"
 
 
 class Part(NamedTuple):
-    """A part of a unit."""
+    """Documents of one unit that are prepared and stored together, in one file."""
 
     unit: int
     place: int
@@ -76,7 +77,7 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PartJob:
-    """The input to make the parts of one unit. Picklable."""
+    """The input to make the parts of one unit (a few source files, or a range of one). Picklable."""
 
     number: int
     source: CorpusReader
@@ -88,23 +89,24 @@ class PartJob:
     folder in the name of each document."""
     shards: ShardsConfig
     work: Folder
-    """Folder for parts and the tokenizer until the dataset is sealed."""
+    """Folder that holds the parts and the tokenizer until the dataset is finished."""
     apart_from: tuple[str, ...] = ()
-    """URLs of datasets whose held-out text the parts must not contain."""
+    """URLs of datasets whose held-out text the new dataset must not contain."""
     template: str = ""
     """Text of the chat template; empty for a source of plain texts."""
     whole: bool = False
     """Whether all documents of the dataset are chats, so that no document is cut between rows."""
     buckets: int = 0
-    """Number of buckets of repeated lines or paragraphs to remove; 0 removes none."""
+    """Number of files that list repeated lines or paragraphs to remove (buckets of ``repeats.py``); 0 removes none."""
 
     def done(self) -> bool:
-        """Return whether the parts of the unit were already made."""
+        """Return True if the documents of the unit (a few source files, or a range of one) were already prepared."""
         return self.work.exists(_counts(self.number))
 
     @property
     def output(self) -> str:
-        """Name of the file of counts, which is written after the unit's parts."""
+        """Name of the file of counts (documents kept and dropped, characters, tokens). It is written last, so it marks a
+        finished unit."""
         return _counts(self.number)
 
 
@@ -113,13 +115,14 @@ def _counts(unit: int) -> str:
 
 
 def part_file(work: Folder, part: Part, token_type: str) -> ColumnFile:
-    """Return the file of a part."""
+    """Return the file of columns in ``work`` that stores a part."""
     name = f"{_FOLDER}/{part.unit:06d}-{part.place:04d}.columns"
     return ColumnFile(work, name, Layout(part.sizes, token_type, has_bands=False))
 
 
 def make_part(job: PartJob) -> None:
-    """Read, clean, tokenise and write the parts of one unit, unless they were already made."""
+    """Read, clean, tokenise and write the documents of one unit (a few source files, or a range of one), unless this was
+    already done."""
     if job.done():
         return
     vocabulary = open_work_tokenizer(job.work, job.corpus.end_of_text)
@@ -198,7 +201,7 @@ def _cleaned(
 
 
 def find_pieces(job: PartJob) -> None:
-    """Write the digests of the lines or paragraphs of one unit, by which ``find_repeats`` compares them."""
+    """Write the digests of the lines or paragraphs of one unit. ``find_repeats`` compares them with those of all units."""
     vocabulary = open_work_tokenizer(job.work, job.corpus.end_of_text)
     counts, edits = collections.Counter[str](), collections.Counter[str]()
     documents = _cleaned(job, vocabulary, counts, edits, [], _Examples(), [])
@@ -222,7 +225,8 @@ def _unrepeated(
 
 
 def _excluded(job: PartJob, row: dict[str, Any]) -> str:
-    """Return the reason for which ``corpus.apart_from`` excludes a document, empty if it does not."""
+    """Return the reason to exclude a document that is close to held-out text of another dataset, or quotes a benchmark
+    (``corpus.apart_from``). Empty to keep the document."""
     return open_exclusions(job.work, job.apart_from).reason(row["document"].text, row["tokens"], row["bands"])
 
 
@@ -250,7 +254,8 @@ class _Examples:
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Yield the documents of each part. A unit has at least one part; a large compressed file is one unit with many parts."""
+    """Group the documents of a unit into one list per part. A unit has at least one part; a large compressed file is one unit
+    with many parts."""
     batch: list[Document] = []
     held = 0
     for document in documents:
@@ -269,8 +274,8 @@ def _tokenised(
     dropped: _Examples,
     edits: collections.Counter[str],
 ) -> list[dict[str, Any]]:
-    """Return the rows of a part, sorted by key. Add documents that cannot be tokenised to ``dropped``, and the number of
-    answers whose thoughts the chat template leaves out to ``edits``."""
+    """Return the rows of a part, one per document, sorted by key. Add documents that cannot be tokenised to ``dropped``, and
+    the number of answers whose thoughts the chat template leaves out to ``edits``."""
     key = job.shards.seed.to_bytes(8, "little")
     rows: list[dict[str, Any]] = []
     encoded: Iterator[tuple[np.ndarray | None, np.ndarray | None]]
@@ -320,9 +325,9 @@ def chat_template(
 def _encoded(
     documents: list[Document], vocabulary: Tokenizer, job: PartJob
 ) -> Iterator[tuple[np.ndarray | None, np.ndarray | None]]:
-    """Yield (ids, None) for each document, where None means that all ids are predicted. A document that came as ids keeps
-    them, except for its begin-of-text, which the dataset adds. Other documents are encoded, and ids are None if the tokenizer
-    cannot split the text. The end-of-document id is appended."""
+    """Yield (ids, None) for each document, where None means that all ids are predicted. A document that came as ids keeps them,
+    except for a leading begin-of-text, which ``_begin_texts`` adds. Other documents are encoded, and ids are None if the
+    tokenizer cannot split the text. The end-of-document id is appended."""
     end, tokenizer = np.array([vocabulary.end_of_text], dtype=np.uint32), job.corpus.tokenizer
     bos_id = begin_of_text(vocabulary, job.corpus, job.shards)
     encoded = vocabulary.try_encode(document.text for document in documents if document.ids is None)
@@ -339,7 +344,8 @@ def _encoded(
 
 def _infill(job: PartJob, rows: list[dict[str, Any]], vocabulary: Tokenizer) -> dict[str, int]:
     """Reorder documents for fill-in-the-middle, except documents that may be held out. Return the number of reordered
-    documents, as an edit. The segments of a document are separated by the ids that separate documents."""
+    documents, to add to the counts of edits. The segments of a reordered document are separated like documents: by the ids
+    between two documents."""
     if (infilling := infilling_of(vocabulary, job.corpus, job.shards)) is None:
         return {}
     trained = [row for row in rows if row["share"] / 2.0**64 >= job.shards.heldout_fraction]
@@ -391,7 +397,8 @@ def shown(name: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def open_work_tokenizer(work: Folder, end_of_text: str | int) -> Tokenizer:
-    """Return the tokenizer of a prepare; cached, because one process makes many parts."""
+    """Return the tokenizer stored in ``work``, the folder of an unfinished dataset. Cached, because one process makes many
+    parts."""
     return Tokenizer.from_json(work.read(TOKENIZER).decode(), end_of_text=end_of_text)
 
 
@@ -403,7 +410,7 @@ def begin_of_text(vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsCon
 
 
 def _encode(rows: list[dict[str, Any]], token_type: str) -> Documents:
-    """Return the columns of a part."""
+    """Convert the rows of a part, one per document, to columns: one array per field."""
     places = np.frombuffer(b"".join(row["place"] for row in rows), dtype=">u8").reshape(-1, 2).astype(np.uint64)
     names = [shown(row["document"].name).encode() for row in rows]
     return {
@@ -421,12 +428,12 @@ def _encode(rows: list[dict[str, Any]], token_type: str) -> Documents:
 
 
 def read_counts(work: Folder, units: int) -> list[dict[str, Any]]:
-    """Return the counts of each unit: documents kept or dropped by reason, characters, tokens by group, broken samples, the
-    fields of the first record without text, and the sizes of its parts."""
+    """Return the counts of each unit (a few source files, or a range of one): documents kept or dropped by reason, characters,
+    tokens by group, broken samples, the fields of the first record without text, and the sizes of its parts."""
     with ThreadPoolExecutor(_READ_AT_ONCE) as threads:
         return list(threads.map(lambda unit: dict(work.read_json(_counts(unit))), range(units)))
 
 
 def parts_of(unit: int, source: str, counts: dict[str, Any]) -> list[Part]:
-    """Return the parts of a unit, whose sizes are in its ``counts``."""
+    """Return the parts (files of prepared documents) of a unit. ``counts``, from ``read_counts``, has their sizes."""
     return [Part(unit, place, source, Sizes(*one)) for place, one in enumerate(counts["parts"])]

@@ -1,6 +1,8 @@
-"""Plan a dataset from all segments: drop duplicates, order the documents, hold some out, and cut shards.
+"""Plan a dataset from all segments (files of documents sorted by key): drop duplicates, order the documents, hold some out, and
+cut shards.
 
-Memory holds about 75 to 90 bytes per document and no text: keys, lengths, and one band of the signatures at a time.
+Memory holds about 75 to 90 bytes per document and no text: keys (hashes of texts), lengths, and one band of the signatures
+(hashes that find near-duplicates) at a time.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class ShardPlan:
     skip: int = 0
     """Tokens of the first document that are in earlier shards; 0 unless documents are packed end to end."""
     pieces: np.ndarray | None = None
-    """int32 (pieces, 4): row, document, begin and end; for documents fitted into rows, else None."""
+    """int32 (pieces, 4): a row of the shard, a document, and the begin and end of the piece in the document. None unless
+    documents are packed by best fit."""
 
     @property
     def name(self) -> str:
@@ -72,11 +75,11 @@ class Drop(NamedTuple):
 
     reason: str
     place: tuple[int, int]
-    """(segment, row in the segment)."""
+    """(segment, row in the segment) of the dropped document."""
     kept: tuple[int, int] | None
     """(segment, row) of the document that is kept instead of a duplicate; None if this is no duplicate."""
     similarity: float
-    """Jaccard similarity of the two; 1 for equal texts."""
+    """Jaccard similarity of the dropped and the kept document: 1 for equal texts, 0 if no document is kept instead."""
 
 
 class Cut(NamedTuple):
@@ -129,8 +132,8 @@ def make_plan(
     """Compute the plan from the columns of the segments. It does not depend on how many processes made the segments.
 
     The segments of a source are consecutive. A document that occurs in several sources, exactly or nearly, stays in the first
-    source. With ``near_duplicates``, ``near.find_sharing`` must have written its buckets. ``may_cut``: whether the beginning
-    of a document may be held out if no whole document can be, such as when one book is the whole corpus.
+    source. With ``near_duplicates``, ``near.find_sharing`` must have written which documents share hashes. ``may_cut``: whether
+    the beginning of a document may be held out if no whole document can be, such as when one book is the whole corpus.
     """
     lay = look_up({"concat": _cut, "best_fit": _fit}, "shards.packing", settings.packing)
     where, high, low, share = _index(work, segments, settings.token_type)
@@ -295,7 +298,8 @@ def _cut(settings: ShardsConfig, split: str, first: int, documents: Documents) -
 
 
 def _fit(settings: ShardsConfig, split: str, first: int, documents: Documents) -> Iterator[ShardPlan]:
-    """Pack documents into rows by best fit, about one shard of neighbours at a time. ``first``: number of the first shard."""
+    """Pack documents into rows by best fit, for about one shard of consecutive documents at a time. ``first``: number of the
+    first shard."""
     length, capacity = documents.length, settings.sequence_length + 1
     shard_tokens = capacity * settings.rows_per_group * settings.groups_per_shard
     ends = np.cumsum(length, dtype=np.int64)
@@ -312,7 +316,8 @@ def _fit(settings: ShardsConfig, split: str, first: int, documents: Documents) -
 def _index(
     work: Folder, segments: Sequence[Segment], token_type: str
 ) -> tuple[Documents, np.ndarray, np.ndarray, np.ndarray]:
-    """Return where the documents of all segments are, and their keys and shares, (documents,) each."""
+    """Return, for the documents of all segments, where they are stored, the two halves of their keys, and the hashes that
+    decide which are held out, (documents,) each."""
     found = [segment.file(work, token_type).read_keys() for segment in segments]
     length = np.concatenate([one["length"] for one in found])
     segment = np.repeat(np.arange(len(segments), dtype=np.int32), [len(one["length"]) for one in found])

@@ -1,4 +1,4 @@
-"""Store the plan on disk, so that a killed prepare resumes sealing, and each task reads only the shards that it seals.
+"""Store the plan on disk, so that a killed run resumes writing shards, and each task reads only the plan of its own shards.
 
 plan/000000.npz   one bundle: the shards that one task seals     arrays of plan.ShardPlan, and the sizes of its segments
 plan/plan.json    the plan without its shards, written last      if it is missing, the plan is made again
@@ -20,27 +20,28 @@ from springtide.dataset.segments import Segment
 from springtide.storage import Folder, to_json
 
 _BUNDLE_BYTES = 256 * 2**20
-"""Largest bundle of several shards, in bytes of tokens. Bundles are large because each task reads from every segment of its
-source."""
+"""Largest bundle (shards that one task writes) of several shards, in bytes of tokens. Bundles are large because each task reads
+from every segment (sorted file of documents) of its source."""
 _LEAST_BUNDLES = 64
-"""Bundles that a split has before any of them holds several shards, so that as many processes can share the sealing."""
+"""Number of bundles (files of shards that one task writes) that a split has before any holds several shards. As many processes
+can then share the writing."""
 _FOLDER, _PLAN = "plan", "plan/plan.json"
 
 
 class Bundle(NamedTuple):
-    """The shards that one task seals, and the segments that hold their documents."""
+    """The shards that one task writes, and the segments (sorted files) that hold their documents."""
 
     shards: tuple[ShardPlan, ...]
     segments: dict[int, Segment]
 
 
 class Planned(NamedTuple):
-    """A plan whose shards are stored in the files of bundles."""
+    """A plan whose shards are stored in files, one for the shards that one task writes (a bundle)."""
 
     plan: Plan
-    """The plan; its splits list no shards."""
+    """The plan; its splits list no shards, because the bundles hold the shards."""
     bundles: tuple[tuple[tuple[str, str], int], ...]
-    """((source, split), number of shards) of each bundle, in the order of bundle numbers."""
+    """((source, split), number of shards) of each bundle (the shards that one task writes), by the number of the bundle."""
 
 
 def write_plan(work: Folder, plan: Plan, segments: Sequence[Segment], settings: ShardsConfig) -> Planned:
@@ -76,7 +77,7 @@ def read_plan(work: Folder) -> Planned | None:
 
 
 def read_bundle(work: Folder, number: int) -> Bundle:
-    """Read the shards of a bundle, and the segments that hold their documents."""
+    """Read the shards of a bundle (those that one task writes), and the segments that hold their documents."""
     name = bundle_name(number)
     with np.load(io.BytesIO(work.read_range(name, 0, work.size(name))), allow_pickle=False) as found:
         facts, columns, pieces = json.loads(found["facts"].tobytes()), found["documents"], found["pieces"]
@@ -93,7 +94,7 @@ def read_bundle(work: Folder, number: int) -> Bundle:
 
 
 def bundle_name(number: int) -> str:
-    """Return the name of the file of a bundle."""
+    """Return the name of the file that stores a bundle: the plan of the shards that one task writes."""
     return f"{_FOLDER}/{number:06d}.npz"
 
 

@@ -24,12 +24,14 @@ from springtide.storage import Folder
 _BYTES = 256
 _PIECE = np.dtype([("digest", "<u8"), ("place", "<u4")])
 _BUCKET_PIECES = 2**22
-"""Most pieces of a bucket, which one process compares at once. A corpus of over 256 times as many has larger buckets."""
+"""Most pieces (lines or paragraphs) of a bucket, which one process compares at once. A corpus of over 256 times as many has
+larger buckets."""
 _ROWS_A_GROUP = 2**16
 
 
 def write_pieces(work: Folder, unit: int, texts: Iterable[str], kind: str) -> None:
-    """Write the digests of the lines or paragraphs of a unit's documents, unless they were already written."""
+    """Write the digests of the lines or paragraphs in the documents of a unit (a few source files, or a range of one), unless
+    they were already written."""
     if work.exists(_counts(unit)):
         return
     digests: list[int] = []
@@ -50,7 +52,7 @@ def write_pieces(work: Folder, unit: int, texts: Iterable[str], kind: str) -> No
 
 @dataclasses.dataclass(frozen=True)
 class BucketJob:
-    """The input to find the repeated pieces of one bucket, a range of digests. Picklable."""
+    """The input to find the repeated pieces (lines or paragraphs) of one bucket, a range of digests. Picklable."""
 
     number: int
     first: int
@@ -60,12 +62,13 @@ class BucketJob:
     work: Folder
 
     def done(self) -> bool:
-        """Return whether the bucket was already made."""
+        """Return True if the file with this bucket's repeated pieces was already written."""
         return self.work.exists(_bucket(self.number))
 
 
 def buckets(work: Folder, units: int) -> list[BucketJob]:
-    """Return one job per bucket. Together the buckets hold the pieces of all units."""
+    """Return one job per bucket, a range of digests. Together the buckets hold the pieces (lines or paragraphs) of all
+    units."""
     total = sum(sum(work.read_json(_counts(unit))["pieces"]) for unit in range(units))
     width = _BYTES
     while width > 1 and total * width > _BUCKET_PIECES * _BYTES:
@@ -76,7 +79,8 @@ def buckets(work: Folder, units: int) -> list[BucketJob]:
 
 
 def find_repeats(job: BucketJob) -> None:
-    """Write the unit and place of every piece in a bucket that occurred before, unless they were already written."""
+    """Write the unit (range of the source), and the index in the unit, of every line or paragraph in a bucket that occurred
+    before, unless they were already written."""
     if job.done():
         return
     found = list(_pieces_of(job))
@@ -104,7 +108,7 @@ def _pieces_of(job: BucketJob) -> Iterator[tuple[int, np.ndarray]]:
 
 
 class Repeats:
-    """The repeated pieces of one unit, to remove from its documents in their order."""
+    """The repeated lines or paragraphs (pieces) of one unit, to remove from its documents in their order."""
 
     def __init__(self, work: Folder, unit: int, kind: str, buckets: int) -> None:
         self._kind, self._place = kind, -1
@@ -115,8 +119,8 @@ class Repeats:
         self._places = frozenset(places)
 
     def remove(self, text: str) -> tuple[str, list[str]]:
-        """Return the text of the unit's next document without its repeated pieces, and the removed pieces. Must be called once
-        for each document, because places count through the unit."""
+        """Return the text of the unit's next document without its repeated pieces (lines or paragraphs), and the removed
+        pieces. Must be called once for each document in order, because a piece is found by its index in the unit."""
         return without(text, self._kind, self._next)
 
     def _next(self, piece: Piece) -> bool:

@@ -1,4 +1,5 @@
-"""Pack and write the planned shards, the second pass of the shuffle. A task reads its bundle's documents from the segments."""
+"""Pack and write the planned shards, the second pass of the shuffle. A task writes one bundle (a few shards), whose documents
+it reads from the segments (files sorted by key)."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _FOLDER = "shards"
 
 @dataclasses.dataclass(frozen=True)
 class SealJob:
-    """The input to seal one bundle of shards. Picklable."""
+    """The input to write one bundle of shards (those that one task writes). Picklable."""
 
     number: int
     settings: ShardsConfig
@@ -40,17 +41,19 @@ class SealJob:
 
     @property
     def output(self) -> str:
-        """Name of the file that holds the records of the sealed shards."""
+        """Name of the file that holds the records of the written shards."""
         return _records(self.number)
 
 
 def read_records(work: Folder, number: int) -> list[tuple[Shard, int]]:
-    """Return the sealed shards of a bundle, each with its number of bytes of text."""
+    """Return the written shards of a bundle, each with its number of bytes of text. A bundle is the shards that one task
+    writes."""
     return [(Shard.model_validate(shard), num_bytes) for shard, num_bytes in work.read_json(_records(number))]
 
 
 def seal_shards(job: SealJob) -> None:
-    """Read the documents of a bundle from the segments, pack and write its shards, unless they were already made."""
+    """Read the documents of a bundle from the segments, pack and write the bundle's shards, unless they were already
+    written."""
     if job.work.exists(job.output):
         return
     bundle = read_bundle(job.work, job.number)
@@ -159,16 +162,18 @@ def _records(number: int) -> str:
 
 _GROUPS_NAMED = 12
 _TOKENS_BEFORE, _TOKENS_SHOWN = 16, EXAMPLE_CHARACTERS
-"""Tokens of an example that are decoded before the first difference of two documents, and in total."""
+"""Number of tokens that the example of a near-duplicate shows before the first token that differs from the kept document, and
+number of tokens decoded for any example."""
 
 
 def statistics(
     records: list[dict[str, Any]], plan: Plan, segments: Sequence[ColumnFile], vocabulary: Tokenizer
 ) -> dict[str, Any]:
-    """Return the statistics of the source: documents, drops by reason with examples, characters, tokens, a few broken records.
+    """Return the statistics for the dataset card: documents, drops by reason with examples, characters, tokens, a few broken
+    records.
 
     Args:
-        records: the counts of each unit.
+        records: the counts that ``make_part`` wrote for each unit.
         segments: the files of all segments, which hold the texts of the plan's examples.
     """
     documents, edits, groups = (_total(records, name) for name in ("documents", "edits", "tokens_by_group"))
@@ -211,8 +216,8 @@ def _first(examples: Iterable[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def _example(drop: Drop, segments: Sequence[ColumnFile], vocabulary: Tokenizer) -> dict[str, Any]:
-    """Return the card's example of a dropped document: the beginning of its text, and for a duplicate also of the kept text.
-    The texts of near-duplicates begin shortly before the first token that differs."""
+    """Return the dataset card's example of a dropped document: the beginning of its text, and for a duplicate also of the kept
+    document's text. Two near-duplicates are shown from shortly before the first token that differs."""
     name, ids = _document(segments, drop.place, vocabulary)
     found = {"reason": drop.reason, "name": name}
     if drop.kept is None:

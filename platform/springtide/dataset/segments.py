@@ -20,7 +20,8 @@ from springtide.dataset.parts import Part, part_file
 from springtide.storage import Folder
 
 _SEGMENT_BYTES = 128 * 2**20
-"""Total size of the parts of a segment [bytes]. The process that merges the parts holds them in memory twice."""
+"""Total size of the parts that are merged into a segment [bytes]. The process that merges the parts holds them in memory
+twice."""
 _FOLDER = "segments"
 
 
@@ -38,7 +39,7 @@ class Segment(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class MergeJob:
-    """The input to make one segment. Picklable."""
+    """The input to merge parts (files of the documents of one unit) into one segment. Picklable."""
 
     segment: Segment
     parts: tuple[Part, ...]
@@ -53,7 +54,8 @@ class MergeJob:
 
 
 def merges(work: Folder, parts: Sequence[Part], settings: ShardsConfig) -> list[MergeJob]:
-    """Group ``parts``, which are in the order of the sources, into segments, and return one job per segment."""
+    """Group ``parts`` (files of prepared documents, in the order of the sources) into segments, and return one job per
+    segment."""
     groups: list[list[Part]] = []
     held = 0
     for part in parts:
@@ -72,7 +74,7 @@ def merges(work: Folder, parts: Sequence[Part], settings: ShardsConfig) -> list[
 
 
 def merge(job: MergeJob) -> None:
-    """Merge the parts of a segment and write its file, unless the file exists."""
+    """Merge the parts of a segment (files of prepared documents) and write the segment's file, unless the file exists."""
     if not job.work.exists(job.output):
         found = [part_file(job.work, part, job.token_type).read_all() for part in job.parts]
         job.segment.file(job.work, job.token_type).write(in_order(found, job.heldout_fraction))

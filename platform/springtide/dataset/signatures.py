@@ -1,4 +1,4 @@
-"""Signatures of a sealed dataset's documents, one Parquet file per shard, against which other datasets are decontaminated.
+"""Signatures (hashes) of a finished dataset's documents, one Parquet file per shard, to keep other datasets free of these.
 
 signatures/train-00000.parquet      band hashes, uint64: 128 bytes a document
 signatures/heldout-00000.parquet    band hashes, and the hashes of shingles, uint32: to compare documents one by one
@@ -46,7 +46,8 @@ def read_bands(dataset: Folder, shard: Shard) -> np.ndarray:
 
 
 def read_shingles(dataset: Folder, shard: Shard) -> pa.ListArray:
-    """Return the shingles of a held-out shard's documents, one sorted list each. CorpusError as for ``read_bands``."""
+    """Return the shingles (hashes of token runs) of a held-out shard's documents, one sorted list each. CorpusError if the file
+    is lost or changed."""
     return _read(dataset, shard, [_SHINGLES])[_SHINGLES].combine_chunks()
 
 
