@@ -48,7 +48,7 @@ def sum_over_ranks(values_N: Tensor, world: World) -> list[float]:
         raise CutOff(
             f"rank {world.rank} of {world.size} was cut off from its group in a collective; its result is not used"
         )
-    bad = [canary for _, canary in sums if canary != world.size]  # a NaN is unequal, too
+    bad = [canary for _, canary in sums if canary != world.size]  # a NaN canary is unequal, too
     if bad:
         raise CollectiveError(
             f"an all-reduce of {world.size} ranks returned garbage on rank {world.rank}: {len(bad)} of {len(sums)} canaries "
@@ -60,7 +60,7 @@ def sum_over_ranks(values_N: Tensor, world: World) -> list[float]:
 
 
 def by_rank(values: Sequence[float], world: World) -> list[list[float]]:
-    """Return the ``values`` of every rank, by rank. Every rank passes the same number of values. Raises as
+    """Return the ``values`` of every rank, a list in rank order. Every rank passes the same number of values. Raises as
     ``sum_over_ranks``."""
     table = torch.zeros(world.size, len(values), dtype=torch.float64)
     table[world.rank] = torch.tensor(values, dtype=torch.float64)
@@ -92,7 +92,7 @@ def abort() -> bool:
     """
     if not dist.is_initialized() or not _uses_nccl():
         return False
-    # experimental: a later torch may not have it
+    # this function is experimental: a later torch may not have it
     abort_all = getattr(dist.distributed_c10d, "_abort_process_group", None)
     if abort_all is None:
         return False
@@ -116,13 +116,13 @@ def _nccl_errors() -> set[str]:
         return set()
     found = set()
     for group in list(dist.distributed_c10d._world.pg_map):
-        with contextlib.suppress(RuntimeError):  # a group without GPUs
+        with contextlib.suppress(RuntimeError):  # raised by a process group without GPUs
             if ask := getattr(group._get_backend(torch.device("cuda")), "get_error", None):
                 found.add(ask().name)
     return found & {
         "COMM_ERROR",
         "REMOTE_ERROR",
-    }  # timeouts do not count: hangs are found by the driver (``ray.train.hang``)
+    }  # timeouts are ignored: the driver finds hangs (``ray.train.hang``)
 
 
 def _uses_nccl() -> bool:
@@ -143,7 +143,7 @@ def agreed(value: _T) -> _T:
 
 
 def gathered(value: _T) -> list[_T]:
-    """Return the ``value`` of every rank, by rank; all ranks call it together."""
+    """Return the ``value`` of every rank, a list in rank order; all ranks call it together."""
     if not dist.is_initialized():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()

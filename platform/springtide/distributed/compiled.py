@@ -23,8 +23,8 @@ from springtide.model.loss import PartLoss, part_loss
 
 _log = logging.getLogger(__name__)
 _RECOMPILES = 64
-"""Largest number of graphs of a block. A process needs one per micro-batch size, with gradients and without; the size changes
-with the world size."""
+"""Largest number of compiled graphs of a block. A process needs one graph per micro-batch size, with gradients and without; the
+size changes with the world size."""
 _ALL_RECOMPILES = 1024
 _HALF = ("bf16", "fp16")
 _FLEX_WIDTHS = 16, 256
@@ -35,8 +35,8 @@ _OTHERS_WRITE, _OTHERS_PASS = stat.S_IWGRP | stat.S_IWOTH, stat.S_IXGRP | stat.S
 
 
 def compile_block(block: nn.Module) -> None:
-    """Compile ``block`` in place at its first call. Each shape gets its own graph. Otherwise the second shape would give a
-    graph that is dynamic in every size, with slower kernels. Raises ConfigError as ``check_cache``."""
+    """Compile ``block`` in place at its first call. Each input shape gets its own static graph. By default the second shape
+    would give a graph that is dynamic in every size, with slower kernels. Raises ConfigError as ``check_cache``."""
     check_cache()
     _raise_limits()
     block.compile(dynamic=False)
@@ -93,8 +93,8 @@ def compiled_flex() -> FlexKernel:
 
 
 def compiled_loss() -> PartLoss:
-    """Return ``part_loss``, which is compiled at its first call with each shape. All parts of a batch have the same shape,
-    except perhaps the last."""
+    """Return ``part_loss``, the loss of a slice of a batch's tokens, which is compiled at its first call with each shape. All
+    slices of a batch have the same shape, except perhaps the last."""
     check_cache()
     _raise_limits()
     fused: PartLoss = torch.compile(part_loss, dynamic=False, fullgraph=True)
@@ -134,8 +134,8 @@ def compiled_artifacts() -> bytes | None:
 
 
 def load_compiled(artifacts: bytes) -> bool:
-    """Put ``artifacts`` into this node's folder of compiled code. Returns True if there were any. torch executes them, so they
-    must come from this user."""
+    """Put ``artifacts`` (code that another process compiled) into this node's folder of compiled code. Returns True if there
+    were any artifacts. torch executes them, so they must come from this user."""
     check_cache()
     found = torch.compiler.load_cache_artifacts(artifacts)
     return found is not None and not found.empty()
@@ -146,9 +146,9 @@ def check_cache() -> None:
     folder has a predictable name in /tmp, and torch executes the code that it finds there."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes a second to import
 
-    folder = cache_dir()  # makes it, with this user's umask
+    folder = cache_dir()  # creates the folder if needed, with this user's umask
     found = os.stat(folder)
-    owners = {found.st_uid, os.lstat(folder).st_uid}  # of the folder and, if it is a link, of the link
+    owners = {found.st_uid, os.lstat(folder).st_uid}  # owners of the folder and, if it is a link, of the link
     if owners != {os.getuid()}:
         _refuse(f"{folder}, which belongs to user {', '.join(map(str, sorted(owners)))}")
     if found.st_mode & _OTHERS_WRITE and not os.listdir(folder):  # a new folder, made with umask 0002

@@ -31,7 +31,7 @@ class Connections:
         for name, one in mine.items():
             if name in others_have:
                 self._sockets.append(one)
-            else:  # a connection to another process, such as of Ray or a store
+            else:  # a connection to another process than a rank, such as of Ray
                 one.close()
 
     def __len__(self) -> int:
@@ -47,17 +47,18 @@ class Connections:
     def cut(self) -> None:
         """Shut down all connections. A collective in progress raises on this rank and on its peers."""
         for one in self._sockets:
-            with contextlib.suppress(OSError):  # the peer has closed it already
+            with contextlib.suppress(OSError):  # the peer may have closed the connection already
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
         self._sockets = []
 
 
 def _shared(names: np.ndarray) -> set[int]:
-    """Return the names among this rank's ``names``, uint64 (n,), that another rank has, too; all ranks call it together.
+    """Return the names (hashes of a TCP connection's two addresses) among this rank's ``names``, uint64 (n,), that another rank
+    has, too; all ranks call it together.
 
     Each name has one rank that compares it (``by_owner``). So each rank exchanges as many names as it has connections, which
-    grows with the number of ranks. An all-gather of all names would grow with its square."""
+    grows with the number of ranks. An all-gather of all names would grow with the square of the number of ranks."""
     if not dist.is_initialized():
         return set()
     size = dist.get_world_size()
@@ -69,14 +70,15 @@ def _shared(names: np.ndarray) -> set[int]:
 
 
 def by_owner(names: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return ``names``, uint64 (n,), sorted by owner, which is the rank that compares the name, and the number of names of each
-    of ``size`` owners."""
+    """Return ``names`` (hashes of TCP connections), uint64 (n,), sorted by owner, and the number of names of each of ``size``
+    owners. The owner of a name is the rank that compares it."""
     comparer = (names % np.uint64(size)).astype(np.int64)
     return names[np.argsort(comparer, kind="stable")], np.bincount(comparer, minlength=size)
 
 
 def is_shared(names: np.ndarray) -> np.ndarray:
-    """Return for each received name whether it was received more than once, bool (n,): then two ranks have it."""
+    """Return for each received name (hash of a TCP connection) whether it was received more than once, bool (n,). If so, the
+    connection is between two ranks."""
     _, place, count = np.unique(names, return_inverse=True, return_counts=True)
     twice: np.ndarray = (count > 1)[place]
     return twice
@@ -95,7 +97,7 @@ def _connections() -> dict[int, socket.socket]:
     addresses. The descriptors are duplicates, so their numbers cannot be reused by a later file."""
     found: dict[int, socket.socket] = {}
     for name in os.listdir(_OPEN_FILES) if os.path.isdir(_OPEN_FILES) else ():
-        with contextlib.suppress(OSError):  # not a socket, or not connected
+        with contextlib.suppress(OSError):  # not a socket, or a socket without a connection
             if not stat.S_ISSOCK(os.stat(int(name)).st_mode):
                 continue
             one = socket.socket(fileno=os.dup(int(name)))

@@ -39,8 +39,8 @@ _emulated: ContextVar[bool] = ContextVar("emulated", default=False)
 
 @contextlib.contextmanager
 def emulated() -> Iterator[None]:
-    """Make ``convert`` emulate fp8 in the body of the ``with`` statement, so that any device can run the model: numbers are
-    rounded to fp8 and multiplied in fp32. For tests; it is slower than bf16."""
+    """In the body of the ``with`` statement, make ``convert`` emulate fp8, so that any device can run the model: numbers are
+    rounded to fp8 and multiplied in fp32. For tests; emulation is slower than bf16."""
     before = _emulated.set(True)
     try:
         yield
@@ -80,7 +80,8 @@ def converts(layer: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def convert(blocks: nn.ModuleList, precision: str, recipe: str, device: torch.device, gathers: bool) -> None:
-    """Replace the linear layers of ``blocks`` for which ``converts`` is True, in place. Their weights and names stay the same.
+    """Replace in place the linear layers of ``blocks`` for which ``converts`` is True by fp8 layers. Their weights and names
+    stay the same.
 
     Args:
         blocks: blocks that are not sharded, compiled or wrapped yet.
@@ -131,7 +132,7 @@ def _check_device(device: torch.device, precision: str) -> None:
 @functools.cache
 def _rounding_layer() -> Any:
     """Return a subclass of torchao's layer that first rounds its weights to the type of its input. FSDP gathers rounded
-    weights, so with it an unsharded process computes the same results as sharded ones."""
+    weights, so with this layer an unsharded process computes the same results as sharded processes."""
     from torchao.float8.float8_linear import Float8Linear, matmul_with_hp_or_float8_args
 
     class RoundingLinear(Float8Linear):
@@ -177,7 +178,7 @@ def _padded_weight() -> Any:
 
 def scale_weights(model: nn.Module) -> None:
     """Compute the scales of all weights that are gathered in fp8, in one all-reduce instead of one per weight. Does nothing if
-    they are known. After a change of the weights, call ``forget_scales`` first.
+    the scales are known. After a change of the weights, call ``forget_scales`` first.
 
     Args:
         model: the sharded model.

@@ -32,12 +32,12 @@ _CONFIG = "laid_out_by"
 
 
 class _Strategy(NamedTuple):
-    """How long gradients and weights stay unsharded."""
+    """How long a sharding strategy keeps whole gradients and whole weights in memory."""
 
     reduces_each: bool
-    """Whether gradients are reduced after each micro-batch."""
+    """Whether gradients are reduced over ranks after each micro-batch, not only after the last one of a step."""
     reshards: bool
-    """Whether weights are freed after each use."""
+    """Whether unsharded weights are freed after each use."""
 
 
 _STRATEGIES = {
@@ -91,7 +91,7 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World, *, as_se
             blocks[index] = recomputed(block, config.recompute)
         if config.compile:
             compile_block(blocks[index])
-    # not on CPUs, where losses must be bit-equal to those of uncompiled operations
+    # compile the loss on GPUs only: on CPUs, losses must be bit-equal to those of uncompiled operations
     if isinstance(model, Decoder) and config.compile and world.device.type == "cuda":
         model.fused_loss = compiled_loss()
     if sharded:
@@ -100,7 +100,7 @@ def parallelize(model: nn.Module, config: ParallelConfig, world: World, *, as_se
         offload_activations(model)
     if isinstance(model, Decoder):
         model.place(world.device, weights_on(config, world.device))
-    elif not sharded and world.device.type != "cpu":  # a user's model was made on the CPU
+    elif not sharded and world.device.type != "cpu":  # a user's own model was built on the CPU
         model.to(world.device)
     return model
 

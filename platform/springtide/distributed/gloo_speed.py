@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 _SIZE = 16 * 2**20
-"""Size of the summed tensor, many times that of a socket's buffers [bytes]."""
+"""Size of the summed tensor, many times the size of a socket's buffers [bytes]."""
 _ROUNDS = 3
 _TIMEOUT = datetime.timedelta(seconds=30)
 
@@ -42,8 +42,8 @@ def measure(store: dist.Store, rank: int) -> dict[str, Any]:
 
 
 def _code() -> dict[str, list[str]]:
-    """Return the compute capabilities of this machine's GPUs, and those that torch has code for; empty if CUDA does not
-    start."""
+    """Return the compute capabilities of this machine's GPUs, and the capabilities for which this torch has code; empty if CUDA
+    does not start."""
     try:
         found = {torch.cuda.get_device_capability(number) for number in range(torch.cuda.device_count())}
         return {"capabilities": [f"{one}.{two}" for one, two in sorted(found)], "archs": torch.cuda.get_arch_list()}

@@ -27,7 +27,7 @@ _as_if: ContextVar[bool] = ContextVar("as_if", default=False)
 @contextlib.contextmanager
 def as_if_offloaded() -> Iterator[None]:
     """In the body of the ``with`` statement, drop offloaded activations, and return uninitialized numbers for them in backward.
-    For a step on tensors without memory, where device and host are the same."""
+    For a test step on tensors without memory, for which device and host are the same."""
     before = _as_if.set(True)
     try:
         yield
@@ -64,7 +64,8 @@ def offload_activations(model: nn.Module) -> None:
 
 def _pack(tensor: Tensor) -> Tensor | tuple[torch.device, Tensor]:
     base = tensor if tensor._base is None else tensor._base
-    if isinstance(base, nn.Parameter) or not tensor.requires_grad:  # masks and rotary tables are shared by all blocks
+    # keep weights on the device, and tensors such as masks and rotary tables, which all blocks share
+    if isinstance(base, nn.Parameter) or not tensor.requires_grad:
         return tensor
     if _as_if.get():
         return tensor.device, tensor.to("meta")

@@ -18,15 +18,16 @@ from springtide.errors import ConfigError, explain
 _TIMEOUT = timedelta(minutes=10)
 
 _NCCL = {
-    # the watchdog would end the process on a timeout or a peer's error. But the driver detects hangs (``ray.train.hang``), and
-    # a process is reused by the next worker group. _abort_process_group requires this setting, too
+    # NCCL's watchdog would end the process on a timeout or a peer's error. But the driver detects hangs (``ray.train.hang``),
+    # and the next worker group reuses the process. _abort_process_group requires this setting, too
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "TORCH_NCCL_PROPAGATE_ERROR": "0",
-    # the watchdog's monitor would end a process that is stuck in an abort, even without error handling: wait an hour
+    # the monitor of NCCL's watchdog would end a process that is stuck in an abort, even without error handling: wait an hour
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "3600",
 }
-"""Environment variables that ProcessGroupNCCL reads when it is created. Ray Train and torchrun both set the first one to 1."""
+"""Environment variables that ProcessGroupNCCL reads when it is created. Ray Train and torchrun both set
+TORCH_NCCL_ASYNC_ERROR_HANDLING to 1."""
 _ALLOCATOR = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 """Environment variables that torch's CUDA allocator reads when it is loaded. A process serves several worker groups, whose
 tensors have different sizes; expandable segments avoid fragmentation."""
@@ -49,7 +50,7 @@ def gpu_environment(given: Mapping[str, str], deterministic: bool) -> dict[str, 
 
 @dataclasses.dataclass(frozen=True)
 class World:
-    """The rank of this process in its worker group, its device, and the device mesh."""
+    """This process's place in its worker group: rank, number of ranks, device, and device mesh."""
 
     rank: int
     size: int
@@ -58,7 +59,8 @@ class World:
     """Mesh with the axis ``shard`` over all ranks, or with the axes ``replicate`` and ``shard`` if there are several copies of
     the model. None without a process group."""
     aborted: threading.Event = dataclasses.field(default_factory=threading.Event, compare=False)
-    """Set when this process is cut off from the group. From then on, no result of a collective may be used."""
+    """Set when this process is cut off from its worker group, such as after the loss of a rank. From then on, no result of a
+    collective may be used."""
 
     @property
     def copies(self) -> int:
@@ -143,7 +145,7 @@ def process_group(device_type: str) -> Iterator[None]:
     clean = False
     try:
         yield
-        # gloo's threads abort a process that leaves while a peer still communicates with it
+        # wait for all ranks: gloo's threads abort a process that leaves while a peer still communicates with it
         dist.barrier()
         clean = True
     finally:

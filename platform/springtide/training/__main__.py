@@ -1,4 +1,4 @@
-"""``torchrun --nproc-per-node 2 -m springtide.training --config FILE``: the loop without Ray."""
+"""``torchrun --nproc-per-node 2 -m springtide.training --config FILE``: train without Ray."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def main() -> None:
     )
     parser.add_argument("--trust-code", action="store_true", help="run the code that the config names")
     options = parser.parse_args()
-    config = configs.load_config(options.config, trust_code=True)  # trust is checked below, once the run is known
+    # trust in user code is not checked here but below, once the run is known
+    config = configs.load_config(options.config, trust_code=True)
     if not config.shards.dataset or not config.run.id:
         raise ConfigError(
             explain("shards.dataset", config.shards.dataset, "must be set here, and run.id too", "use a saved config")
@@ -83,7 +84,7 @@ def main() -> None:
             configs.check_nothing_lost(*stored, "--accept-changes")
         configs.check_same_run(before, config, options.accept_changes)
     device = "cuda" if torch.cuda.is_available() and config.elastic.gpus_per_worker else "cpu"
-    if device == "cuda":  # torchrun sets some of these to other values
+    if device == "cuda":  # override: torchrun sets some of these variables to other values
         os.environ.update(gpu_environment(config.elastic.env, config.parallel.deterministic))
     request = LeaveRequest(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0)
     with process_group(device):
@@ -147,8 +148,8 @@ def job_of_torchrun() -> str:
 
 
 def check_begin(run: TrainLoop) -> None:
-    """If the run has no checkpoint yet, check that it can start from ``train.start_from``, and have the other run keep that
-    checkpoint. Raises ConfigError if it cannot."""
+    """If the run has no checkpoint yet, check that it can start from ``train.start_from``, and mark that checkpoint as needed,
+    so that the other run keeps it. Raises ConfigError if it cannot."""
     config, data = run.config, run.data
     if committed(run.folder):
         return
@@ -165,7 +166,8 @@ def _train(
     request: LeaveRequest | None,
     remarks: Sequence[str],
 ) -> bool:
-    """Train under lease ``term``, and return as ``train`` does. ``remarks``: shown to the user on the console."""
+    """Train under the lease with the number ``term``. Returns False if the group left before the last step. ``remarks``: texts
+    to show to the user on the console."""
     config, folder, is_first = run.config, run.folder, run.world.is_first
 
     def feed(reader: RankReader, step: StepsDone) -> Iterator[Batch]:
@@ -184,10 +186,11 @@ def _train(
             console.say(remark)
         if request:
             peers = Connections()
-            stack.callback(request.end)  # before the journal is closed: from then on the other ranks may end
+            stack.callback(request.end)  # runs before the journal is closed: afterwards the other ranks may end
         for event in run.events(feed, request or (lambda: None)):
             listeners(event)
-            if request and isinstance(event, Started):  # before, signals may end the process: nothing to save
+            # before this event there is nothing to save, so signals may end the process
+            if request and isinstance(event, Started):
                 request.listen(config.elastic, socket.gethostname(), peers, poll_notices=local_rank == 0)
             left |= isinstance(event, Left)
     if left and is_first:
@@ -213,7 +216,7 @@ class HangWatchdog:
             faulthandler.dump_traceback_later(self._history.longest_s(self._least_s), exit=True)
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop the watchdog, so that silence no longer ends this process."""
         faulthandler.cancel_dump_traceback_later()
 
 
@@ -231,11 +234,13 @@ class HangWatchdog:
 # signal that ends the agent, --shutdown-timeout sets this time.
 
 LEFT = os.EX_TEMPFAIL
-"""Exit status of a rank whose group has saved and left before the run's last step: 75, "try again"."""
+"""Exit status of a rank whose group has saved and ended before the run's last step, so that torchrun starts a new group: 75,
+"try again"."""
 _LOOK_S = 0.5
-"""Time between two checks whether the agent is alive [s]."""
+"""Time between two checks whether torchrun's agent, this process's parent, is alive [s]."""
 _RAISE_S = 3.0
-"""Time that a rank has to raise an error of its own after it has lost a peer, as gloo's collectives do [s]."""
+"""After a rank has lost a peer, the time for it to raise an error of its own, such as from a gloo collective, before its
+process is ended [s]."""
 
 
 class LeaveRequest:
@@ -257,10 +262,10 @@ class LeaveRequest:
         second call does nothing. A second SIGINT raises KeyboardInterrupt.
 
         Args:
-            elastic: settings of the sources of notices.
+            elastic: settings of the sources of preemption notices.
             node: the name of this node.
             peers: the connections to the other ranks.
-            poll_notices: True on the one rank per node that polls for the node's notices.
+            poll_notices: True on the one rank per node that polls for the node's preemption notices.
         """
         if self._listens:
             return
@@ -300,7 +305,7 @@ class LeaveRequest:
 
     def _watch_peers(self, peers: Connections) -> None:
         peers.wait_until_lost()
-        time.sleep(_RAISE_S)  # the main thread raises meanwhile, unless it hangs in a collective
+        time.sleep(_RAISE_S)  # the main thread may raise meanwhile, unless it hangs in a collective
         if not self._ended:
             _say("ends: another rank of its group is gone")
             os._exit(1)
@@ -312,7 +317,7 @@ class LeaveRequest:
 
 
 def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # the agent that reads it may be gone
+    with contextlib.suppress(OSError):  # the agent that reads stderr may have ended
         os.write(sys.stderr.fileno(), f"springtide, process {os.getpid()}: {text}\n".encode())
 
 

@@ -41,11 +41,12 @@ _AGAIN = "compute it for that checkpoint: springtide train --fisher-tokens"
 
 
 class Anchor(Part):
-    """The penalty on a model's trainable weights, with this rank's shards of w0 and, for EWC, of F."""
+    """The penalty on a model's trainable weights, with this rank's shards of the start weights w0 and, for EWC, of the Fisher
+    F."""
 
     def __init__(self, model: nn.Module, config: Config, is_first_copy: bool = True) -> None:
-        """Allocate the shards of w0 and F, which ``begin`` fills. ``model`` must be sharded already. ``is_first_copy``: as in
-        ``World``."""
+        """Allocate the shards of w0 and F, which ``begin`` fills. ``model`` must be sharded already. ``is_first_copy``: whether
+        this rank belongs to the first copy of the model."""
         self._config, self._is_first_copy = config, is_first_copy
         self._weight = config.objective.anchor_weight
         self._parameters = {f"model/{name}": parameter for name, parameter in trained(model).items()}
@@ -56,8 +57,8 @@ class Anchor(Part):
         """URL of each checkpoint that w0 and F were read from -> digest of its manifest."""
 
     def begin(self, found: Restored | None) -> None:
-        """Read w0 from the checkpoint that the run started from, and F; all ranks call it together. Both are read at each
-        start, because the run's own checkpoints do not contain them.
+        """Read the anchor weights w0 from the checkpoint that the run started from, and the Fisher F; all ranks call it
+        together. Both are read at each restart, because the run's own checkpoints do not contain them.
 
         Raises:
             ConfigError: w0 or F has vanished or is of another model or checkpoint, or F is negative or not finite.
@@ -69,7 +70,7 @@ class Anchor(Part):
             self._load(self._config)
         except (SpringtideError, OSError) as error:
             fatal = error
-        except Exception as error:  # such as no memory, or a bug: the other ranks wait below
+        except Exception as error:  # any other error, such as no memory: the other ranks wait in ``gathered``
             fatal = RuntimeError(f"rank {rank_here()} cannot read the anchor: {type(error).__name__}: {error}")
         for problem in gathered(fatal):
             if problem is not None:
@@ -96,7 +97,7 @@ class Anchor(Part):
         return found
 
     def receive(self, result: StepResult) -> None:
-        """Set the gradient norm to that of the loss and the penalty together, and report the penalty."""
+        """Set the step's gradient norm to the norm of the gradient of loss and penalty together, and report the penalty."""
         inner, square, value = result.agreed[_COMPONENT]
         whole = result.grad_norm**2 + 2 * self._weight * result.correction * inner + self._weight**2 * square
         result.grad_norm = 0.0 if whole < 0 else math.sqrt(whole)
@@ -105,11 +106,12 @@ class Anchor(Part):
     @torch.no_grad()
     def add_gradients(self, clip: float) -> None:
         for gradient, pull, _ in self._pulls():
-            # multiply, then add: two roundings per element, whether or not a vector register is full
+            # multiply, then add: every element is rounded twice. A fused kernel may round the last elements in another way
             gradient.add_(pull.mul_(self._weight * clip))
 
     def _pulls(self) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield for each trainable tensor this rank's shards of the gradient, of p and of w - w0."""
+        """Yield for each trainable tensor this rank's shards of its gradient, of the penalty's pull p and of its distance w -
+        w0."""
         for name, parameter in self._parameters.items():
             if parameter.grad is not None:
                 away = local(parameter.detach()) - local(self._origins[name])
@@ -148,12 +150,12 @@ def check_digests(meta: Meta, component: str, digests: Mapping[str, str], proble
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trainable parameters, by name."""
+    """Return the trainable parameters of ``model``, by name."""
     return {plain_name(name): one for name, one in model.named_parameters() if one.requires_grad}
 
 
 def what_is_bad(fisher: Tensor) -> str:
-    """Return which invalid value a Fisher tensor contains, as text; empty if it is valid.
+    """Return which invalid value a Fisher tensor contains, as text; empty if all values are valid.
 
     Examples:
         >>> what_is_bad(torch.tensor([0.0, 1.0])), what_is_bad(torch.tensor([1.0, -1.0]))
@@ -178,8 +180,9 @@ def check_settings(config: Config) -> None:
 
 
 def check_fisher(config: Config, model: nn.Module) -> None:
-    """Check, before the run begins, that ``objective.anchor`` names a Fisher of the checkpoint that the run starts from, with a
-    tensor for each trainable weight of ``model``. Reads indexes, but no data. Raises ConfigError if not."""
+    """Check, before the run begins, that ``objective.anchor`` names a Fisher (a stored diagonal of squared gradients) of the
+    checkpoint that the run starts from, with a tensor for each trainable weight of ``model``. Reads indexes, but no data.
+    Raises ConfigError if not."""
     if config.objective.anchor in ("", L2SP):
         return
     run, name, manifest = fisher_of(config)
@@ -189,7 +192,7 @@ def check_fisher(config: Config, model: nn.Module) -> None:
 
 def fisher_of(config: Config) -> tuple[Folder, str, Manifest]:
     """Return the run folder, the checkpoint name and the manifest of the Fisher that ``config`` names. Raises ConfigError if
-    there is none, or if it is of another checkpoint than the run starts from."""
+    that Fisher does not exist, or belongs to another checkpoint than the run starts from."""
     url, start = config.objective.anchor, config.train.start_from
     run, name = split(url)
     name = name or (committed(run) or [""])[-1]
@@ -206,7 +209,7 @@ def fisher_of(config: Config) -> tuple[Folder, str, Manifest]:
 
 
 def labels_of_fisher(run: Folder, name: str) -> dict[str, str]:
-    """Return the labels that mark a stored Fisher as that of checkpoint ``name`` of ``run``."""
+    """Return the labels that mark a stored Fisher as the Fisher of checkpoint ``name`` of ``run``."""
     url = redacted(f"{run.url}/checkpoints/{name}")
     return {FISHER: digest_of(run, name, read_manifest(run, name)), f"{FISHER}_of": url}
 
@@ -244,7 +247,7 @@ def _read(run: Folder, name: str, manifest: Manifest, into: Mapping[str, Tensor]
 
 
 def _check(run: Folder, name: str, manifest: Manifest, wanted: Mapping[str, Tensor], field: str, url: str) -> None:
-    """Check names, shapes and types of tensors as ``_read`` does, without reading data."""
+    """Check names, shapes and types of the checkpoint's tensors against ``wanted``, as ``_read`` does, without reading data."""
     try:
         check_names(by_tensor(one for one in read_pieces(run, name, manifest) if one.tensor in wanted), wanted)
     except Mismatch as error:

@@ -34,9 +34,9 @@ _TOLD_AGAIN = 0.2
 """A change of the save interval by a smaller share is not reported [ratio]."""
 _LOOK_S = 0.05
 _AWAY_S = 1800.0
-"""How long saves may fail because the store is unreachable while training continues [s]."""
+"""How long training continues while saves fail because the checkpoint store is unreachable [s]."""
 _LONGEST_SAVE_S = 3600.0
-"""While the loop waits for a save, it sends heartbeats for this long. A longer wait may count as a hang [s]."""
+"""While the loop waits for a save, it sends heartbeats for this long. A longer wait may be treated as a hang [s]."""
 
 
 class CheckpointSchedule(Part):
@@ -74,9 +74,9 @@ class CheckpointSchedule(Part):
         if checkpoint.stage:
             self._saver.start()
         self._failed: BaseException | None = None
-        """Error of the save on this rank, until all ranks know of it."""
+        """Error of the save on this rank, until all ranks have received it."""
         self._given_up = False
-        """True if all ranks have declared the newest save failed. An outcome that arrives later is ignored."""
+        """True if all ranks have declared the newest save failed. If its writer reports an outcome later, that is ignored."""
         self._failed_in_a_row, self._failing_since_s = 0, 0.0
         self._began = 0.0
         self._stall_s = 0.0
@@ -93,7 +93,7 @@ class CheckpointSchedule(Part):
         self._saver.close()
 
     def end(self) -> None:
-        """End the saver: no save follows."""
+        """End the process that writes checkpoints: no save follows."""
         self._saver.end()
 
     @property
@@ -101,20 +101,20 @@ class CheckpointSchedule(Part):
         return self._saver.busy
 
     def before_update(self) -> None:
-        """Wait until the weights may change."""
+        """Wait until a save in progress has copied the weights, so that the update may change them."""
         begin = time.perf_counter()
         self._saver.staged()
         self._stall_s += time.perf_counter() - begin
 
     def before_step(self, work: Work) -> None:
         """Request a save if ``checkpoint.every_steps`` is ``auto`` and a save is due by the clock."""
-        if self._waited_since == math.inf:  # the first step: evaluations before it do not count
+        if self._waited_since == math.inf:  # start the clock at the first step, after the first evaluation
             self._waited_since = time.monotonic()
         if self._asks():
             self._requests.ask(GroupRequest.SAVE)
 
     def contribute(self, message: StepMessage, share: Share) -> None:
-        """Add whether this rank's save is in progress, and whether it has failed."""
+        """Add to the step's message whether this rank's save is in progress, and whether it has failed."""
         message.any(_SAVING, self.busy)
         message.any(_FAILED, self._failed is not None)
 
@@ -125,7 +125,7 @@ class CheckpointSchedule(Part):
         return iter(())
 
     def describe(self, meta: Meta) -> Meta:
-        """Add the mean loss since the last save."""
+        """Add the mean training loss since the last save to a checkpoint's metadata."""
         total, number = self._nats
         return meta.adding({}, {"loss": total / number}) if number else meta
 
@@ -138,7 +138,7 @@ class CheckpointSchedule(Part):
         return time.monotonic() - self._waited_since >= every
 
     def between_steps(self, done: DoneStep) -> Iterator[Event]:
-        """Yield the outcome of a save that has ended since the last step. Start a save if one is due now."""
+        """Yield the outcome of a save that has ended since the last step. Start a new save if one is due or requested."""
         step, result = done.step, done.result
         self._trained_s += done.step_time_s
         yield from self._hear(self._saver.poll())
@@ -150,14 +150,15 @@ class CheckpointSchedule(Part):
         if not (due or asked) or step == self.last_step:
             return
         if result.agreed[_SAVING]:
-            if self._checkpoint.when_busy == "skip" and not asked:  # never skip a requested save: its caller waits
+            if self._checkpoint.when_busy == "skip" and not asked:  # never skip a requested save: its requester waits
                 yield SaveSkipped(step=step, reason=f"the save of step {self.last_step} is still being written")
                 return
             yield from self.settle(trains_on=True)
         self._begin(step)
 
     def at_end(self, verdict: Verdict) -> Iterator[Event]:
-        """Before a rollback, wait for the save in progress. For the other verdicts ``Handover`` does the last save."""
+        """Before a rollback, wait for the save in progress. If training ends for another reason, ``Handover`` does the last
+        save."""
         if verdict is Verdict.ROLL_BACK:
             yield from self.settle()
 
@@ -187,7 +188,7 @@ class CheckpointSchedule(Part):
 
     def settle(self, trains_on: bool = False) -> Iterator[Event]:
         """Wait until no save is in progress on any rank; all ranks call it together. A failed save ends the wait of all ranks.
-        ``trains_on``: as in ``_give_up``."""
+        ``trains_on``: whether training continues after this save."""
         begin_s = time.monotonic()
         while True:
             if time.monotonic() - begin_s < _LONGEST_SAVE_S:
@@ -235,7 +236,8 @@ class CheckpointSchedule(Part):
         if is_full(error) and not trains_on:
             remedy = "make room, then --resume: committed checkpoints are still there"
             raise DiskFull(f"step {self.last_step} is not saved: rank {rank}: {error}; {remedy}")
-        is_away = trains_on and may_pass(error) and failing_s[0] < _AWAY_S  # by rank 0's clock: all decide the same
+        # by rank 0's clock, so that all ranks decide the same
+        is_away = trains_on and may_pass(error) and failing_s[0] < _AWAY_S
         if self._failed_in_a_row > self._checkpoint.max_failed and not is_away:
             kind = StoreUnavailable if may_pass(error) and not trains_on else CheckpointError
             raise kind(

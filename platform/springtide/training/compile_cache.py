@@ -7,10 +7,12 @@ micro-batch, which follows from the number of workers.
 
 torch executes the code that it loads from there. A digest would reveal damage, but anyone who can write to the store could make
 one. So the file has a seal (HMAC-SHA256), whose key only the run's user can derive: the driver derives it and passes it to the
-workers. A file without a valid seal is not loaded, and the node compiles. Without a key (no ``~/.springtide``) nothing is kept.
+workers. A file without a valid seal is not loaded, and the node compiles. Without a key (no ``~/.springtide``) no code is
+cached.
 
 Only rank 0 of the group with the newest lease writes: after the first step, and later when it has compiled more. It writes in a
-thread, so no step waits for the store. A new process loads all files of its kind before its preflight, each once per node.
+thread, so no step waits for the store. Before its preflight, a new process loads all files of its KIND that no process of its
+node has loaded yet.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ _FILE = re.compile(r"\d{1,6}-(alone|group)\.bin")
 _MOST_FILES = 16
 """Largest number of files that a node loads. A run has only few sizes of micro-batches."""
 _MOST_BYTES = 256 * 2**20
-"""Size limit of a file of compiled code [bytes]. Larger files are neither written nor read."""
+"""Largest size of a file of compiled code [bytes]. Larger files are neither written nor read."""
 
 
 def key_of(run: Folder, config: Config) -> str:
@@ -130,7 +132,7 @@ class CompileCache:
     def load(self, device: torch.device) -> int:
         """Load the run's compiled code into this node's torch cache, each file once per node. Returns the number of files that
         this process has loaded. A file that cannot be read is skipped with a warning, and its code is compiled again. Raises
-        ConfigError if the node's cache is not this user's alone."""
+        ConfigError if other users own, or can write to, the node's cache."""
         if not self.key:
             return 0
         kind, folder = self.kind(device), Path(compiled_folder())
@@ -149,7 +151,7 @@ class CompileCache:
             return False
         try:
             found = load_compiled(self._read(name))
-        except Exception as error:  # torch raises errors of many types
+        except Exception as error:  # any error: torch raises errors of many types here
             _log.warning("compiled code is not loaded from %s: %s", self.run.where(name), error)
             return False
         mark.touch()
@@ -166,7 +168,7 @@ class CompileCache:
     def save(self, name: str, lease: GroupLease, term: int) -> bool:
         """Write the code that this process has compiled to file ``name``. Returns False, and writes nothing, if there is no
         code, if it is too large, or if the file already has at least as many bytes. Raises RunExists, before anything is
-        written, if lease ``term`` is no longer the newest."""
+        written, if the lease with the number ``term`` is no longer the newest."""
         artifacts = compiled_artifacts()
         if not artifacts or len(artifacts) + len(_HEAD) + _SEAL_BYTES > _MOST_BYTES:
             return False
@@ -179,7 +181,7 @@ class CompileCache:
 
 
 class CompiledCode(Part):
-    """Saves the code that rank 0 of a worker group compiles."""
+    """Writes the code that rank 0 of a worker group has compiled to the run's cache of compiled code."""
 
     def __init__(self, cache: CompileCache | None, world: World, lease: GroupLease) -> None:
         self._cache = cache if cache is not None and cache.key and world.is_first else None
@@ -187,7 +189,7 @@ class CompiledCode(Part):
         self._saved, self._thread = 0, threading.Thread()
 
     def begin(self, found: Restored | None) -> None:
-        self._saved = 0  # save again: a save in progress may have failed because its lease ended
+        self._saved = 0  # save again after a rollback: a save in progress may have failed with the old lease
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
         """Start a save in a thread if code was compiled since the last save and no save is in progress."""
@@ -199,7 +201,7 @@ class CompiledCode(Part):
         return iter(())
 
     def wait(self) -> None:
-        """Wait until no save is in progress."""
+        """Wait until no save of compiled code is in progress."""
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -208,7 +210,7 @@ class CompiledCode(Part):
             cache.save(name, self._lease, term)
         except RunExists:
             pass  # a newer group has claimed the run, and saves the code that it compiles
-        except Exception as error:  # training does not need it
+        except Exception as error:  # training does not need the cache
             _log.warning("compiled code is not kept in %s: %s", cache.run.where(name), error)
 
 

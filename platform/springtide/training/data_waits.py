@@ -16,13 +16,13 @@ _FIELD = "data wait"
 
 
 class DataWaits(Part):
-    """Sums up the waits of one worker group, and reports them after each save. It must come after ``saves`` in the list of
-    parts."""
+    """Sums up how long the ranks of one worker group wait for batches, and reports it after each save. It must come after
+    ``saves``, the checkpoint schedule, in the list of parts."""
 
     def __init__(self, world: World, saves: CheckpointSchedule) -> None:
         self._saves, self._step = saves, StepsDone(0)
         self._waits_s = [0.0] * world.size
-        """Total wait of each rank since this worker group began [s]."""
+        """Time that each rank has waited for batches since this worker group began [s]."""
 
     def begin(self, found: Restored | None) -> None:
         self._step = StepsDone(0)

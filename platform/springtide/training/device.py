@@ -62,9 +62,9 @@ def choose_kernels(parallel: ParallelConfig) -> None:
     """
     if parallel.threads:
         torch.set_num_threads(parallel.threads)
-    if parallel.deterministic:  # never turned off: a user's own code may have turned it on
+    if parallel.deterministic:  # only ever turned on: a user's own code may have turned it on, too
         torch.use_deterministic_algorithms(True)
-        # not needed: this code reads no memory before it is written
+        # deterministic mode would fill new memory, which is not needed: this code reads no memory before it is written
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 

@@ -108,13 +108,13 @@ def _flops(a: Tensor) -> float:
 
 
 class StragglerDetector(Part):
-    """Detects ranks whose devices hold up the others. All ranks measure their devices after the same step, and the results
-    travel in the next step's all-reduce."""
+    """Detects stragglers: ranks whose devices are so slow that the other ranks wait for them. All ranks measure their devices
+    after the same step, and the results travel in the next step's all-reduce."""
 
     def __init__(self, world: World, nodes: Sequence[str], every_s: float) -> None:
         """``nodes``: the node of each rank; empty if unknown. ``every_s``: time between measurements [s]; 0 never measures."""
         self._world, self._nodes, self._every_s = world, nodes, every_s
-        self.begin(None)  # makes the attributes
+        self.begin(None)  # creates the attributes that each restore resets
 
     def begin(self, found: Restored | None) -> None:
         self._next_s = time.monotonic() + self._every_s
@@ -124,7 +124,7 @@ class StragglerDetector(Part):
         """Speed that this rank has measured since the last step [FLOP/s]; 0 if it has not measured."""
 
     def contribute(self, message: StepMessage, share: Share) -> None:
-        """Add this rank's measured speed. On rank 0, add whether all ranks measure after this step."""
+        """Add this rank's measured speed to the step's message. On rank 0, add whether all ranks measure after this step."""
         due = self._world.is_first and self._world.size > 1 and bool(self._every_s) and time.monotonic() >= self._next_s
         if due:
             self._next_s = time.monotonic() + self._every_s
@@ -132,8 +132,8 @@ class StragglerDetector(Part):
         message.by_rank(_SPEED, self.speed)
 
     def between_steps(self, done: DoneStep) -> Iterator[Straggling]:
-        """Report each rank, once, that was far slower in two measurements in a row. Measure this device if a measurement is
-        due."""
+        """Report each rank whose device was far slower than others in two measurements in a row, but only once. Measure this
+        rank's device if a measurement is due."""
         speeds = done.result.agreed[_SPEED]
         if all(speeds):
             found = slow(speeds, _SLOW_SHARE[self._world.device.type])

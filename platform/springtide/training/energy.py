@@ -2,7 +2,7 @@
 
     nvml      energy counter of the rank's GPU: the card alone, without its host
     rapl      energy counters of the host's CPU packages and memory, split equally among the host's ranks; readable by root
-    estimate  CPU time of the rank's process x a constant: the energy of computing, without that of the machine while it waits
+    estimate  CPU time of the rank's process x a constant: the energy of computing, without the idle energy of the machine
 
 The first source that can be read is used. The step's message is sent before the step ends, so later energy counts in the next
 step. Not counted: energy used after the last message of a worker group, and energy of a process before its training loop.
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class Counter(NamedTuple):
-    """A counter of joules."""
+    """An energy counter: its name, how to read it, and the host whose ranks share it."""
 
     name: str
     joules: Callable[[], float]
@@ -88,7 +88,8 @@ def _microjoules(file: Path) -> float:
 
 def counter_of(gpu: Gpu | None, device_type: str = "cpu", powercap: Path = _POWERCAP) -> Counter:
     """Return the best energy counter that can be read here: NVML, RAPL, or an estimate. ``gpu``: this rank's GPU; None without
-    NVML. ``device_type``: device that it trains on, ``cpu`` or ``cuda``. ``powercap``: folder of the RAPL zones."""
+    NVML. ``device_type``: type of device that this rank trains on, ``cpu`` or ``cuda``. ``powercap``: folder of the RAPL
+    zones."""
     if gpu is not None:
         try:
             gpu.joules()
@@ -116,9 +117,9 @@ class EnergyMeter(Part):
         clock: Callable[[], float] = time.monotonic,
         tells: bool = True,
     ) -> None:
-        """``share``: this rank's share of the counter's energy, above 0 and at most 1. ``source``: text that names the sources
-        of all ranks. ``gpu``: the GPU to check; None checks none. ``clock``: returns seconds. ``tells``: whether to report the
-        GPU's figures."""
+        """``share``: this rank's share of the counter's energy, above 0 and at most 1. ``source``: text that names the energy
+        sources of all ranks. ``gpu``: the GPU to check; None checks none. ``clock``: returns seconds. ``tells``: whether to
+        report the GPU's figures."""
         self.started = {"energy_source": source or counter.name}
         self._counter, self._share, self._gpu, self._clock, self._tells = counter, share, gpu, clock, tells
         if gpu is not None:
@@ -139,7 +140,7 @@ class EnergyMeter(Part):
         result.fields |= {name: round(result.agreed[name], 6) for name in _FIELDS}
 
     def take(self) -> tuple[float, float]:
-        """Return the energy since the last call, and the part of it that was used between steps [J]."""
+        """Return the energy that this rank has used since the last call, and how much of it was used between steps [J]."""
         in_step_j, between_j = self._in_step_j + self._passed(), self._between_j
         self._in_step_j = self._between_j = 0.0
         return in_step_j + between_j, between_j
@@ -161,7 +162,7 @@ class EnergyMeter(Part):
         if now_s - self._read_s >= self._counter.every_s:
             self._read(now_s)
         grown_j = self._counted_j + self._power_w * (now_s - self._read_s) - self._told_j
-        if grown_j <= 0:  # the last extrapolation was too high: return nothing until the counter catches up
+        if grown_j <= 0:  # the last extrapolation was too high: return 0 J until the counter catches up
             return 0.0
         self._told_j += grown_j
         return grown_j * self._share
@@ -175,7 +176,8 @@ class EnergyMeter(Part):
             return
         passed_s, self._read_s = now_s - self._read_s, now_s
         grown_j, self._last_j = now_j - self._last_j, now_j
-        if not 0 <= grown_j <= _MOST_W * (passed_s + 1.0):  # + 1 s: a counter is updated in jumps
+        # the counter was reset; + 1 s, because counters are updated in jumps
+        if not 0 <= grown_j <= _MOST_W * (passed_s + 1.0):
             self._warn(f"moved by {grown_j:,.0f} J in {passed_s:.1f} s, which is skipped")
             return
         self._counted_j += grown_j

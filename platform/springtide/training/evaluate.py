@@ -53,10 +53,10 @@ class Evaluations(Part):
         self._first = FirstLosses()
         """Losses of this run at step 0 on the held-out sets of the run whose weights it started from."""
         self._has_time = False
-        """True if the last step of this stretch came without a request to stop or leave; False before its first step."""
+        """True if the newest step came without a request to stop or leave; False before the first step after a restore."""
 
     def begin(self, found: Restored | None) -> None:
-        self.losses.clear()  # after a rollback these losses are of weights that are abandoned
+        self.losses.clear()  # after a rollback, these losses belong to abandoned weights
         self._has_time = False
         if found is None:
             return
@@ -66,8 +66,8 @@ class Evaluations(Part):
             self.losses[found.meta.step] = found.meta.metrics["heldout_loss"]
 
     def at_start(self) -> Iterator[Event]:
-        """Evaluate at the first step of the run, and at a restored step whose evaluation is due and missing, because the
-        previous group had to leave at once."""
+        """Evaluate before the first step of the run. Also evaluate a restored step whose evaluation is due and missing, because
+        the previous group had to leave without it."""
         if self._state.step == branch.first_step(self._config.train) or self._is_due:
             yield from self.now()
 
@@ -81,12 +81,12 @@ class Evaluations(Part):
 
     def at_end(self, verdict: Verdict) -> Iterator[Event]:
         """Evaluate after the last step, before the last save. A group that must end soon, or that starts at the last step,
-        saves first (``sample.Closing``)."""
+        saves first, and ``sample.Closing`` evaluates afterwards."""
         if verdict is Verdict.FINISH and self._has_time:
             yield from self.now()
 
     def describe(self, meta: Meta) -> Meta:
-        """Add the held-out loss of this step if there is one, and the losses at step 0."""
+        """Add to a checkpoint's metadata the held-out loss of this step, if it was evaluated, and the losses at step 0."""
         metrics = {"heldout_loss": self.losses[meta.step]} if meta.step in self.losses else {}
         return meta.adding(self._first.components, metrics)
 
@@ -129,9 +129,10 @@ def evaluate(
     least one, or all its rows if it has fewer.
 
     Micro-batches hold rows of several sets and are spread over the ranks. So the bits of the result do not depend on the world
-    size, and the cost does not depend on the number of sets. ``padded``: the model is never called with fewer than
-    ``micro_batch`` rows. ``heartbeat``: called before each forward pass. ``heldout_loss`` and ``heldout_bits_per_byte`` weigh
-    the corpora as the mixture of the last step does. Raises CorpusError if the rows of a set have no predicted token.
+    size, and the cost does not depend on the number of sets. ``padded``: add padding rows, so that the model is never called
+    with fewer than ``micro_batch`` rows. ``heartbeat``: called before each forward pass. ``heldout_loss`` and
+    ``heldout_bits_per_byte`` weigh the corpora as the mixture of the last step does. Raises CorpusError if the rows of a set
+    have no predicted token.
     """
     rows = HeldoutRows(data, num_tokens)
     model.eval()
@@ -190,8 +191,9 @@ def _sums(
     micro_batch: int,
     heartbeat: Callable[[], None],
 ) -> np.ndarray:
-    """Return nats, tokens and bytes of each row, float64 (rows, 3). Micro-batches do not depend on the world size. All ranks
-    run the same number of forward passes, some of them without rows."""
+    """Return the loss [nats], the number of predicted tokens and the bytes of text of each row, float64 (rows, 3).
+    Micro-batches do not depend on the world size. All ranks run the same number of forward passes, some of them without
+    rows."""
     count = len(rows.sets)
     table = torch.zeros(count, 3, dtype=torch.float64, device=world.device)
     forwards = math.ceil(math.ceil(count / micro_batch) / world.size)
@@ -204,7 +206,7 @@ def _sums(
         counted = loss_mask(rows_BL).sum(dim=1)
         columns = row_nats(model, rows_BL, padded_rows), counted, torch.from_numpy(num_bytes).to(world.device)
         table[where] = torch.stack([column.double() for column in columns], dim=1)
-    if world.size > 1:  # all ranks but one add zeros to a row, so sums are exact
+    if world.size > 1:  # for each row, all ranks but one add zeros, so the sums are exact
         return np.array(sum_over_ranks(table.flatten(), world)).reshape(-1, 3)
     return table.cpu().numpy()
 
@@ -212,7 +214,8 @@ def _sums(
 def evaluate_checkpoint(run: Folder, config: Config, name: str, device_type: str = "cpu") -> Evaluated:
     """Evaluate a committed checkpoint, and its averaged weights if it has them, in a single process and in the precision of
     training. Raises CheckpointError if the bytes of the checkpoint have changed since its commit."""
-    data = open_data(dataclasses.replace(config.data, labels=""))  # labels may be gone; only training needs them
+    # the files of labels may be gone, and only training needs them
+    data = open_data(dataclasses.replace(config.data, labels=""))
     train, world = config.train, alone(torch.device(device_type))
 
     def evaluated(averaged: bool = False) -> Evaluated:

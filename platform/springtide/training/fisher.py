@@ -4,8 +4,8 @@
     F = sum of the squares over all rows / number of tokens
 
 Near the weights w0, the loss per token then grows by about 1/2 sum of F * (w - w0)^2 (Kirkpatrick et al., "Overcoming
-catastrophic forgetting in neural networks", 2017). F is empirical because its tokens are those of the text, not drawn from the
-model (Kunstner, Hennig and Balles, "Limitations of the empirical Fisher approximation", 2019).
+catastrophic forgetting in neural networks", 2017). F is empirical because its tokens come from the text: they are not sampled
+from the model (Kunstner, Hennig and Balles, "Limitations of the empirical Fisher approximation", 2019).
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def fisher_of_checkpoint(
 ) -> tuple[dict[str, Tensor], int]:
     """Return the Fisher information of a committed checkpoint on the training text of ``config``, and the number of tokens.
 
-    ``field``: the setting that errors about this text name. Raises as ``fisher_information``; also ConfigError if the text was
-    prepared with another tokenizer, and CheckpointError if bytes of the checkpoint are damaged."""
+    ``field``: name of a setting, for error messages about this text. Raises as ``fisher_information``; also ConfigError if the
+    text was prepared with another tokenizer, and CheckpointError if bytes of the checkpoint are damaged."""
     manifest, data = read_manifest(run, name), open_data(config.data)
     if manifest.meta.tokenizer_digest not in ("", data.tokenizer_digest):
         problem = f"has another tokenizer than {name}, {data.tokenizer_digest}"
@@ -85,7 +85,8 @@ def fisher_information(model: nn.Module, rows: Iterator[Tensor]) -> tuple[dict[s
 def training_rows(data: Data, done: StepsDone, num_tokens: int) -> Iterator[Tensor]:
     """Yield rows with about ``num_tokens`` tokens of the training text, int64 (L + 1,) each, no row twice.
 
-    Each corpus gets its share in the mixture of the last of ``done`` steps. Its rows are spread evenly over the corpus."""
+    Each corpus gets the share of tokens that it has in the data mixture at the last of the ``done`` steps. The rows of a corpus
+    are spread evenly over it."""
     shares, num_rows = data.shares(done), math.ceil(num_tokens / data.sequence_length)
     for corpus, reader in zip(data.corpora, data.splits(TRAIN), strict=True):
         if share := shares.get(corpus.name):

@@ -2,7 +2,7 @@
 
     forgetting of a held-out set = loss now - loss at step 0, on the same rows
 
-The losses at step 0 are those of the weights that the run started from. They are stored in the run's checkpoints, so that every
+The losses at step 0 belong to the weights that the run started from. They are stored in the run's checkpoints, so that every
 later worker group can compute the difference. Below, the run whose weights this run starts from is the base run.
 """
 
@@ -33,9 +33,9 @@ class FirstLosses:
     """Losses at step 0 on the held-out sets of the base run; empty in a run without a base run."""
 
     losses: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Nats per token of each set."""
+    """Held-out set -> loss [nats per token]."""
     rows: int = 0
-    """Total number of rows in that evaluation. An evaluation with another number of rows cannot be compared."""
+    """Total number of rows in the evaluation at step 0. Evaluations with another number of rows cannot be compared with it."""
 
     @classmethod
     def of(cls, config: Config, data: Data, found: Evaluated) -> FirstLosses:
@@ -45,7 +45,7 @@ class FirstLosses:
 
     @classmethod
     def in_state(cls, meta: Meta) -> FirstLosses:
-        """Return the first losses that a checkpoint's metadata contains; empty if it has none that are valid."""
+        """Return the losses at step 0 that a checkpoint's metadata contains; empty if it contains no valid losses."""
         found = meta.components.get(_COMPONENT)
         losses, rows = (found.get(_LOSSES), found.get(_ROWS)) if isinstance(found, dict) else (None, None)
         if not isinstance(losses, dict) or not isinstance(rows, int):
@@ -55,7 +55,7 @@ class FirstLosses:
 
     @property
     def components(self) -> dict[str, Any]:
-        """Entry for ``Meta.components`` of a checkpoint."""
+        """Entry with these losses for ``Meta.components`` of a checkpoint."""
         return {_COMPONENT: {_LOSSES: self.losses, _ROWS: self.rows}} if self.losses else {}
 
     def compared(self, found: Evaluated) -> Evaluated:
@@ -67,9 +67,9 @@ class FirstLosses:
 
 
 def with_old_sets(config: Config) -> tuple[Config, list[str]]:
-    """Return ``config`` with the held-out sets of the base run added to ``stream.eval_datasets``, except those already
-    evaluated. Also return remarks for the user about sets that cannot be evaluated. A branch (``start_with = state``) is
-    unchanged: it has the sets of its trunk."""
+    """Return ``config`` with the held-out sets of the base run added to ``stream.eval_datasets``, except sets that the run
+    evaluates already. Also return remarks for the user about sets that cannot be evaluated. The config of a branch
+    (``start_with = state``) is unchanged, because it has the held-out sets of the run that it continues."""
     if not config.train.start_from or config.train.start_with == "state" or not config.train.eval_tokens:
         return config, []
     remarks: list[str] = []
@@ -101,10 +101,11 @@ def old_names(config: Config, data: Data) -> list[str]:
 
 
 def _saved(config: Config) -> Config | None:
-    """Return the config that the base run saved; None if there is none, because a user's own training loop may save none."""
+    """Return the config that the base run saved with its checkpoint; None if the checkpoint has none, as from a user's own
+    training loop."""
     try:
         saved = read_manifest(*split(config.train.start_from)).config
-    except CheckpointError:  # reported when the run starts from the checkpoint (``start_check``)
+    except CheckpointError:  # ``start_check`` reports this error when the run starts from the checkpoint
         return None
     return configs.build_stored(saved) if saved else None
 
@@ -121,5 +122,5 @@ def _digests(config: Config | None) -> Iterator[str]:
     for url in _urls(config).values():
         try:
             yield load_manifest(Folder(url)).digest
-        except (SpringtideError, OSError):  # the dataset is gone, so this run does not evaluate it either
+        except (SpringtideError, OSError):  # the dataset cannot be read, so this run does not evaluate it either
             continue

@@ -24,7 +24,7 @@ class GroupContext:
     markets: Sequence[str] = ()
     """Market of each rank's node, such as spot; empty if unknown."""
     read_elsewhere: ReadElsewhere | None = None
-    """Reads a file once more on another node than those that found it damaged. None: there is no such reader."""
+    """Reads a file again, on a node other than the nodes that found the file damaged. None if no other node can read it."""
     heartbeat: Callable[[], None] = lambda: None
     """Called repeatedly during a save or an evaluation: the group is alive, although it makes no steps."""
     time_to_leave_s: Callable[[], float] = lambda: math.inf

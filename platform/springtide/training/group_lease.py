@@ -1,4 +1,4 @@
-"""Leases of a worker group on its run: claim the run, and roll it back. Only rank 0 calls these methods."""
+"""Leases (rights to write a run) of a worker group: claim the run, and roll it back. Only rank 0 calls these methods."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from springtide.storage import Folder
 
 @dataclasses.dataclass
 class GroupLease:
-    """The lease of a worker group on its run. Each claim and each rollback replaces it by a new one."""
+    """The lease (the right to write the run) of a worker group. Each claim and each rollback replaces it by a new lease."""
 
     run: Folder
     owner: str
@@ -30,11 +30,12 @@ class GroupLease:
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Sources of the user's own code (``Config.needs_trust``), which a claim without a driver records as trusted."""
     term: int = 0
-    """Term of the lease that the group holds now; every rank knows it."""
+    """Number (term) of the lease that the group holds now; the same on every rank."""
 
     def claim(self, ends: int = 0) -> int:
-        """Claim the run and return the new term. ``ends``: the term that the group has held until now; 0 if none. Raises
-        RunExists if another owner holds the run, UnfitNode if this node does not see the driver's claim."""
+        """Claim the run and return the number (term) of the new lease. ``ends``: term of the lease that the group has held
+        until now; 0 if none. Raises RunExists if another owner holds the run, UnfitNode if this node does not see the driver's
+        claim."""
         again, self.owner = bool(self.owner), self.owner or secrets.token_hex(8)
         fault_point("claim", "before")
         try:
@@ -45,23 +46,28 @@ class GroupLease:
         return term
 
     def go_back_to(self, ended: int, step: StepsDone, reason: str) -> int:
-        """Claim the run again, end lease ``ended``, and abandon every checkpoint and snapshot after ``step``. Returns the new
-        term. If no checkpoint is left, the run does not restart at step 0 on its own (``checkpoint/fresh_start.py``)."""
-        mine = self.claim(ends=ended)  # first: a group that was fenced off must write nothing
+        """Claim the run again, end the lease with the number ``ended``, and abandon every checkpoint and snapshot after
+        ``step``. Returns the number (term) of the new lease. If no checkpoint is left, the run does not restart at step 0 on
+        its own (``checkpoint/fresh_start.py``)."""
+        mine = self.claim(ends=ended)  # first, because the claim fails if another group has taken over the run
         leases.end(self.run, ended)
-        leases.note_gone_back(self.run, mine, step)  # before the marks: later snapshots no longer count
+        # from now on, no snapshot after ``step`` is restored. Noted before checkpoints are marked as abandoned
+        leases.note_gone_back(self.run, mine, step)
         abandon_after(self.run, step, reason, mine)
         return mine
 
     def go_back(self, ended: int, config: Config, identity: Identity, skip: tuple[int, ...]) -> int:
-        """Claim the run again, end lease ``ended``, and abandon the checkpoints that were trained on steps skipped from now on.
-        ``skip``, written to the run's config, makes every later worker group skip these steps. Returns the new term."""
-        mine = self.claim(ended)  # first: a group that was fenced off must write nothing
-        leases.note_rollback(self.run, mine)  # snapshots no longer count: a faulty device may have corrupted them
+        """Claim the run again, end the lease with the number ``ended``, and abandon the checkpoints that were trained on steps
+        of ``skip``. ``skip`` is written to the run's config, so that every later worker group skips these steps. Returns the
+        number (term) of the new lease."""
+        mine = self.claim(ended)  # first, because the claim fails if another group has taken over the run
+        # from now on, no earlier snapshot is restored: a faulty device may have corrupted it
+        leases.note_rollback(self.run, mine)
         leases.end(self.run, ended)
         if not check_order(self.run, identity, go_back=True, term=mine):
-            begin_from_scratch(self.run, mine)  # all checkpoints contain skipped steps
-        known = self.run.exists(configs.RUN_CONFIG)  # prefer it: this group's may have a smaller micro-batch
+            begin_from_scratch(self.run, mine)  # every checkpoint was trained on skipped steps
+        # prefer the saved config: this group's own config may have a smaller micro-batch
+        known = self.run.exists(configs.RUN_CONFIG)
         saved = (
             configs.parse(self.run.read(configs.RUN_CONFIG), self.run.where(configs.RUN_CONFIG)) if known else config
         )

@@ -1,4 +1,4 @@
-"""The end of a stretch of training: save the last state, and end the lease."""
+"""The end of a worker group's training: save the last state, and end the lease (the right to write the run)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Handover(Part):
         snapshots: SnapshotSchedule,
         time_to_leave_s: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        """``time_to_leave_s``: as in ``GroupContext``."""
+        """``time_to_leave_s``: returns how long the last in-memory snapshot may take [s], as in ``GroupContext``."""
         self._world, self._lease, self._state = world, lease, state
         self._saves, self._snapshots, self._time_to_leave_s = saves, snapshots, time_to_leave_s
         self._evacuates = False
@@ -44,13 +44,13 @@ class Handover(Part):
             kept = not self._evacuates and self._snapshots.leave(step, on_first(self._time_to_leave_s))
             if not kept:
                 yield from self._saves.finish(step)
-            self._end_lease()  # the next group does not count it as lost
+            self._end_lease()  # so that the next group does not count this group as lost
             yield Left(step=step, kept_in="memory" if kept else "store")
         if verdict not in (Verdict.STOP, Verdict.FINISH):
             return
         yield from self._saves.finish(step)
         if verdict is Verdict.FINISH and not on_first(self._is_committed):
-            # an earlier group was lost after the last step, and this group restored that step from memory: it was never saved
+            # an earlier group was lost after the last step, and this group restored the state from memory: no checkpoint has it
             self._saves.last_step = StepsDone(-1)
             yield from self._saves.finish(step)
         self._saves.end()

@@ -31,7 +31,7 @@ class LabelModel:
     """The checkpoint of the model that computes the labels, and the arguments to build the model. Picklable."""
 
     run: str
-    """URL of its run's folder."""
+    """URL of the folder of the model's run."""
     checkpoint: str
     model: ModelConfig
     parallel: ParallelConfig
@@ -50,15 +50,15 @@ class LabelJob:
     split: str
     shard: str
     group: int
-    """Number of the row group in its shard."""
+    """Index of the row group in its shard (a file of rows)."""
     first_row: int
-    """Index of the group's first row in the split."""
+    """Index of the group's first row in the dataset's split."""
     rows: int
     by: LabelModel
     layout: LabelLayout
     out: Folder
     work: Folder
-    """Folder for the records of finished groups, until the labels are sealed."""
+    """Folder for the records of finished row groups, until the labels of all groups are complete."""
 
     @property
     def name(self) -> str:
@@ -97,7 +97,7 @@ def label_group(job: LabelJob) -> None:
 
 @torch.inference_mode()
 def columns_of(model: nn.Module, tokens: np.ndarray, layout: LabelLayout, vocab_size: int) -> dict[str, np.ndarray]:
-    """Return the labels of rows, by column name.
+    """Return the labels that ``model`` computes for rows, by column name.
 
     Args:
         model: maps ids (B, L) to logits (B, L, V).
@@ -111,7 +111,7 @@ def columns_of(model: nn.Module, tokens: np.ndarray, layout: LabelLayout, vocab_
     if layout.what == "logprob":
         return {"logprobs": log_BLV.gather(-1, rows_BL[:, 1:, None])[..., 0].cpu().numpy()}
     logprobs_BLK, ids_BLK = most_likely(log_BLV, layout.k, vocab_size)
-    least = torch.finfo(torch.float16).min  # in place of -inf, for a probability of zero
+    least = torch.finfo(torch.float16).min  # log-probability of an impossible id, in place of -inf
     return {
         "logprobs": logprobs_BLK.clamp_min(least).half().cpu().numpy(),
         "ids": ids_BLK.cpu().numpy().astype(layout.id_type),
@@ -151,8 +151,8 @@ def check_reads(field: str, by: str, model: ModelConfig, tokenizer: str, manifes
 
 
 def _parts(model: nn.Module, shape: tuple[int, ...]) -> Iterator[slice]:
-    """Return slices of the rows of a group, whose tokens have ``shape`` (rows, L + 1). Each has at most ``_LOGITS_AT_ONCE``
-    logits, but at least one row."""
+    """Return slices of the rows of a row group whose tokens have ``shape`` (rows, L + 1). For each slice at most
+    ``_LOGITS_AT_ONCE`` logits are computed, but at least one row."""
     rows, length = shape
     logits = (length - 1) * getattr(model, "padded_vocab_size", 2**16)
     at_once = max(1, _LOGITS_AT_ONCE[next(model.parameters()).device.type] // logits)
@@ -167,7 +167,7 @@ def _reader(dataset: str, split: str) -> SplitReader:
 
 @functools.lru_cache(maxsize=1)
 def _loaded(by: LabelModel) -> nn.Module:
-    """Return the model, loaded once per process, on the process's GPU if it has one."""
+    """Return the model that computes labels, loaded once per process, on the process's GPU if it has one."""
     model = whole(by.model, by.vocab_size, by.eos_id, by.bos_id, by.whole_documents)
     load(Folder(by.run), by.checkpoint, model)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,12 +1,14 @@
-"""The state that a rank still has on its device when its worker group is lost: that after the last whole step.
+"""The state after the last whole step, which each surviving rank still has on its device when its worker group is lost.
 
-    offer_restored  the group has restored its state: the restored step is offered
+A rank offers this state, so that the next worker group can resume from it:
+
+    offer_restored  the group has restored its state: the restored state is offered
     before_update   the weights may change from now on: nothing is offered
-    after_step      weights, optimizer and metadata have all changed: this step is offered
+    after_step      weights, optimizer and metadata have all changed: the state after this step is offered
 
-A group fails where a rank waits for the others, which is before the weights change. So the survivors usually have the state
-after the last step. If the model has several copies (DDP, HSDP), a whole copy survives the loss of many nodes, wherever
-snapshots were placed. The survivors then store the state together as a snapshot, each a part of it.
+A group fails where a rank waits for other ranks, which is before the weights change. So the surviving ranks usually have the
+state after the last step. If the model has several copies (DDP, HSDP), a whole copy survives the loss of many nodes, wherever
+snapshots were placed. The survivors then store the state together as an in-memory snapshot, each rank a part of it.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from springtide.training.state import TrainState
 
 
 class LiveState(Part):
-    """The live state of one rank. It must be the last part of its group, because other parts may still change the metadata of
-    the checkpoint."""
+    """The state on one rank's device, offered to the next worker group after a loss. Must be the last part in the group's list,
+    because parts that run later could still change the checkpoint's metadata."""
 
     def __init__(
         self,
@@ -37,28 +39,31 @@ class LiveState(Part):
         store: SnapshotStore | None,
         stage_in: str,
     ) -> None:
-        """``described``: returns the term of the lease and the metadata of a checkpoint of the current step. ``store``: the
-        rank's snapshot store; None offers nothing. ``stage_in``: folder for staging, in a memory file system."""
+        """``described``: returns the term (number) of the lease and the metadata of a checkpoint of the current step.
+        ``store``: the rank's snapshot store; if None, no state is offered. ``stage_in``: folder for staging, in a memory file
+        system."""
         self._state, self._world, self._described = state, world, described
         self._store, self._stage_in = store, stage_in
         self._whole: tuple[int, Meta] | None = None
-        """Term and metadata of the last whole step; None while the weights may change."""
+        """Lease number (term) and checkpoint metadata of the last whole step; None while the weights may change."""
         self._updated: torch.cuda.Event | None = None
-        """CUDA event that completes when the device has executed the update of that step; None on a CPU."""
+        """CUDA event that completes when the device has executed the update of the last whole step; None on a CPU."""
         self._lock = threading.Lock()
 
     def offer_restored(self) -> None:
-        """Offer the restored state before the first step, which may take long: a state that was restored from survivors has no
-        copies. A run at its beginning has no optimizer state and nothing to lose, so it offers nothing."""
+        """Offer the restored state to a next worker group before the first step, which may take long: a state that was restored
+        from surviving ranks has no copies. A run at its beginning has no optimizer state and nothing to lose, so it offers
+        nothing."""
         if self._state.optimizer.state:
             self._offer()
 
     def before_update(self) -> None:
-        """Stop offering the last step, because the weights may change from now on."""
+        """Stop offering the state after the last step, because the weights may change from now on."""
         self._whole = None
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
-        """Offer the state after this step, unless the step will be rolled back or the group was lost meanwhile."""
+        """Offer the state after this step to a next worker group, unless the step will be rolled back or this group was lost
+        meanwhile."""
         if done.verdict is not Verdict.ROLL_BACK:
             self._offer()
         return iter(())
@@ -76,8 +81,8 @@ class LiveState(Part):
 
     def freeze(self) -> None:
         """Drop the offered state if the device has not finished its update: an optimizer may wait in a collective, which an
-        abort releases with garbage. Call it, from any thread, after ``World.aborted`` is set, from which on no step is offered,
-        and before anything is aborted."""
+        abort releases with garbage. Call it, from any thread, after ``World.aborted`` is set, which stops further offers, and
+        before any communicator is aborted."""
         with self._lock:
             if self._updated is not None and not self._updated.query():
                 self._whole = None

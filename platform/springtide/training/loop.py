@@ -73,7 +73,7 @@ class TrainLoop:
 
     def __post_init__(self) -> None:
         begin, config = time.perf_counter(), self.config
-        if self.folder.exists(configs.RUN_CONFIG):  # an earlier worker group may have rolled back and skipped steps
+        if self.folder.exists(configs.RUN_CONFIG):  # earlier worker groups may have skipped steps in a rollback
             saved = configs.parse(self.folder.read(configs.RUN_CONFIG), self.folder.where(configs.RUN_CONFIG))
             self.data = self.data.skipping(map(OrderStep, saved.stream.skip))
         choose_kernels(config.parallel)
@@ -95,7 +95,7 @@ class TrainLoop:
             model, optimizer, self.world, loss, config.optim.clip_norm, lambda: self.loss_scale.value, parts_of(self)
         )
         self._begun = contextlib.ExitStack()
-        """Closes the parts whose ``begin`` was called."""
+        """Stack that closes the parts whose ``begin`` was called."""
         self.phases_s["model"] = time.perf_counter() - begin
         self.figures = figures.on(self.world.device)
         self.phases_s["peak"] = time.perf_counter() - begin - self.phases_s["model"]
@@ -134,7 +134,8 @@ class TrainLoop:
             yield Stopped(step=step, status="finished")
 
     def _stretch(self, feed: Feed) -> Generator[Event, None, Verdict]:
-        """Train with one fixed order of samples, until the run ends or a part's verdict ends it. Returns the final verdict."""
+        """Train with one fixed order of samples, until the run ends or a part requests a rollback, a hand-over or a stop.
+        Returns the final verdict: which of these it was."""
         state, last, world = self.state, self.config.num_steps, self.world
         reader = RankReader(self.data, world.rank, world.size)
         batches = to_device(feed(reader, state.step) if state.step < last else (), world.device)
@@ -213,7 +214,8 @@ class TrainLoop:
         )
 
     def seed(self, rank: int) -> int:
-        """Return the generator seed with which ``rank`` begins the current step: that of its first lane."""
+        """Return the generator seed with which ``rank`` begins the current step: the seed of the rank's first lane (a fixed
+        share of every batch)."""
         return seed_of(self.config.train.seed, self.state.step, self.data.order.lanes_of(rank, self.world.size)[0])
 
     def checkpoint(self) -> tuple[dict[str, Tensor], Meta]:
@@ -221,7 +223,7 @@ class TrainLoop:
         return self.state.tensors(), self.described()[1]
 
     def described(self) -> tuple[int, Meta]:
-        """Return the term of the group's lease and the metadata of a checkpoint of the current step."""
+        """Return the term (number) of the group's lease and the metadata of a checkpoint of the current step."""
         meta = self.state.meta(self.data, self.world, self.labels)
         for part in self.parts:
             meta = part.describe(meta)

@@ -45,7 +45,8 @@ class LossOptions:
         return self.objective.checked_weight(sums) if self.objective else num_tokens
 
     def metrics(self, sums: Sequence[float]) -> dict[str, float]:
-        """Return the parts of the objective, each divided by the objective's total weight. ``sums``: as in ``weight``."""
+        """Return the terms of the objective by name, each divided by the objective's total weight. ``sums``: as in
+        ``weight``."""
         return self.objective.metrics_from_sums(sums) if self.objective else {}
 
 
@@ -58,9 +59,9 @@ class MicroBatch(NamedTuple):
     """Factor by which the summed loss is multiplied before backward."""
     loss: LossOptions
     padded_rows: int = 0
-    """Rows up to which the micro-batch is padded."""
+    """Number of rows to which the micro-batch is padded."""
     columns: Mapping[str, Tensor] = NO_COLUMNS
-    """Labels of the rows, (B, ...) each, for the objective."""
+    """Label columns of the rows by name, (B, ...) each: inputs of a custom objective."""
     number: int = 0
     """Index among the micro-batches of this rank in the step."""
 
@@ -86,7 +87,7 @@ def loss_of(model: nn.Module, one: MicroBatch) -> tuple[Tensor, Tensor]:
     outputs_BLV, B = _checked(model(tokens_BL), targets_BL), len(one.rows)
     if are_watched():
         see_logits(outputs_BLV.detach().flatten(0, 1), targets_BL.flatten() != IGNORE_INDEX)
-    # without the padding rows, because an objective may count rows
+    # leave out padding rows, because an objective may count rows
     return objective(outputs_BLV[:B] if B else outputs_BLV, tokens_BL[:B], targets_BL[:B], one.columns)
 
 
@@ -122,8 +123,8 @@ def row_nats(model: nn.Module, rows_BL: Tensor, padded_rows: int = 0) -> Tensor:
 
 
 def _padded(rows_BL: Tensor, padded_rows: int) -> tuple[Tensor, Tensor]:
-    """Return ids and targets of the rows, int64 (B, L) each, padded to ``padded_rows`` rows and at least one. Targets that do
-    not count are IGNORE_INDEX."""
+    """Return ids and targets of the rows, int64 (B, L) each, padded to ``padded_rows`` rows and at least one. Targets that the
+    loss ignores are IGNORE_INDEX."""
     B, num_missing = len(rows_BL), max(1, padded_rows) - len(rows_BL)
     if num_missing > 0:
         rows_BL = F.pad(rows_BL, (0, 0, 0, num_missing))
@@ -150,7 +151,8 @@ def _logits(logits_BLV: Any, targets_BL: Tensor) -> Tensor:
 
 
 def _checked(logits_BLV: Any, targets_BL: Tensor) -> Tensor:
-    """Return the logits that a model returned. Raises TrainingFailed if they are not a tensor (B, L, V)."""
+    """Return ``logits_BLV``, the output of a model, after a check of type and shape. Raises TrainingFailed if the output is not
+    a tensor (B, L, V)."""
     if not isinstance(logits_BLV, Tensor) or logits_BLV.dim() != 3 or logits_BLV.shape[:2] != targets_BL.shape:
         B, L = targets_BL.shape
         found = tuple(logits_BLV.shape) if isinstance(logits_BLV, Tensor) else f"a {type(logits_BLV).__name__}"
@@ -159,7 +161,8 @@ def _checked(logits_BLV: Any, targets_BL: Tensor) -> Tensor:
 
 
 def loss_mask(rows_BL: Tensor) -> Tensor:
-    """Return a mask of the tokens of rows (B, L + 1) that count in the loss, without the first token, bool (B, L)."""
+    """Return a mask of the tokens of rows (B, L + 1) that the loss predicts, bool (B, L). The first token of a row is left
+    out."""
     return rows_BL[:, 1:] >= 0
 
 
@@ -169,11 +172,12 @@ def loss_mask(rows_BL: Tensor) -> Tensor:
 def micro_batches(
     lane_rows: Sequence[int], rows_per_lane: int, most_lanes: int, micro_batch: int, by_lane: bool
 ) -> list[slice]:
-    """Return the micro-batches of a worker whose lanes hold ``lane_rows`` rows in this step, as slices of its rows.
+    """Return the micro-batches of a worker as slices of its rows in this step. ``lane_rows``: number of rows in each of its
+    lanes (fixed shares of every batch).
 
     Each micro-batch runs collectives, so every worker makes as many as the worker with the most lanes, ``most_lanes``, needs.
-    Some of them are empty. ``rows_per_lane``: rows of a full lane. ``micro_batch``: most rows of a micro-batch. ``by_lane``: no
-    micro-batch holds rows of two lanes, so the same rows are computed together at any world size.
+    Some of them are empty. ``rows_per_lane``: rows of a full lane. ``micro_batch``: largest number of rows in a micro-batch.
+    ``by_lane``: no micro-batch holds rows of two lanes, so the same rows are computed together at any world size.
     """
     # a cell is a group of rows that is split by itself: one lane, or all rows of the worker
     cells, most_cells = (list(lane_rows), most_lanes) if by_lane else ([sum(lane_rows)], 1)
@@ -187,12 +191,13 @@ def micro_batches(
 
 
 def largest_micro_batch(rows_per_lane: int, most_lanes: int, micro_batch: int, by_lane: bool) -> int:
-    """Return the number of rows of the largest micro-batch of any worker in a step. All micro-batches can be padded to it, for
-    a single shape. The arguments are those of ``micro_batches``."""
+    """Return the number of rows of the largest micro-batch of any worker in a step. All micro-batches can be padded to this
+    number, so that they have a single shape. The arguments are those of ``micro_batches``."""
     rows = _most_rows(rows_per_lane, most_lanes, by_lane)
     return -(-rows // -(-rows // micro_batch))
 
 
 def _most_rows(rows_per_lane: int, most_lanes: int, by_lane: bool) -> int:
-    """Return the number of rows of the largest cell of any worker: a lane, or all rows of a worker."""
+    """Return the largest number of rows that are split into micro-batches together: the rows of a lane, or all rows of a
+    worker."""
     return rows_per_lane if by_lane else most_lanes * rows_per_lane

@@ -30,11 +30,12 @@ Fields = tuple[tuple[str, str, int, bool], ...]
 
 
 class PartFailed(RuntimeError):
-    """The parts of a rank add other fields than those of rank 0, or than the group's first step had."""
+    """The parts of a rank add other fields to the step's message than rank 0 does, or than they did in the group's first
+    step."""
 
 
 class PeerFailed(PartFailed):
-    """A part raised an error on another rank. That rank raises the original error."""
+    """A part (a feature of the training step) raised an error on another rank, which raises the original error."""
 
 
 class FieldsOfGroup:
@@ -64,7 +65,7 @@ class StepMessage:
             self._add(name, "sum", [float(value)])
 
     def any(self, name: str, value: bool) -> None:
-        """Add a flag to the message. The agreed flag is True if it is True on any rank."""
+        """Add a flag to the message. After the exchange, the flag is True on all ranks if it is True on any rank."""
         self._add(name, "any", [float(value)])
 
     def by_rank(self, name: str, value: Tensor | float) -> None:
@@ -97,7 +98,7 @@ class StepMessage:
         Raises:
             Exception: the error that a part raised on this rank, or a SpringtideError that a part raised on another rank.
             PeerFailed: a part raised any other error on another rank.
-            PartFailed: the fields differ between ranks, or from those of the group's first step.
+            PartFailed: the fields differ between ranks, or from the fields of the group's first step.
             CollectiveError: the all-reduce returned garbage.
         """
         fields: Fields = tuple((name, *rest) for name, rest in self._fields.items())
@@ -141,7 +142,7 @@ class StepMessage:
                 raise PartFailed(f"rank {rank}: other fields than rank 0: {difference}; start the same code")
 
     def _told(self) -> Exception | None:
-        """Return the error that the other ranks raise because of this rank; None if nothing failed here."""
+        """Return the error that the other ranks raise because of this rank; None if no part failed on this rank."""
         error = self._failure
         if error is None or isinstance(error, PartFailed | SpringtideError):
             return error
@@ -158,7 +159,8 @@ class StepMessage:
                 raise failure
 
     def _send_zeros(self, fields: Fields) -> None:
-        """Replace the added values by zeros and the failure flag: the others wait for a message of this length."""
+        """Replace the added values by zeros and set the failure flag, because the other ranks wait for a message of this
+        length."""
         on_device = sum(length for _, _, length, is_on_device in fields if is_on_device)
         self._on_device = [torch.zeros(on_device, dtype=torch.float64, device=self._world.device)]
         self._on_host = [
@@ -175,7 +177,7 @@ class Agreed(dict[str, Any]):
 
 def _read(fields: Fields, sums: list[float]) -> dict[str, Any]:
     found = dict[str, Any]()
-    # the tensor has the device's fields first, then the host's: the index of each of the two next values to read
+    # the summed tensor has the fields from devices first, then those from hosts: index of the next value of either kind
     begins = [0, sum(length for _, _, length, is_on_device in fields if is_on_device)]
     for name, kind, length, is_on_device in fields:
         place = not is_on_device

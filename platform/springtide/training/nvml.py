@@ -22,11 +22,12 @@ _RECOVERY = {
 }
 """NVML's recovery action (NVML_GPU_RECOVERY_ACTION_...) -> what the GPU needs before it can compute again."""
 _THROTTLED = {0x8: "hardware slowdown", 0x20: "heat (software)", 0x40: "heat (hardware)", 0x80: "power brake"}
-"""Bits of NVML's clock event reasons that mean an unwanted loss of speed. A power cap is left out: it is usual under load."""
+"""Bit of NVML's clock event reasons -> name, for the reasons that mean an unwanted loss of speed. A power cap is left out,
+because it is usual under load."""
 
 
 class Gpu:
-    """A GPU that NVML knows."""
+    """A GPU on which NVML can report: its state, energy and errors."""
 
     def __init__(self, nvml: Any, uuid: str) -> None:
         """``nvml``: the initialised module ``pynvml``. ``uuid``: such as ``GPU-...``. Raises OSError if NVML does not know the
@@ -38,7 +39,7 @@ class Gpu:
     def joules(self) -> float:
         """Return the energy that the GPU has used since its driver was loaded [J]. Raises OSError if the card has no energy
         counter."""
-        return float(self._ask("DeviceGetTotalEnergyConsumption", self._handle)) / 1e3  # it counts millijoules
+        return float(self._ask("DeviceGetTotalEnergyConsumption", self._handle)) / 1e3  # NVML returns millijoules
 
     def figures(self, step: StepsDone) -> Monitored:
         """Return the GPU's state now, after ``step`` steps. A figure that NVML does not report is None."""
@@ -122,7 +123,7 @@ def gpu_of(device: torch.device) -> Gpu | None:
     if device.type != "cuda":
         return None
     try:
-        nvml = importlib.import_module("pynvml")  # optional
+        nvml = importlib.import_module("pynvml")  # nvidia-ml-py is optional
     except ImportError:
         return None
     uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))

@@ -4,16 +4,16 @@ parts only through it.
 Each method is called on every rank, on one part after the other, in the order of ``parts.py``. Method, then when it is called
 and what it may do:
 
-    begin            after the state is restored: a stretch of training begins
+    begin            after the state is restored: a stretch of training (the steps between two restores) begins
     at_start         once, before the first step of the worker group
     before_step      the step's batch has arrived
     wrap_compute     before forward: wrap the function that computes each micro-batch of this step
-    contribute       after backward: add fields to the step's message
+    contribute       after backward: add fields to the step's message (the step's one all-reduce)
     receive          after the all-reduce: read what all ranks agreed on; may change the gradient norm and add figures
     add_gradients    after clipping: add to the gradients
     before_update    wait until the weights may change
     allows_update    return False to skip the update of the weights
-    verdict          return what training does after this step
+    verdict          return what training does after this step: continue, roll back, leave, stop or finish
     after_step       after every step
     between_steps    after a step whose verdict is CONTINUE: the weights may be copied
     at_end           when the stretch ends
@@ -44,7 +44,7 @@ _NO_SAMPLES = np.zeros(0, dtype=np.uint64)
 
 
 class Verdict(enum.IntEnum):
-    """What training does after a step. The largest verdict of all parts wins, in the numeric order below."""
+    """What training does after a step. Each part returns a verdict, and the largest one, in the numeric order below, wins."""
 
     CONTINUE = 0
     ROLL_BACK = 1
@@ -67,15 +67,16 @@ class Work:
     micro_batches: Sequence[slice]
     """Slices of ``rows``, some of them empty. Every rank has the same number."""
     tokens_per_step: int
-    """Tokens of a step over all ranks if every token were predicted."""
+    """Tokens of a full step over all ranks, including tokens that the loss does not predict."""
     padded_rows: int = 0
-    """Rows up to which each micro-batch is padded; 0 pads only an empty one."""
+    """Number of rows to which each micro-batch is padded; 0 pads only an empty micro-batch."""
     sample_ids: np.ndarray = dataclasses.field(default_factory=lambda: _NO_SAMPLES)
     """Sample id of each row, uint64 (n,)."""
     columns: Mapping[str, Tensor] = dataclasses.field(default_factory=lambda: NO_COLUMNS)
-    """Labels of the rows, (n, ...) each, for the objective."""
+    """Label columns of the rows by name, (n, ...) each: inputs of a custom objective."""
     seeds: Mapping[int, int] = dataclasses.field(default_factory=dict)
-    """Row at which a lane begins -> seed of the random number generators there (``lane_seeds``)."""
+    """Index of a lane's first row -> seed of the random number generators there (``lane_seeds``). A lane is a fixed share of
+    every batch."""
     step: StepsDone = _NONE_DONE
     """Steps done before this one."""
     name: str = "a step"
@@ -90,7 +91,7 @@ class Share:
 
     work: Work
     sums: Tensor
-    """Summed cross-entropy of this rank's rows in nats, float64 (1,). With an objective: all sums of the objective, (size,)."""
+    """Summed cross-entropy of this rank's rows in nats, float64 (1,). With a custom objective: all its sums, (size,)."""
     row_nats: Tensor | None
     """Cross-entropy of each row, float64 (n,); None with an objective."""
     row_tokens: Tensor
@@ -98,7 +99,7 @@ class Share:
     gradients: list[Tensor]
     """This rank's shards of the gradients."""
     loss_weight: float
-    """Factor of the loss before backward: ``gradients`` are those of the summed loss times this."""
+    """Factor of the loss before backward: ``gradients`` are the gradients of the summed loss times this factor."""
 
 
 @dataclasses.dataclass
@@ -110,17 +111,17 @@ class StepResult:
     grad_norm: float
     tokens: int
     digest: int
-    """64 bits over the sample ids of all ranks."""
+    """64-bit digest of the sample ids of all ranks."""
     agreed: Agreed = dataclasses.field(default_factory=Agreed)
-    """All fields of the step's message, summed over ranks."""
+    """All fields of the step's message (its one all-reduce), summed over ranks."""
     correction: float = 1.0
-    """Factor that turns the gradients of ``Share`` into those of the loss per token."""
+    """Factor that turns the gradients of ``Share`` into gradients of the loss per token."""
     requests: frozenset[GroupRequest] = frozenset()
-    """Requests that any rank received since the step before."""
+    """Requests to the group, such as to save or stop, that any rank received since the previous step."""
     updated: bool = True
     """True if the weights were updated, False if the update was skipped."""
     extra: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Figures that only some runs report (``events.metrics.EXTRA_METRICS``)."""
+    """Metrics that only some runs report (``events.metrics.EXTRA_METRICS``)."""
     fields: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Further fields of the event ``StepDone``, by name."""
 
@@ -147,10 +148,12 @@ class Part:
     """Fields that this part adds to the event ``Started``, by name."""
 
     def begin(self, found: Restored | None) -> None:
-        """Begin a stretch of training. ``found``: the restored state that it continues from; None for new weights."""
+        """Begin a stretch of training (the steps between two restores). ``found``: the restored state from which training
+        continues; None for new weights."""
 
     def at_start(self) -> Iterator[Event]:
-        """Act before the first step of a worker group, and yield events. Not called again after a rollback."""
+        """Do what this part does before the first step of a worker group, and yield events. Not called again after a
+        rollback."""
         return iter(())
 
     def before_step(self, work: Work) -> None:
@@ -161,14 +164,14 @@ class Part:
         return compute
 
     def contribute(self, message: StepMessage, share: Share) -> None:
-        """Add fields to the step's message: the same names, kinds and lengths in each step and on each rank. Must not
-        block."""
+        """Add fields to the step's message, an all-reduce over ranks: the same names, kinds and lengths in each step and on
+        each rank. Must not block."""
 
     def receive(self, result: StepResult) -> None:
-        """Read what all ranks agreed on in this step, before the weights change."""
+        """Read the all-reduced fields of this step, which are the same on all ranks, before the weights change."""
 
     def add_gradients(self, clip: float) -> None:
-        """Add to the gradients, which clipping has multiplied by ``clip`` (at most 1)."""
+        """Add this part's own terms to the gradients, which clipping has multiplied by ``clip`` (at most 1)."""
 
     def before_update(self) -> None:
         """Wait until the weights may change."""
@@ -178,7 +181,7 @@ class Part:
         return True
 
     def verdict(self, result: StepResult) -> Verdict:
-        """Return what training does after this step. Must return the same on every rank."""
+        """Return what training does after this step, such as continue or roll back. Must return the same on every rank."""
         return Verdict.CONTINUE
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
@@ -186,11 +189,13 @@ class Part:
         return iter(())
 
     def between_steps(self, done: DoneStep) -> Iterator[Event]:
-        """Act after a step whose verdict is CONTINUE, and yield events."""
+        """Do what this part does between two steps, and yield events. Called after a step only if training continues (verdict
+        CONTINUE)."""
         return iter(())
 
     def at_end(self, verdict: Verdict) -> Iterator[Event]:
-        """Act at the end of a stretch of training, and yield events. ``verdict``: why it ends, never CONTINUE."""
+        """Do what this part does at the end of a stretch of training (before a rollback, or when the group ends), and yield
+        events. ``verdict``: why training ends here, never CONTINUE."""
         return iter(())
 
     def describe(self, meta: Meta) -> Meta:
@@ -198,4 +203,4 @@ class Part:
         return meta
 
     def close(self) -> None:
-        """Release the resources of this stretch of training."""
+        """Release the resources that this part has used since ``begin``. Called after an error, too."""

@@ -1,4 +1,5 @@
-"""All parts of training, in the order in which the step and the loop call them. A feature is one file and one line here."""
+"""All parts of training (features that hook into its steps), in the order in which step and loop call them. Each part is one
+file and one line here."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def parts_of(loop: TrainLoop) -> list[Part]:
     if only_when:
         on_first(lambda: check_can_tell(only_when, sensors()))
     return [
-        loop.requests,  # first: the other parts read the requests in the same step
+        loop.requests,  # first: the parts after it read the requests (to save, stop or leave) in the same step
         energy_meter(world),
         WeightAverage(config, state),
         *([loop.teacher] if loop.teacher else ()),

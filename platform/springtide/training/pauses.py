@@ -35,7 +35,7 @@ class Sensors(NamedTuple):
     hour: Callable[[], int]
     """Hour of the day, 0 to 23."""
     battery: Callable[[], tuple[float, bool] | None]
-    """Charge [%], and whether it is plugged in."""
+    """Charge of the battery [%], and whether the machine is plugged in."""
     temperature: Callable[[], float | None]
     """Temperature of the hottest sensor [degrees Celsius]."""
 
@@ -57,10 +57,10 @@ def _temperature() -> float | None:
 
 def _ask_psutil(name: str) -> Any:
     try:
-        psutil = importlib.import_module("psutil")  # optional
+        psutil = importlib.import_module("psutil")  # psutil is optional
     except ImportError:
         return None
-    function = getattr(psutil, name, None)  # not on every system
+    function = getattr(psutil, name, None)  # psutil lacks some sensors on some systems
     return None if function is None else function()
 
 
@@ -79,8 +79,8 @@ def check_can_tell(text: str, machine: Sensors) -> None:
 
 
 def why_not(wanted: OnlyWhen, machine: Sensors, paused: bool = False) -> tuple[str, str] | None:
-    """Return why ``machine`` may not train now, and until when; None if it may. ``paused``: training is paused, so it may train
-    only if the sensors are past the limits by the margin ``_ROOM``."""
+    """Return why ``machine`` may not train now, and until when; None if it may train. ``paused``: training is paused, so it may
+    train only if the sensors are past the limits by the margin ``_ROOM``."""
     room = _ROOM if paused else 0
     if wanted.hours is not None:
         (begin, end), hour = wanted.hours, machine.hour()
@@ -99,7 +99,7 @@ def why_not(wanted: OnlyWhen, machine: Sensors, paused: bool = False) -> tuple[s
 
 
 class Pauses(Part):
-    """The pauses of one worker group."""
+    """Pauses the training of one worker group while rank 0's machine does not meet ``train.only_when``."""
 
     def __init__(
         self,
@@ -112,13 +112,13 @@ class Pauses(Part):
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         """``text``: value of ``train.only_when``. ``requests``: a request to any rank ends a pause. ``heartbeat``: called
-        during a pause. ``machine``: sensors; None reads those of this machine."""
+        during a pause. ``machine``: sensors; None reads the sensors of this machine."""
         self._wanted, self._world, self._machine = only_when(text), world, machine or sensors()
         self._requests, self._heartbeat, self._clock, self._sleep = requests, heartbeat, clock, sleep
         self._looked_s = -_LOOK_S
 
     def contribute(self, message: StepMessage, share: Share) -> None:
-        """On rank 0, add whether to pause after this step."""
+        """On rank 0, add to the step's message whether to pause after this step."""
         pause = False
         if self._world.is_first and self._clock() - self._looked_s >= _LOOK_S:
             self._looked_s = self._clock()
@@ -126,7 +126,8 @@ class Pauses(Part):
         message.any(_FIELD, pause)
 
     def between_steps(self, done: DoneStep) -> Iterator[Event]:
-        """If rank 0 found a reason to pause, wait until it has none or any rank has a request."""
+        """If rank 0 found a reason to pause, wait until the reason is gone or any rank has a request, such as to save or
+        stop."""
         if not done.result.agreed[_FIELD]:
             return
         begin, told = self._clock(), False

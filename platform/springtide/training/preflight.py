@@ -42,7 +42,7 @@ _TIMES = 3
 _MOST_USED = 0.1
 """Largest share of a GPU's memory that other processes may use [ratio]."""
 _LEAST_USED = 2 * 2**30
-"""Memory in use that is always accepted, because this process's CUDA context and libraries count too [bytes]."""
+"""Memory in use that is always accepted, because it includes this process's own CUDA context and libraries [bytes]."""
 _LOOKS, _LOOK_S = 10, 1.0
 
 
@@ -59,7 +59,7 @@ def preflight(config: Config, compiled: CompileCache | None = None) -> Health:
         choose_kernels(config.parallel)
         if compiled is not None:
             compiled.load(here.device)
-        if not config.model.source:  # not for a user's model, which may be large
+        if not config.model.source:  # the test step is for our decoder: a user's model may be large
             one_block = config.model.model_copy(update={"num_layers": 1})
             _step(config, here, one_block, _VOCABULARY, *_shape(config), as_several=config.elastic.max_workers > 1)
         peak_flops(here.device)
@@ -86,8 +86,9 @@ def check_gpu(device: torch.device) -> list[str]:
 
 
 def device_fault(device: torch.device, share: float = 1.0) -> str:
-    """Return why a GPU must not train, as a text to put after "its device"; empty if no reason is known. If others use the GPU,
-    its memory is polled for about 10 s, because a process that has just ended frees its memory a little later.
+    """Return why a GPU must not train, as a text to put after "its device"; empty if no reason is known. If other processes use
+    memory of the GPU, that memory is polled for about 10 s, because a process that has just ended frees its memory a little
+    later.
 
     Args:
         device: the GPU.
@@ -138,8 +139,8 @@ def measure_throughput(config: Config, vocab_size: int) -> float:
 
 
 def _shape(config: Config) -> tuple[int, int]:
-    """Return the number of rows and the length of the preflight's micro-batch: small, unless blocks are compiled. Compiled code
-    is for one shape, so it is then the shape that blocks get in a worker group of the maximum size."""
+    """Return the number of rows and the length of the preflight's micro-batch: small, unless blocks are compiled. Code is
+    compiled for one shape, so then the shape is the one that blocks get in a worker group of the maximum size."""
     if not config.parallel.compile:
         return _ROWS, min(_LENGTH, config.model.max_sequence_length)
     return padded_rows(config, config.elastic.max_workers), config.shards.sequence_length
@@ -155,14 +156,14 @@ def _step(
     times: int = 1,
     as_several: bool = False,
 ) -> list[float]:
-    """Run ``times`` steps of one micro-batch of random ids. Returns the duration of each step [s]. ``as_several``: see
-    ``parallelize``."""
+    """Run ``times`` steps of one micro-batch of random ids. Returns the duration of each step [s]. ``as_several``: shard as a
+    group of several ranks does (``parallelize``)."""
     eos_id = _END_OF_TEXT if config.shards.mask_across_documents else None
     plain = skeleton(model_config, vocab_size, eos_id)
     freeze(plain, config.optim)
     model = parallelize(plain, config.parallel, here, as_several=as_several)
     initialize(model, model_config, vocab_size)
-    ours = config.optim.model_copy(update={"source": ""})  # a user's optimizer may need the user's model
+    ours = config.optim.model_copy(update={"source": ""})  # test with our optimizer: a user's may need the user's model
     optimizer = optimizer_of(model, ours, may_fuse(config.parallel, here.device))
     rows_NL = torch.randint(vocab_size, (rows, length + 1), device=here.device)
     setup, work, took_s = (
@@ -194,8 +195,9 @@ def _alone(device_type: str) -> Iterator[World]:
 
 
 def bind_to_gpu(device: torch.device, sys: str = "/sys", tasks: str = "/proc/self/task") -> set[int]:
-    """Restrict all threads of this process to those of their CPUs that are near ``device``. Returns these CPUs. Returns none,
-    and changes nothing, if the host has one NUMA node, if the near node is unknown, or if the process may use none of its CPUs.
+    """Restrict all threads of this process to the CPUs that they may use and that are near ``device``. Returns these CPUs.
+    Returns no CPUs, and changes nothing, if the host has one NUMA node, if the near node is unknown, or if the process may use
+    none of its CPUs.
 
     Args:
         device: the process's GPU.
@@ -206,7 +208,7 @@ def bind_to_gpu(device: torch.device, sys: str = "/sys", tasks: str = "/proc/sel
         return set()
     near = near_cpus(pci_address(torch.cuda.get_device_properties(device)), sys) & os.sched_getaffinity(0)
     for thread in os.listdir(tasks) if near else ():
-        with contextlib.suppress(OSError):  # the thread has ended
+        with contextlib.suppress(OSError):  # the thread may have ended
             os.sched_setaffinity(int(thread), near)
     return near
 
@@ -220,12 +222,13 @@ def pci_address(properties: object) -> str:
     parts = [getattr(properties, f"pci_{name}_id", None) for name in ("domain", "bus", "device")]
     if any(part is None for part in parts):
         return ""
-    domain, bus, slot = map(int, parts)  # type: ignore[arg-type]  # none is None
+    domain, bus, slot = map(int, parts)  # type: ignore[arg-type]  # all are set here
     return f"{domain:04x}:{bus:02x}:{slot:02x}.0"
 
 
 def near_cpus(address: str, sys: str = "/sys") -> set[int]:
-    """Return the CPUs of the NUMA node that a device's bus is attached to; none if the host has only one node or it is unknown.
+    """Return the CPUs of the NUMA node that a device's bus is attached to; none if the host has only one NUMA node or the near
+    node is unknown.
 
     Args:
         address: PCI address of the device.

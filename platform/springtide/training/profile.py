@@ -36,7 +36,8 @@ _ARITHMETIC_KERNELS = (
 ROCm, and matrix products by Inductor."""
 _COMMUNICATION_KERNELS = ("nccl", "rccl", "nvshmem", "multimem")
 _FUSED = "triton_"
-"""Prefix of Inductor's kernels. Names of fused kernels may contain those of matrix products, which they are not."""
+"""Prefix of the names of Inductor's fused kernels. The rest of such a name may mention a matrix product that the kernel does
+not compute."""
 _TRY = {
     "arithmetic": "lower precision (parallel.precision), parallel.compile, faster devices",
     "memory": "parallel.compile, which fuses kernels that read and write the same data; larger train.micro_batch",
@@ -52,7 +53,7 @@ class Profile(Part):
 
     def __init__(self, steps: int, world: World, folder: Folder, tools: Tools | None = None) -> None:
         """``steps``: number of steps to profile; 0 profiles none. ``folder``: the run's folder, for the trace. ``tools``:
-        capture and ranges of the device's own profiler, from ``tools_of``; None for none."""
+        capture and named ranges of the device's own profiler, from ``tools_of``; None without such a profiler."""
         self._steps, self._device, self._folder = steps if world.is_first else 0, world.device, folder
         self._ranges = StepRanges(tools)
         self._done, self._began, self._input_s = 0, 0.0, 0.0
@@ -63,11 +64,11 @@ class Profile(Part):
         self._done, self._input_s = 0, 0.0
 
     def before_step(self, work: Work) -> None:
-        """Open the range of the step."""
+        """Open the profiler range (a named span in the trace) of the step."""
         self._ranges.before_step(one_more(work.step))
 
     def before_update(self) -> None:
-        """Open the range of the update."""
+        """Open the profiler range (a named span in the trace) of the update."""
         self._ranges.before_update()
 
     def after_step(self, done: DoneStep) -> Iterator[Profiled | Warned]:
@@ -104,12 +105,12 @@ class Profile(Part):
             self._profile.stop()
             self._profile = None
         self.wait(_CLOSE_S)
-        if self._problem:  # log it, because no step follows that could yield a warning
+        if self._problem:  # log the problem, because no step follows that could yield it as a warning
             _log.warning("%s", self._problem)
             self._problem = ""
 
     def wait(self, limit_s: float) -> None:
-        """Wait until no trace is being written, at most ``limit_s``."""
+        """Wait until no trace is being written, but at most ``limit_s`` seconds."""
         if self._thread.ident is not None:
             self._thread.join(limit_s)
 
@@ -144,7 +145,7 @@ class Profile(Part):
                 path = Path(folder) / "trace.json"
                 profile.export_chrome_trace(str(path))
                 self._folder.write(name, path.read_bytes())
-        except Exception as error:  # training does not need it
+        except Exception as error:  # training does not need the trace
             self._problem = f"the trace could not be written: {error}"
 
 
@@ -179,7 +180,7 @@ class Kernel(NamedTuple):
 
 def kernels_of(events: Iterable[Any]) -> list[Kernel]:
     """Return the kernels and copies in a profiler's ``events``. Other events are left out, because they would count the same
-    time twice: host operators include the time of their kernels, and annotations that of everything within them."""
+    time twice: host operators include the time of their kernels, and annotations include the time of everything within them."""
     return [
         Kernel(one.name, one.time_range.start / 1e6, one.time_range.end / 1e6)
         for one in events
@@ -245,23 +246,23 @@ def _covered_s(kernels: Iterable[Kernel]) -> float:
 
 
 class Tools(Protocol):
-    """Interface to a device's own profiler: capture and ranges."""
+    """Interface to a device's own profiler: capture, and ranges (named spans in its trace)."""
 
     def start(self) -> None:
-        """Start the capture."""
+        """Start the profiler's capture."""
 
     def stop(self) -> None:
-        """Stop the capture."""
+        """Stop the profiler's capture."""
 
     def push(self, name: str) -> None:
-        """Open a range inside the ranges that are open."""
+        """Open a range, a named span of the profiler's trace, inside the ranges that are open."""
 
     def pop(self) -> None:
-        """Close the innermost open range."""
+        """Close the innermost open range, a named span of the profiler's trace."""
 
 
 class NvidiaTools:
-    """Capture by the CUDA profiler API, and ranges by NVTX. Without a profiler attached, both cost next to nothing."""
+    """Capture by the CUDA profiler API, and named ranges by NVTX. Without a profiler attached, both cost next to nothing."""
 
     def start(self) -> None:
         torch.cuda.profiler.start()
@@ -282,35 +283,36 @@ def tools_of(device: torch.device) -> Tools | None:
 
 
 class StepRanges:
-    """Capture and ranges of the profiled steps. Without tools, all methods do nothing."""
+    """Marks the profiled steps for a device's own profiler: capture, and named ranges. Without ``tools``, all methods do
+    nothing."""
 
     def __init__(self, tools: Tools | None) -> None:
         self._tools, self._open, self._captures = tools, 0, False
 
     def begin(self) -> None:
-        """Start the capture. Call it between two steps."""
+        """Start the profiler's capture. Call it between two steps."""
         if self._tools is not None:
             self._captures = True
             self._tools.start()
             self._enter("between steps")
 
     def before_step(self, step: int) -> None:
-        """Open the ranges of the step after which ``step`` steps are done."""
+        """Open the profiler ranges of a step. ``step``: steps done after this step."""
         self._leave()
         self._enter(f"step {step}", "compute")
 
     def before_update(self) -> None:
-        """Close the range ``compute`` and open ``update``, inside the range of the step."""
+        """Close the profiler range ``compute`` and open ``update``, inside the range of the step."""
         self._leave(to=1)
         self._enter("update")
 
     def after_step(self) -> None:
-        """Close the ranges of the step and open ``between steps``."""
+        """Close the profiler ranges of the step and open the range ``between steps``."""
         self._leave()
         self._enter("between steps")
 
     def end(self) -> None:
-        """Close all open ranges, and stop the capture if it runs."""
+        """Close all open profiler ranges, and stop the capture if it runs."""
         self._leave()
         if self._tools is not None and self._captures:
             self._tools.stop()

@@ -48,12 +48,12 @@ _FIELD = "recheck"
 
 
 class DevicesDisagree(RuntimeError):
-    """Devices compute different results, and it is unclear which one is wrong. The cause may be temporary, so the run retries
-    as after other failures."""
+    """Devices compute different results, and it is unclear which one is wrong. The cause may be temporary, so the run starts a
+    new worker group, as after other failures."""
 
 
 class Recheck(Part):
-    """Schedules and carries out the checks of one worker group."""
+    """Schedules and runs the checks of one worker group: ranks recompute each other's micro-batches and compare the results."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Recheck(Part):
         trained = (one for one in state.model.modules() if isinstance(one, nn.Embedding) and one.weight.requires_grad)
         self._embedding = next(trained, None)
         self._exact = config.parallel.exact and world.device.type == "cpu"
-        self.begin(None)  # makes the attributes
+        self.begin(None)  # creates the attributes that each restore resets
 
     def begin(self, found: Restored | None) -> None:
         self._active = self._every_s > 0 and self._world.size > 1
@@ -85,7 +85,7 @@ class Recheck(Part):
         self._last_s, self._cost_s, self._wanted = -math.inf, 0.0, False
         self._agreed_step: StepsDone | None = None
         """Steps done at the last state on which all devices agreed; None if devices are not checked."""
-        if self._active:  # the restored state counts as good unless its checkpoint names an earlier agreement
+        if self._active:  # a checkpoint that records no earlier agreement of the devices counts as good itself
             known = found.agreed_step if found else None
             self._agreed_step = self._state.step if known is None else known
 
@@ -93,12 +93,12 @@ class Recheck(Part):
         return meta.adding(components_of(self._agreed_step))
 
     def contribute(self, message: StepMessage, share: Share) -> None:
-        """On rank 0, add whether the next step is checked."""
+        """On rank 0, add to the step's message whether the next step is checked."""
         message.any(_FIELD, self._world.is_first and self._begins_check())
 
     def _begins_check(self) -> bool:
-        """Return True if the next step is checked. A check comes before its regular time if a save was started since the last
-        agreement, so that the newest checkpoint is known to be good, or if an update was skipped."""
+        """Return True if the next step is checked. A check comes before its regular time if a save was started since all
+        devices last agreed, so that the newest checkpoint is known to be good, or if an update was skipped."""
         if not self._active or self._due:
             return False
         now, agreed = time.monotonic(), self._agreed_step
@@ -146,7 +146,7 @@ class Recheck(Part):
         return summary(_loss(one, sums), [of_gradient(gradient) for gradient in found if gradient is not None])
 
     def judge(self, results: dict[int, list[tuple[int, MicroBatchResult]]]) -> Verdict:
-        """Compare the results of each micro-batch. ``results``: as for the function ``judge``."""
+        """Compare the results that several ranks computed for each micro-batch. ``results``: as for the function ``judge``."""
         return judge(results, self._world.size, self._exact, TOLERANCES[self._config.parallel.precision])
 
     @property
@@ -154,8 +154,8 @@ class Recheck(Part):
         return self._world
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
-        """Act on the verdict of a check. If results differ, report it and go back to the last agreement. Raises UnfitNode if
-        a device can be named, else DevicesDisagree."""
+        """Act on the outcome of a check. If results differ, report it and roll the run back to the last step at which all
+        devices agreed. Then raises UnfitNode if the faulty device can be named, else DevicesDisagree."""
         self._due = self._active and done.result.agreed[_FIELD]
         self._wanted |= not done.result.updated
         verdict, self._verdict = self._verdict, None
@@ -171,8 +171,8 @@ class Recheck(Part):
             yield from self._go_back(done.step, verdict)
 
     def _go_back(self, step: StepsDone, verdict: Verdict) -> Iterator[Event]:
-        """Report the devices, abandon the checkpoints and snapshots since the last agreement, and raise the same error on all
-        ranks."""
+        """Report the devices that disagree, abandon the checkpoints and snapshots made since all devices last agreed, and raise
+        the same error on all ranks."""
         agreed, ended = self._agreed_step, self._lease.term
         assert agreed is not None, "set while checks are on"
         size = self._world.size
@@ -184,7 +184,7 @@ class Recheck(Part):
         else:
             reason = f"{' and '.join(where)} compute different results for the same micro-batch, each the same again"
         yield Miscomputed(step=step, ranks=list(verdict.wrong), nodes=nodes, agreed_step=agreed, reason=reason)
-        yield from self._saves.settle()  # a save in progress must not commit after the others are abandoned
+        yield from self._saves.settle()  # a save in progress must not commit after the other checkpoints are abandoned
         self._lease.term = on_first(lambda: self._lease.go_back_to(ended, agreed, reason))
         told = f"step {step}: {reason}. The states after step {agreed} are abandoned"
         if verdict.wrong:
@@ -216,8 +216,9 @@ class _Comparison:
         self._results: dict[int, list[tuple[int, MicroBatchResult]]] = {rank: [] for rank in range(self._world.size)}
 
     def verdict(self, mine: Tensor) -> Verdict:
-        """Compute each micro-batch once more and compare. If results differ, compute two further results of each and compare
-        again. ``mine``: the summary of this rank's own micro-batch from the step."""
+        """Compute each rank's micro-batch once more, on another rank, and compare the results. If they differ, compute two
+        further results of each micro-batch and compare again. ``mine``: the summary of this rank's own micro-batch from the
+        step."""
         with kept_generators(self._world.device):
             self._share({0: mine, 1: self._again(1)})
             found = self._recheck.judge(self._results)
@@ -227,7 +228,7 @@ class _Comparison:
         found = self._recheck.judge(self._results)
         if found.wrong or found.is_random:
             return found
-        said = gathered(check_device(self._world.device).wrong)  # no rank was named: test the devices themselves
+        said = gathered(check_device(self._world.device).wrong)  # the comparison names no faulty rank: test the devices
         return found._replace(wrong={rank: f"its device {wrong}" for rank, wrong in enumerate(said) if wrong})
 
     def _again(self, shift: int) -> Tensor:
@@ -262,7 +263,8 @@ def _loss(one: MicroBatch, sums: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _output_seen(embedding: nn.Module | None, observe: Callable[[Tensor], None]) -> Iterator[None]:
-    """In the body of the ``with`` statement, call ``observe`` with the embedding's first output. None observes nothing."""
+    """In the body of the ``with`` statement, call ``observe`` with the first output of ``embedding``. If ``embedding`` is None,
+    do nothing."""
     if embedding is None:
         yield
         return
@@ -270,7 +272,7 @@ def _output_seen(embedding: nn.Module | None, observe: Callable[[Tensor], None])
 
     def hook(module: nn.Module, inputs: object, output: Tensor) -> None:
         nonlocal seen
-        if not seen:  # with activation recomputation, backward calls the embedding again
+        if not seen:  # first call only: with activation recomputation, backward calls the embedding again
             seen = True
             observe(output)
 
@@ -293,7 +295,7 @@ _ODD = (0x5851F42D4C957F2D, -0x61C8864680B583EB, 0x2545F4914F6CDD1D)
 projections."""
 _LIMBS = 4
 SIZE = 2 + len(_ODD[1:]) + _LIMBS
-"""Length of a summary."""
+"""Length of a summary, the numbers that stand for a micro-batch's result."""
 
 
 def of_gradient(gradient_BLD: Tensor) -> Tensor:
@@ -301,11 +303,12 @@ def of_gradient(gradient_BLD: Tensor) -> Tensor:
     squares, digest = torch.zeros((), dtype=torch.float64, device=gradient_BLD.device), 0
     sums = [torch.zeros_like(squares) for _ in _ODD[1:]]
     begin = 0
-    for part_LD in gradient_BLD:  # one row at a time: the int64 indices take eight bytes per element
+    for part_LD in gradient_BLD:  # one row at a time to save memory: the int64 indices take eight bytes per element
         values = part_LD.contiguous().flatten()
         bits = values.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()])
         index = torch.arange(begin, begin + len(values), dtype=torch.int64, device=values.device)
-        digest = digest + (bits.long() * ((2 * index + 1) * _ODD[0])).sum()  # odd, so invertible: no change is lost
+        # an odd factor is invertible: no changed bit is lost
+        digest = digest + (bits.long() * ((2 * index + 1) * _ODD[0])).sum()
         doubles = values.double()
         squares = squares + doubles.square().sum()
         sums = [
@@ -361,7 +364,7 @@ def _processor() -> str:
     return ""
 
 
-# The verdict: several ranks compute the same micro-batch, and their results are compared.
+# The verdict on devices: several ranks compute the same micro-batch, and their results are compared.
 #
 # round 1   each rank recomputes the next rank's micro-batch of the step           all agree: done
 # round 2   two more results of each micro-batch. With three or more ranks: one by its own rank, one by a third rank.
@@ -374,7 +377,7 @@ TOLERANCES = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.02, "fp8": 0.1, "fp8_rowwise
 """Precision -> largest difference that rounding may cause between two results, as a share of the loss or of the gradient norm
 [ratio]."""
 COST_SHARE = 0.01
-"""Largest share of the time that checks may take when they come more often than every ``every_s`` [ratio]."""
+"""Largest share of training time that device checks may take when they come earlier than the interval ``every_s`` [ratio]."""
 
 
 class MicroBatchResult(NamedTuple):
@@ -393,7 +396,7 @@ class MicroBatchResult(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The outcome of a check."""
+    """The outcome of a check of devices: which results differ, and which devices are wrong."""
 
     disputed: tuple[int, ...] = ()
     """Ranks whose micro-batch has results that differ; empty if all results agree."""
@@ -405,7 +408,8 @@ class Verdict(NamedTuple):
 
 
 def shifts(num_ranks: int) -> tuple[int, int]:
-    """Return which micro-batches each rank computes in round 2: the distances from its own rank to their ranks."""
+    """Return which micro-batches each rank recomputes in round 2 of a check, as distances from its own rank to the ranks that
+    own the micro-batches."""
     return (0, 1) if num_ranks == 2 else (0, 2)
 
 
@@ -437,8 +441,9 @@ def _near(one: float, other: float, limit: float) -> bool:
 def judge(
     results: Mapping[int, Sequence[tuple[int, MicroBatchResult]]], num_ranks: int, exact: bool, tolerance: float
 ) -> Verdict:
-    """Compare the results of each micro-batch and return the verdict. ``results``: rank that owns the micro-batch -> list of
-    (rank that computed it, its result). ``exact`` and ``tolerance``: as for ``agree``."""
+    """Compare the results that ranks computed for each micro-batch. Returns which results differ and which devices are wrong.
+    ``results``: rank that owns the micro-batch -> list of (rank that computed it, its result). ``exact`` and ``tolerance``: as
+    for ``agree``."""
 
     def same(one: tuple[int, MicroBatchResult], other: tuple[int, MicroBatchResult]) -> bool:
         return agree(one[1], other[1], exact, tolerance)
@@ -452,7 +457,8 @@ def judge(
             continue
         disputed.append(owner)
         contradicting |= {one[0] for one, other in different if one[0] == other[0]}
-        by_rank = dict(reversed(computed))  # the first result of each rank, because later assignments win
+        # reversed, so that the first result of each rank is kept: later keys overwrite earlier ones
+        by_rank = dict(reversed(computed))
         if len(by_rank) < 3:
             continue
         votes = {rank: sum(same((rank, mine), one) for one in by_rank.items()) for rank, mine in by_rank.items()}

@@ -1,4 +1,5 @@
-"""Requests to a worker group: to save, stop, leave or copy. A request to one rank reaches all ranks in the step's message."""
+"""Requests to a worker group: to save, stop, leave, or copy snapshots to other nodes. A request to one rank reaches all ranks
+in the step's message."""
 
 from __future__ import annotations
 

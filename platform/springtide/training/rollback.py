@@ -22,7 +22,7 @@ def without_suspects(config: Config, data: Data, step: StepsDone) -> tuple[Data,
     steps before it. Raises TrainingFailed if too many steps in a row would be skipped.
     """
     optim, order = config.optim, data.order
-    here = step - branch.first_step(config.train)  # a branch keeps the steps of its trunk
+    here = step - branch.first_step(config.train)  # a branch skips no steps of the run that it continues
     suspects = min(here, optim.rollback_steps + 1)  # + 1 for the step of the spike
     skipped: list[OrderStep] = [order.step_after(StepsDone(before)) for before in range(step - suspects, step)]
     data = data.skipping(skipped)

@@ -44,8 +44,8 @@ class Closing(Part):
 def write_sample(
     model: nn.Module, data: Data, world: World, config: Config, step: StepsDone
 ) -> Iterator[Sampled | Warned]:
-    """Generate up to ``train.sample_tokens`` ids after the prompt, unless that is 0. Yields the text, or a warning why there is
-    none.
+    """Generate up to ``train.sample_tokens`` token ids after the prompt; 0 generates none. Yields the text, or a warning with
+    the reason why there is no text.
 
     All ranks call it together and get the same text. If ``model`` computes in fp32, ``springtide.sample`` generates the same
     text from a checkpoint."""
@@ -55,7 +55,7 @@ def write_sample(
         manifest, vocabulary = open_dataset(data.corpora[0].url) if world.is_first else (None, None)
         prompt, end = _prompt_of(manifest, vocabulary, SAMPLE_PROMPT) if manifest and vocabulary else ([], 0)
         problem = ""
-    except Exception as error:  # the package tokenizers raises plain Exception, and the other ranks wait for this rank
+    except Exception as error:  # any error: tokenizers raises plain Exception, and the other ranks wait for this rank
         vocabulary, prompt, end, problem = None, [], 0, f"the tokenizer cannot be read: {error}"
     prompt, end, problem = agreed((prompt, end, problem))
     if problem:
@@ -77,7 +77,7 @@ def write_sample(
         )
         return ids
 
-    with uncompiled():  # each new token is a new shape, which would be compiled
+    with uncompiled():  # each new token makes the input longer, and each new shape would be compiled
         begin = time.perf_counter()
         written(1)
         most = int(_MOST_S / (time.perf_counter() - begin))

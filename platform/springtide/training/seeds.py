@@ -1,4 +1,5 @@
-"""Seeds of random numbers in training. Every generator is seeded anew in each step, as a function of step and lane."""
+"""Seeds of random numbers in training. Every generator is seeded anew in each step, as a function of step and lane (a fixed
+share of every batch)."""
 
 from __future__ import annotations
 
@@ -14,13 +15,14 @@ from springtide.storage.digest import of_bytes
 
 
 def seed_of(seed: int, step: StepsDone, lane: int) -> int:
-    """Return the 64-bit seed of the generators for ``lane`` in the step that follows ``step`` steps. ``seed``:
-    ``train.seed``."""
+    """Return the 64-bit seed of the generators for ``lane``, a fixed share of every batch, in the step that follows ``step``
+    steps. ``seed``: ``train.seed``."""
     return int(of_bytes(f"{seed} {step} {lane}".encode())[:16], 16)
 
 
 def lane_seeds(seed: int, step: StepsDone, lanes: range, lane_rows: Sequence[int], by_lane: bool) -> dict[int, int]:
-    """Return the seeds of a rank's lanes in a step: index of the first row of a lane among the rank's rows -> seed.
+    """Return the seeds of a rank's lanes (fixed shares of every batch) in a step: index of a lane's first row among the rank's
+    rows -> seed.
 
     The rank seeds its generators when a micro-batch begins with such a row. So checkpoints contain no generator state, and a
     resumed run draws the same numbers as an uninterrupted one.
@@ -30,8 +32,8 @@ def lane_seeds(seed: int, step: StepsDone, lanes: range, lane_rows: Sequence[int
         step: steps done before this one.
         lanes: the lanes of the rank.
         lane_rows: number of rows in each of these lanes.
-        by_lane: whether no micro-batch holds rows of two lanes. Then each lane gets a seed, and the numbers do not depend on
-            the world size. Otherwise only the first lane with rows gets one.
+        by_lane: whether no micro-batch holds rows of two lanes. If so, each lane gets a seed, and random numbers do not depend
+            on the world size. Otherwise only the first lane with rows gets a seed.
     """
     found, begin = dict[int, int](), 0
     for lane, rows in zip(lanes, lane_rows, strict=True):
@@ -44,7 +46,7 @@ def lane_seeds(seed: int, step: StepsDone, lanes: range, lane_rows: Sequence[int
 def seed_generators(seed: int) -> None:
     """Seed the generators of torch, Python and NumPy, from which a model or user code may draw. ``seed``: 64 bits, as from
     ``seed_of``."""
-    torch.manual_seed(seed)  # on every device
+    torch.manual_seed(seed)  # seeds the generators of every device
     random.seed(seed)
     np.random.seed(seed % 2**32)
 

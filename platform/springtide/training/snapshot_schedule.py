@@ -22,19 +22,20 @@ from springtide.training.part import DoneStep, Part, Share
 
 _KEEPING, _TURNED_OFF, _DUE = "snapshot under way", "snapshots turned off", "snapshot due"
 _SHARE = 0.03
-"""Largest share of the training time that snapshots may cost with ``auto`` [ratio]."""
+"""Largest share of training time that snapshots may cost if their interval is ``auto`` [ratio]."""
 _REMEMBERED = 9
 _LOOK_S = 0.005
 
 
 class SnapshotSchedule(Part):
-    """The snapshots of one rank. Rank 0 decides when to take one, and the others receive this in the step's all-reduce."""
+    """The snapshots of one rank. Rank 0 decides when to take a snapshot, and the other ranks receive the decision in the step's
+    all-reduce."""
 
     def __init__(
         self, config: CheckpointConfig, memory: Callable[[], Snapshotter | None], state: State, is_first: bool
     ) -> None:
-        """``memory`` returns the snapshotter of a stretch of training; None if no snapshots are taken. ``state`` returns the
-        tensors and the metadata of a snapshot."""
+        """``memory`` returns the object that takes snapshots until the next restore; None if no snapshots are taken. ``state``
+        returns the tensors and the metadata of a snapshot."""
         self._config, self._open_memory, self._state, self._is_first = config, memory, state, is_first
 
     def begin(self, found: Restored | None) -> None:
@@ -45,21 +46,22 @@ class SnapshotSchedule(Part):
         self._steps_s: deque[float] = deque(maxlen=_REMEMBERED)
         self._stall_s: float | None = None
         self._problem = ""
-        """Why this rank cannot keep a snapshot, until all ranks know it; empty if it can."""
+        """Reason why this rank cannot keep a snapshot, until all ranks have received the reason; else empty."""
         self._is_off = False
         """True if all ranks have stopped taking snapshots, because some rank could not keep one."""
         self._again_at_s = 0.0
-        """Time at which the stopped ranks try a snapshot again, by ``time.monotonic`` of rank 0 [s]."""
+        """After a stop of snapshots, the time at which ranks try a snapshot again, by ``time.monotonic`` of rank 0 [s]."""
         self._stops = 0
-        """Number of stops since a snapshot was last kept on all ranks."""
+        """How often snapshots were stopped since all ranks last kept one."""
         self._is_urgent = False
-        """True if a snapshot is due regardless of the interval, because nodes that may hold copies of the last one will go."""
+        """True if a snapshot is due regardless of the interval, because nodes that may hold copies of the last snapshot will
+        leave."""
         self._comes_back = False
-        """True if the snapshot in progress is the first one after a stop."""
+        """True if the snapshot in progress is the first one after snapshots were stopped."""
 
     def must_not_begin(self) -> bool:
-        """Return True if this rank's last snapshot is not safe yet, or this rank cannot keep any. Then no rank begins another
-        snapshot. May turn snapshots off on this rank."""
+        """Return True if this rank's last snapshot is not safe (stored and copied) yet, or this rank cannot keep snapshots.
+        Then no rank begins another snapshot. May turn snapshots off on this rank."""
         if self._memory is None or self._problem:
             return True
         try:
@@ -69,9 +71,10 @@ class SnapshotSchedule(Part):
             return True
 
     def contribute(self, message: StepMessage, share: Share) -> None:
-        """Add whether this rank is not ready for the next snapshot and whether it cannot keep any. On rank 0, add whether one
-        is due after this step."""
-        must_not_begin, step = self.must_not_begin(), one_more(share.work.step)  # first: it may set ``_problem``
+        """Add to the step's message whether this rank is not ready for the next snapshot, and whether it cannot keep snapshots.
+        On rank 0, add whether a snapshot is due after this step."""
+        # call ``must_not_begin`` first: it may set ``_problem``, which is read below
+        must_not_begin, step = self.must_not_begin(), one_more(share.work.step)
         every = 1 if self._is_urgent else self._every
         due = bool(self._is_first and self._memory and self._every and step - self._last >= every)
         due &= not self._is_off or time.monotonic() >= self._again_at_s
@@ -80,7 +83,7 @@ class SnapshotSchedule(Part):
         message.any(_DUE, due)
 
     def before_update(self) -> None:
-        """Wait until the weights may change."""
+        """Wait until a snapshot in progress has staged the weights, so that the update may change them."""
         if self._memory is None or self._stall_s is None:
             return
         begin = time.perf_counter()
@@ -89,7 +92,8 @@ class SnapshotSchedule(Part):
         self._stall_s = None
 
     def between_steps(self, done: DoneStep) -> Iterator[Event]:
-        """Take a snapshot if one is due and the previous one is safe on all ranks. With ``auto``, adapt the interval."""
+        """Take a snapshot if one is due and the previous one is safe (stored and copied) on all ranks. If the setting of the
+        interval is ``auto``, adapt the interval to the measured cost."""
         step, agreed = done.step, done.result.agreed
         self._steps_s.append(done.step_time_s)
         if agreed[_TURNED_OFF]:
@@ -121,13 +125,15 @@ class SnapshotSchedule(Part):
                 self._every = every
 
     def leave(self, step: StepsDone, left_s: float = math.inf) -> bool:
-        """Take a snapshot of ``step`` and wait until it is safe; all ranks call it together. Returns False if some rank fails
-        or is not ready within ``left_s`` [s]. Then the remaining time is just enough to save to the store."""
+        """Take a snapshot of ``step`` before the group leaves, and wait until the snapshot is safe (stored and copied); all
+        ranks call it together. Returns False if some rank fails or is not ready within ``left_s`` [s]. Then the remaining time
+        is just enough to save to the store."""
         until_s = time.monotonic() + left_s
         if not all(gathered(self._move_copies())):  # first: from now on, copies are placed on nodes that stay
             return False
         self._settle(until_s)
-        if not all(gathered(not self._is_late)):  # before a new one begins, the last must be safe on all ranks
+        # before a new snapshot begins, the last snapshot must be safe (stored and copied) on all ranks
+        if not all(gathered(not self._is_late)):
             return False
         assert self._memory is not None
         self._last = step
@@ -141,7 +147,7 @@ class SnapshotSchedule(Part):
 
     @property
     def _is_late(self) -> bool:
-        """True if this rank's last snapshot is not safe."""
+        """True if this rank's last snapshot is not safe (stored and copied) yet, or has failed."""
         return bool(self._problem) or self.must_not_begin()
 
     def _move_copies(self) -> bool:
@@ -150,15 +156,15 @@ class SnapshotSchedule(Part):
         if self._memory is None or self._is_off:
             return False
         try:
-            stay = on_first(self._memory.staying)  # one rank asks for all
+            stay = on_first(self._memory.staying)  # rank 0 requests the list of nodes that stay, for all ranks
             return not self._problem and self._memory.evacuate(stay)
         except OSError as error:
             self._turn_off(error)
             return False
 
     def _stop(self, step: StepsDone) -> SnapshotIntervalChanged:
-        """Stop snapshots for a while, because some rank cannot keep any; all ranks call it together. They exchange the reasons
-        and release their memory. Each stop in a row lasts longer. Returns the event."""
+        """Stop snapshots for a while, because some rank cannot keep them; all ranks call it together. They exchange the reasons
+        and release the memory of snapshots. Each stop in a row lasts longer. Returns the event that reports the stop."""
         assert self._memory is not None, "only ranks that take snapshots stop together"
         problems = {rank: problem for rank, problem in enumerate(gathered(self._problem)) if problem}
         self._memory.reset()
@@ -172,7 +178,8 @@ class SnapshotSchedule(Part):
         return SnapshotIntervalChanged(step=step, every_steps=0, reason=reason)
 
     def _settle(self, until_s: float) -> None:
-        """Wait until this rank's last snapshot is safe or has failed, but not beyond ``until_s`` of ``time.monotonic``."""
+        """Wait until this rank's last snapshot is safe (stored and copied) or has failed, but not beyond ``until_s`` of
+        ``time.monotonic``."""
         while self._memory is not None and not self._problem and self.must_not_begin() and time.monotonic() < until_s:
             time.sleep(_LOOK_S)  # between polls, while training waits anyway
 

@@ -28,15 +28,15 @@ class SourceFigures(Part):
         """``data``: returns the data with the current order of samples."""
         self._data, self._device = data, device
         self._num_sources = len(data().corpora) if 1 < len(data().corpora) <= MOST_SOURCES else 0
-        self.begin(None)  # makes the attributes
+        self.begin(None)  # creates the attributes that each restore resets
 
     def begin(self, found: Restored | None) -> None:
         self._step, self._done, self._drawn = StepsDone(0), StepsDone(-1), np.zeros(0, dtype=np.int64)
-        """``_drawn``: rows drawn of each corpus in the first ``_done`` steps, int64 (corpora,)."""
+        """``_drawn``: number of rows of each corpus in the batches of the first ``_done`` steps, int64 (corpora,)."""
 
     def before_step(self, work: Work) -> None:
         self._step = one_more(work.step)
-        if self._num_sources:  # before the forward: this copy waits for the device
+        if self._num_sources:  # before forward is queued, because this copy waits for the device
             self._sources_N = torch.from_numpy(corpus_and_row(work.sample_ids)[0]).to(self._device)
 
     def contribute(self, message: StepMessage, share: Share) -> None:
@@ -50,7 +50,8 @@ class SourceFigures(Part):
         message.sum(_TOKENS, by_source[1])
 
     def receive(self, result: StepResult) -> None:
-        """Add ``step_tokens/NAME`` and ``epochs/NAME`` of each source, and ``loss/NAME`` if it is known."""
+        """Add the metrics ``step_tokens/NAME`` and ``epochs/NAME`` of each source, and ``loss/NAME`` if losses per row are
+        known."""
         if not self._num_sources:
             return
         data = self._data()
@@ -63,8 +64,8 @@ class SourceFigures(Part):
             result.extra[f"epochs/{corpus.name}"] = round(drawn / corpus.rows, 6)
 
     def _count(self, data: Data, done: StepsDone) -> None:
-        """Update the rows drawn of each corpus to those of the first ``done`` steps. If only one step was added since the last
-        call, its rows are added, without a sum over all steps."""
+        """Update the number of rows of each corpus in the batches of the first ``done`` steps. If only one step was added since
+        the last call, its rows are added, without a sum over all steps."""
         if done == self._done + 1:
             corpora = data.order.corpora(data.order.step_before(done))
             self._drawn = self._drawn + np.bincount(corpora, minlength=len(self._drawn))

@@ -135,7 +135,8 @@ def check_tensors(config: Config, data: Data) -> None:
     optimizer = None
     if takes_optimizer:
         optimizer = optimizer_of(model, config.optim, fused=False)
-        materialize(optimizer)  # its state consists of tensors without memory
+        # create the optimizer state, as tensors without memory: only names and shapes are compared
+        materialize(optimizer)
     else:
         pieces = [piece for piece in pieces if piece.tensor.startswith("model/")]
     tensors = named_tensors(model, optimizer)

@@ -50,7 +50,7 @@ class ModelFigures:
 
     @classmethod
     def of(cls, model: nn.Module, sequence_length: int, recompute: str) -> ModelFigures:
-        """Return the figures of a model that is not sharded yet. ``peak_flops`` stays 0: see ``on``."""
+        """Return the figures of a model that is not sharded yet. ``peak_flops`` stays 0 until ``on`` is called."""
         hardware = hardware_flops_per_token(model, sequence_length, recompute)
         return cls(num_parameters(model), flops_per_token(model, sequence_length), hardware)
 
@@ -73,9 +73,10 @@ class TrainState:
     chain: str = ""
     """Hash chain over all steps done (``stream.chain``); empty before the first step."""
     skipped_updates: tuple[OrderStep, ...] = ()
-    """Steps of the order whose update the step guard skipped, the newest 1000."""
+    """Steps, as indexes in the data order, whose update the step guard skipped: the newest 1000 of them."""
     tokens_before: int = 0
-    """Tokens that the optimizer was trained on before step 0, in earlier training stages. The averaged weights count them."""
+    """Tokens that the optimizer was trained on before step 0, in earlier training stages. The moving average of the weights
+    counts these tokens, too."""
 
     def begin(self, config: Config, data: Data) -> None:
         """Begin at step 0 with new weights."""
@@ -96,7 +97,7 @@ class TrainState:
         self.tokens_before = branch.tokens_before(meta)
 
     def advance(self, step: OrderStep, result: StepResult) -> None:
-        """Count a step that has been trained. ``step``: its index in the order."""
+        """Count a step that has been trained. ``step``: its index in the data order."""
         self.step = one_more(self.step)
         self.tokens += result.tokens
         self.chain = next_chain(self.chain, step, result.digest, result.tokens, result.updated)
@@ -108,7 +109,7 @@ class TrainState:
         return named_tensors(self.model, self.optimizer)
 
     def meta(self, data: Data, world: World, labels: dict[str, str]) -> Meta:
-        """Return the metadata of a checkpoint of the current step, without the parts' own."""
+        """Return the metadata of a checkpoint of the current step, without the metadata that parts add."""
         return Meta(
             step=self.step,
             tokens=self.tokens,
@@ -139,8 +140,8 @@ def initialize(
 ) -> None:
     """Fill this rank's shard of each tensor with initial weights. The whole tensors are the same for any number of ranks.
 
-    No rank holds the whole of our decoder. A user's model is made once more, whole, on every rank, and each rank copies its
-    shards from there."""
+    No rank holds the whole of our decoder. A user's model is built a second time, whole, on every rank, and each rank copies
+    its shards from this whole model."""
     if isinstance(model, Decoder):
         _draw(model, config)
         return

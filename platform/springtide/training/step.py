@@ -46,9 +46,9 @@ def train_step(setup: StepSetup, work: Work) -> StepResult:
 
     Raises:
         TrainingFailed: on all ranks, if no token is predicted, or the total weight of the objective is not above 0.
-        PartFailed: on all ranks, if the parts of some rank add other message fields than those of the others.
+        PartFailed: on all ranks, if the parts of two ranks add different fields to the step's message.
         Exception: a part's own error on its rank; the other ranks raise as ``StepMessage.exchange`` describes.
-        CollectiveError: the sums over ranks are garbage; the weights have not changed.
+        CollectiveError: the all-reduce returned garbage, because a rank is lost; the weights have not changed.
     """
     world, parts = setup.world, setup.parts
     for part in parts:
@@ -108,7 +108,8 @@ def train_step(setup: StepSetup, work: Work) -> StepResult:
 
 
 def accumulate(setup: StepSetup, work: Work, loss_weight: float) -> Share:
-    """Run forward and backward of all micro-batches. The gradients are those of the summed loss times ``loss_weight``."""
+    """Run forward and backward of all micro-batches. The gradients are the gradients of the summed loss times
+    ``loss_weight``."""
     device, objective = setup.world.device, setup.loss.objective
     sums = torch.zeros(objective.size if objective else 0, dtype=torch.float64, device=device)
     nats_N = torch.zeros(len(work.rows), dtype=torch.float64, device=device)

@@ -20,7 +20,8 @@ from springtide.training.part import DoneStep, Part, StepResult, Verdict
 
 
 class StepGuard(Part):
-    """Step guard of one run. All ranks call it with the same values, so they decide the same."""
+    """Decides for one run which steps may change the weights. All ranks call it with the same values, so they decide the
+    same."""
 
     def __init__(self, config: Config, scale: LossScale) -> None:
         """``scale``: the fp16 loss scale, which is adapted after each step."""
@@ -33,7 +34,7 @@ class StepGuard(Part):
         self._spikes = Spikes(_WINDOW, self._optim.spike_deviations)
         self._spikes.load(components.get("spikes", {}))
         self._spike: Spike | None = None
-        """Spike of the current step; None if it is not one."""
+        """Spike in the current step; None if the step has no spike."""
         self._accepted = True
         self._left_out = 0
         """Number of the latest steps in a row that were skipped."""
@@ -42,10 +43,10 @@ class StepGuard(Part):
         result.fields["loss_scale"] = self._scale.value
 
     def allows_update(self, result: StepResult) -> bool:
-        """Return True if the gradient norm is finite, and the step is no spike or spikes only warn."""
+        """Return True if the gradient norm is finite, and the step is not a spike or ``optim.on_spike`` only warns."""
         loss, grad_norm = result.loss, result.grad_norm
         finite, how = math.isfinite(grad_norm), self._optim.on_spike
-        # an fp16 overflow comes from the loss scale, not from the rows of the step: it is no reason to roll back
+        # with a loss scale, a norm that is not finite is an fp16 overflow, not a fault of the rows: no reason to roll back
         looks = how != "off" and (finite or (how == "rollback" and not self._scale.enabled))
         self._spike = self._spikes.find(loss, grad_norm) if looks else None
         self._accepted = finite and (self._spike is None or how == "warn")
@@ -54,8 +55,8 @@ class StepGuard(Part):
         return self._accepted
 
     def verdict(self, result: StepResult) -> Verdict:
-        """Return ROLL_BACK for a spike if ``optim.on_spike`` is rollback. If a request other than COPY came with this step, the
-        update is only skipped."""
+        """Return ROLL_BACK for a spike if ``optim.on_spike`` is rollback. If the group also received a request other than COPY
+        in this step, such as to stop, only the update is skipped."""
         rolls_back = self._spike is not None and self._optim.on_spike == "rollback"
         return Verdict.ROLL_BACK if rolls_back and not result.requests - {GroupRequest.COPY} else Verdict.CONTINUE
 
@@ -67,7 +68,7 @@ class StepGuard(Part):
             yield Spiked(step=step, left_out=not result.updated, **self._spike._asdict())
         else:
             self._scale.after(not self._accepted)
-        self._left_out = 0 if self._accepted else self._left_out + 1  # a veto of another part does not count
+        self._left_out = 0 if self._accepted else self._left_out + 1  # not counted: updates vetoed by other parts
         if self._left_out > self._optim.max_left_out or (self._left_out and step == 1 and not self._scale.enabled):
             steps = "steps in a row are" if self._left_out > 1 else "step is"
             raise TrainingFailed(
@@ -86,9 +87,9 @@ class StepGuard(Part):
 _WINDOW = 128
 """Number of preceding steps that a step is compared with."""
 _FEWEST = 16
-"""Least number of preceding steps; with fewer, no step counts as a spike."""
+"""Least number of preceding steps to compare with; with fewer steps, no step is called a spike."""
 _RECENT = 9
-"""Number of latest steps whose median is the usual value. It is less than the window because a loss falls over time."""
+"""Number of latest steps whose median is the usual value. It is less than ``_WINDOW``, because a loss falls over time."""
 _DEVIATIONS = 1.4826 / math.sqrt(2)
 """Factor from the median absolute difference of successive steps to the standard deviation of normal noise. A trend hardly
 changes these differences."""
@@ -102,7 +103,7 @@ class Spike(NamedTuple):
     what: str
     value: float
     usual: float
-    """Median of the ``_RECENT`` steps just before."""
+    """Median of this value over the ``_RECENT`` steps before the spike."""
     deviations: float
     """Robust z-score: the number of deviations above the usual value."""
 
@@ -136,7 +137,8 @@ class Spikes:
             self._past[what].append(value)
 
     def state(self) -> dict[str, list[float]]:
-        """Return the recent values for a checkpoint, so that a resumed run finds the same spikes as an uninterrupted one."""
+        """Return the recent losses and gradient norms for a checkpoint, so that a resumed run finds the same spikes as an
+        uninterrupted one."""
         return {what: list(past) for what, past in self._past.items()}
 
     @staticmethod
@@ -144,6 +146,6 @@ class Spikes:
         return {"loss": loss, "gradient norm": grad_norm}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Add the recent values in ``state``, a result of the method ``state``."""
+        """Add the recent losses and gradient norms in ``state``, a result of the method ``state``."""
         for what, past in self._past.items():
             past.extend(state.get(what, []))

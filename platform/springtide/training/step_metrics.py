@@ -34,7 +34,7 @@ from springtide.training.part import Part, Share, StepResult
 
 _LARGEST, _NOISE = "largest_logit", "noise_scale"
 _SHARE = 1 / 32
-"""Weight of the newest step in the moving averages."""
+"""Weight of the newest step in the moving averages of the noise scale's terms."""
 
 
 class StepMetrics(Part):
@@ -100,7 +100,7 @@ class StepMetrics(Part):
 
 
 class NoiseScale:
-    """Moving average of the noise scale over steps. It is not in checkpoints: a new worker group starts a new average.
+    """Moving average of the noise scale over steps. Checkpoints do not contain it, so a new worker group starts a new average.
 
     Examples:
         >>> average = NoiseScale()
@@ -123,7 +123,7 @@ class NoiseScale:
             square: squared norm of the whole step's gradient, which is a sum over ``tokens`` tokens.
             tokens: number of tokens of the step.
         """
-        # of the two linear equations in the header; 0 if the step is a single piece
+        # determinant of the two equations in the module's docstring; 0 if the step is a single piece
         determinant = squared_counts * tokens - counts * tokens**2
         if not determinant or not math.isfinite(pieces) or not math.isfinite(square):
             return None
@@ -147,7 +147,8 @@ class GradientSquares:
         self._input: Tensor | None = None
 
     def take(self) -> Tensor:
-        """Return the sum of squares since the last call, a float64 scalar, and reset it. Call it after backward."""
+        """Return the sum of the squared gradients since the last call, a float64 scalar, and reset it. Call it after
+        backward."""
         found, self._sum = self._sum, torch.zeros_like(self._sum)
         return found
 
@@ -164,7 +165,7 @@ class GradientSquares:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> dist.Work | None:
-        """Reduce and scatter."""
+        """Sum the input over the ranks of ``group`` and write this rank's shard of the sum to the output."""
         work: dist.Work | None = dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
         return work
 

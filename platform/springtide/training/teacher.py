@@ -47,8 +47,8 @@ class Teacher(Part):
         whole_documents: bool,
         device: torch.device,
     ) -> None:
-        """``vocab_size`` to ``whole_documents`` describe the data, as for the student (``model.make``). Raises ConfigError if
-        the checkpoint of ``objective.teacher`` does not exist."""
+        """The arguments from ``vocab_size`` to ``whole_documents`` describe the data, as for the student model
+        (``model.make``). Raises ConfigError if the checkpoint of ``objective.teacher`` does not exist."""
         self._url, self._manifest, saved = _read(config.objective.teacher)
         self._vocab_size, self._digest = vocab_size, ""
         k = min(config.objective.teacher_k, vocab_size) or vocab_size
@@ -66,7 +66,7 @@ class Teacher(Part):
 
         Raises:
             ConfigError: the teacher's checkpoint has vanished or is damaged.
-            CheckpointError: the restored state was trained with other weights of the teacher.
+            CheckpointError: the restored state was trained with other teacher weights than those read now.
             OSError: the store cannot be reached.
         """
         if not self._digest:
@@ -83,7 +83,7 @@ class Teacher(Part):
             fatal = ConfigError(explain(FIELD, self._url, what, "bring it back; each checkpoint of this run needs it"))
         except (SpringtideError, OSError) as error:
             fatal = error
-        except Exception as error:  # such as no memory, or a bug: the other ranks wait below
+        except Exception as error:  # any other error, such as no memory: the other ranks wait in ``gathered``
             fatal = RuntimeError(f"rank {rank_here()} cannot read the teacher: {type(error).__name__}: {error}")
         for found in gathered(fatal):
             if found is not None:
