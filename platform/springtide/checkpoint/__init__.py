@@ -1,4 +1,5 @@
-"""Save a step and restore it at another world size. Rule: commit last; no file depends on a rank's history.
+"""Save the state of a step and restore it at any world size. The commit marker is written last.
+No file depends on a rank's history.
 
     tensors      model and optimizer as named tensors, and the box of each that a rank holds
       |

@@ -1,5 +1,5 @@
-"""The step at which all devices last agreed, stored in each checkpoint. If a device turns out to compute wrong results, states
-after that step are abandoned."""
+"""The last step at which all devices agreed: a comparison found that they compute the same results. Each checkpoint stores it.
+If a device turns out to compute wrong results, states after that step are abandoned."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ _COMPONENT, _FIELD = "recheck", "agreed_step"
 
 
 def components_of(step: StepsDone | None) -> dict[str, Any]:
-    """Return the entry of ``Meta.components`` that stores an agreement of all devices at ``step``; empty for None."""
+    """Return the entry of ``Meta.components`` that stores ``step``, at which all devices agreed; empty for None."""
     return {} if step is None else {_COMPONENT: {_FIELD: step}}
 
 
 def agreed_step(meta: Meta) -> StepsDone | None:
-    """Return the steps done when all devices last agreed before this state was saved; None if they were never compared."""
+    """Return the steps done when all devices last computed the same results, before this state was saved; None if the devices
+    were never compared."""
     found = meta.components.get(_COMPONENT)
     step = found.get(_FIELD) if isinstance(found, dict) else None
     return StepsDone(step) if isinstance(step, int) and 0 <= step <= meta.step else None
@@ -30,8 +31,8 @@ def agreed_step(meta: Meta) -> StepsDone | None:
 def good_until(meta: Meta, term: int, gone_back: Sequence[tuple[int, StepsDone]]) -> StepsDone | None:
     """Return the last step up to which a state that lease ``term`` saved is known to be good; None if it is unknown.
 
-    ``gone_back``: from ``leases.gone_back``. A lease that went back to a step shows that all devices agreed there. So states
-    that older leases saved up to that step are good, although their metadata do not contain this later agreement.
+    ``gone_back``: from ``leases.gone_back``. A lease that went back to a step shows that all devices agreed at that step. So
+    states that older leases saved up to that step are good, although their metadata do not contain this later agreement.
     """
     if any(term < later and meta.step <= step for later, step in gone_back):
         return meta.step
@@ -46,8 +47,9 @@ def abandon_after(run: Folder, step: StepsDone, reason: str, term: int) -> list[
 
 
 def counting(run: Folder, found: Sequence[SnapshotPart]) -> list[SnapshotPart]:
-    """Return the parts in ``found`` that still count. Parts from before a fresh start or a rollback do not. Nor do parts of
-    older leases that are later than the step to which a newer lease went back because of a device with wrong results."""
+    """Return the snapshot parts in ``found`` that may be restored. Parts from before a fresh start or a rollback may not. Nor
+    may later parts of older leases if a newer lease went back to an earlier step because a device had computed wrong
+    results."""
     oldest, gone_back = leases.snapshots_since(run), leases.gone_back(run)
     return [
         one

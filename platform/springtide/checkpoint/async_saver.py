@@ -48,7 +48,7 @@ from springtide.faults import armed
 from springtide.storage import Folder
 
 _LEAVING_S = 30.0
-"""How long ``end`` waits for the writer process to exit [s]."""
+"""How long ``end``, called after the last save, waits for the writer process to exit [s]."""
 _PATIENCE_S = 600.0
 """How long a save without a writer process waits for the other ranks [s]."""
 SPARE = SpareWriter()
@@ -65,27 +65,27 @@ class SaveOutcome:
 
     step: int
     written: Committed | None
-    """None if the save failed."""
+    """What this rank wrote; None if the save failed."""
     error: BaseException | None
 
     @classmethod
     def of(cls, step: int, answer: Any) -> Self:
-        """Return the outcome for the result of a writer: ``Committed``, or the error."""
+        """Return the outcome for ``answer``, the result of a writer: ``Committed``, or the error."""
         return cls(step, answer, None) if isinstance(answer, Committed) else cls(step, None, answer)
 
 
 @dataclasses.dataclass(frozen=True)
 class Idle:
-    """A save may begin."""
+    """State of a saver in which a save may begin."""
 
     writer: WriterProcess | None = None
-    """The writer process; it has ``stage`` mapped if there is one."""
+    """The writer process; it has the staging buffer ``stage`` mapped, if both exist."""
     stage: StagingBuffer | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Copying:
-    """The state is being copied to the staging buffer. Then a thread sends the job to the writer process."""
+    """The tensors are being copied to the staging buffer. Then a thread sends the job to the writer process."""
 
     step: int
     writer: WriterProcess
@@ -93,7 +93,7 @@ class Copying:
     handed_over: Future[None]
 
     def next(self) -> Writing | Done:
-        """Wait until the copy is complete and the job is sent. Returns the next state."""
+        """Wait until the copy is complete and the job is sent. Returns the saver's next state."""
         error = self.handed_over.exception()
         if error is None:
             return Writing(self.step, self.writer, self.stage)
@@ -110,7 +110,7 @@ class Writing:
     stage: StagingBuffer
 
     def next(self) -> Done:
-        """Wait for the result of the writer process, or its death. Returns the next state."""
+        """Wait for the result of the writer process, or its death. Returns the saver's next state."""
         try:
             return Done(SaveOutcome.of(self.step, self.writer.answer()), Idle(self.writer, self.stage))
         except OSError as death:
@@ -119,7 +119,7 @@ class Writing:
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-    """The save has an outcome, which ``poll`` has not returned yet."""
+    """The save has ended with an outcome (written or failed), which ``poll`` has not returned yet."""
 
     outcome: SaveOutcome
     idle: Idle
@@ -151,7 +151,7 @@ class AsyncSaver:
     ) -> None:
         """``term``: term of this group's lease, held by ``owner``. ``stage_in``: folder of a memory file system for the staging
         buffer; if empty, training waits for each save. ``tries``: tries of each save, for errors that may be transient.
-        ``rule``: the checkpoints to keep."""
+        ``rule``: which checkpoints to keep."""
         self._run, self._term, self._rank, self._owner = run, term, rank, owner
         self._layout = StagingPlan(rank, world_size)
         self._stage_in, self._tries, self._rule = stage_in, tries, rule
@@ -173,7 +173,7 @@ class AsyncSaver:
         return isinstance(self._state, Copying | Writing | Done)
 
     def start(self) -> None:
-        """Start the writer process now, so that the first save does not wait for its start."""
+        """Start the writer process now, so that the first save does not wait for the process."""
         self._state = _with_writer(self._idle("start its writer process"))
 
     def begin(self, tensors: Mapping[str, Tensor], meta: Meta, config: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ class AsyncSaver:
                 self._state = Done(self._write_here(job, mine), idle)
 
     def staged(self) -> None:
-        """Wait until training may change the tensors again."""
+        """Wait until the copy has read the tensors, so that training may change them again."""
         if isinstance(self._state, Copying):
             self._state.stage.wait()
 
@@ -257,7 +257,7 @@ class AsyncSaver:
         raise RuntimeError(f"the saver of rank {self._rank} cannot {purpose}: {reason}")
 
     def _with_stage(self, idle: Idle, size_bytes: int) -> Idle:
-        """Return ``idle`` with a staging buffer of at least ``size_bytes``; without one if there is too little memory."""
+        """Return ``idle`` with a staging buffer of at least ``size_bytes``; without a buffer if there is too little memory."""
         if idle.stage is not None and idle.stage.size_bytes >= size_bytes:
             return idle
         if idle.stage is not None:

@@ -1,4 +1,4 @@
-"""Averaged weights in a checkpoint. Each is a state of the optimizer, so it is sharded and stored like Adam's moments."""
+"""Averaged weights in a checkpoint. They are optimizer state, so they are sharded and stored like Adam's moments."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def match_averages(
 ) -> tuple[list[Piece], dict[str, Tensor], dict[str, Tensor]]:
     """Return three things: the pieces to read, the tensors to fill from them, and the averages to set to the weights.
 
-    A branch may have averaged weights although its trunk has none. Then its averages are set to the loaded weights. If only
-    the trunk has averages, their pieces are dropped.
+    A branch (a run that starts from another run's checkpoint) may keep averages although the other run, its trunk, kept none.
+    Then the branch's averages are set to the loaded weights. If only the trunk has averages, their pieces are dropped.
     """
     stored = {one.tensor for one in pieces if _is_average(one.tensor)}
     here = {name: tensor for name, tensor in wanted.items() if _is_average(name)}
@@ -49,7 +49,7 @@ def match_averages(
 
 @torch.no_grad()
 def begin_averages(averages: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Set each of the ``averages`` to its weight in ``tensors``."""
+    """Set each of the ``averages`` to the current value of its weight in ``tensors``."""
     for name, average in averages.items():
         local(average).copy_(local(tensors[_weight_of(name)]))
 

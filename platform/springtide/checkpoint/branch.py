@@ -1,7 +1,7 @@
 """Start a run from a checkpoint of another run, in one of three ways (``train.start_with``).
 
-A branch takes the whole state and continues at the checkpoint's step. A stage takes the weights and the optimizer, and starts
-at step 0 of other data. The third way takes the weights only.
+A branch takes the whole state and continues at the checkpoint's step. A stage takes the weights and the optimizer state, and
+starts at step 0 of other data. The third way takes the weights only.
 
 The checkpoint is read from the other run's folder, at any world size (``restore.begin``). The other run then never removes it:
 until the new run has committed a checkpoint, each of its restarts begins from there.
@@ -27,7 +27,8 @@ def resolve(url: str, known: str, field: str = FIELD) -> str:
     """Return the URL of the checkpoint that ``url`` names: the checkpoint itself, or the newest checkpoint of a run.
 
     ``known``: the checkpoint that this run began with; returned if ``url`` is the run that it belongs to. ``field``: the config
-    field that holds ``url``, for errors. Raises ConfigError if there is no such checkpoint that counts.
+    field that holds ``url``, for errors. Raises ConfigError if there is no such checkpoint that is committed and neither
+    abandoned nor quarantined.
     """
     run, name = split(url)
     if not name and known and split(known)[0] == run:
@@ -60,7 +61,8 @@ def first_step(config: TrainConfig) -> StepsDone:
 
 def meta_of_start(config: TrainConfig, manifest: Manifest) -> Meta:
     """Return the metadata of the state that a run begins with, after it has loaded the tensors of the checkpoint of
-    ``manifest``. A stage keeps the chain, the loss scale, and the number of tokens trained before, which averaging needs."""
+    ``manifest``. A stage keeps the chain, the loss scale, and the number of tokens trained before, which weight
+    averaging needs."""
     meta = manifest.meta
     if config.start_with == "state":
         return meta.model_copy(update={"metrics": {}})
@@ -75,7 +77,7 @@ def meta_of_start(config: TrainConfig, manifest: Manifest) -> Meta:
 
 
 def components_of(tokens: int) -> dict[str, Any]:
-    """Return the entry of ``Meta.components`` that stores the ``tokens`` trained on before step 0; empty for 0 tokens."""
+    """Return the entry of ``Meta.components`` that stores the ``tokens`` trained on in earlier runs; empty for 0 tokens."""
     return {_COMPONENT: {_TOKENS: tokens}} if tokens else {}
 
 

@@ -1,5 +1,5 @@
 """Average the weights of checkpoints into a new checkpoint that holds weights only (Izmailov et al., "Averaging weights leads
-to wider optima", 2018; of the latest checkpoints: Kaddour, "Stop wasting my time!", 2022).
+to wider optima", 2018; for the mean of the latest checkpoints: Kaddour, "Stop wasting my time!", 2022).
 
     newest k checkpoints -> boxes of rows, a part at a time -> read from each, added in float64 -> a data file -> COMMITTED
 
@@ -71,7 +71,8 @@ def average_checkpoints(
 
 
 def _weights(run: Folder, name: str, manifest: Manifest, ema: bool) -> _Tensors:
-    """Return the pieces of each weight of a checkpoint, by the weight's name. ``ema``: those of its moving average."""
+    """Return the pieces of each weight of a checkpoint, by the weight's name. ``ema``: the pieces of its moving
+    average instead."""
     pieces = read_pieces(run, name, manifest)
     # ``as_weights`` renames the averages' pieces to the weights' names; they are read by file and offset, not by name
     weights = as_weights(pieces) if ema else [one for one in pieces if one.tensor.startswith("model/")]
@@ -87,7 +88,7 @@ def _check_same(newest: str, there: _Tensors, name: str, here: _Tensors) -> None
 
 
 def _mean(run: Folder, each: Sequence[_Tensors], one: StagedPiece) -> Tensor:
-    """Return the bytes of the mean of the box ``one`` over the checkpoints ``each``, uint8 (bytes,)."""
+    """Return the mean of the box ``one`` (part of a tensor) over the checkpoints ``each``, as raw bytes, uint8 (bytes,)."""
     dtype = type_of(one.dtype)
     total: Tensor | None = None
     for tensors in each if dtype.is_floating_point else each[-1:]:
@@ -101,7 +102,8 @@ def _mean(run: Folder, each: Sequence[_Tensors], one: StagedPiece) -> Tensor:
 
 
 def _meta(newest: Meta, names: Sequence[str]) -> Meta:
-    """Return the metadata of the average. It has no chain, because no sequence of steps leads to averaged weights."""
+    """Return the metadata of the averaged checkpoint. Its chain (hash over all steps) is empty, because no sequence of steps
+    leads to averaged weights."""
     changes: dict[str, Any] = {"chain": "", "skipped_updates": (), "metrics": {}, "components": {}}
     changes |= {"saved_s": time.time(), "labels": {**newest.labels, AVERAGED: " ".join(names)}}
     return newest.model_copy(update=changes)

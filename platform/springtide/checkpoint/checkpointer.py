@@ -30,7 +30,7 @@ class Checkpointer:
     group. Use it as a context manager: the exit waits for the last save, but not after an error.
 
     The model may use FSDP2, HSDP or neither. A checkpoint can be restored with any other layout and number of ranks. It
-    counts once every rank's part is in the store. A killed save does not change older checkpoints.
+    can be restored once every rank's part is in the store. A killed save does not change older checkpoints.
 
     Args:
         folder: Folder or URL (``s3://``, ``gs://``, ``az://``) that all ranks reach.
@@ -60,7 +60,7 @@ class Checkpointer:
         term = on_first(lambda: leases.claim(self._run, owner).term)
         self._term, self._rank, self._size = term, rank_here(), len(gathered(None))
         self._newest: int | None = None
-        """The step that was last restored or saved; None before the first of both."""
+        """The step that was last restored or saved; None before the first restore or save."""
         self._saver = AsyncSaver(
             self._run,
             term,
@@ -107,7 +107,7 @@ class Checkpointer:
             Number of steps done when the checkpoint was saved; 0 if there is no checkpoint yet.
 
         Raises:
-            CheckpointError: the newest checkpoint is of another model, or the bytes of the last checkpoint that counts are bad.
+            CheckpointError: the newest checkpoint is of another model, or the bytes of the last usable checkpoint are bad.
         """
         found = restore(self._run, model, optimizer, lambda _: "", term=self._term)
         self._newest = found.meta.step if found else 0
@@ -149,7 +149,7 @@ class Checkpointer:
         self._saver.staged()
 
     def wait(self) -> None:
-        """Wait until the last save counts. Raises CheckpointError, on every rank, if it failed on some rank."""
+        """Wait until the last save is committed. Raises CheckpointError, on every rank, if the save failed on some rank."""
         if not self._saver.busy:
             return
         # rank 0 waits for all parts before it commits, so cancel that wait if another rank's part has failed
@@ -161,6 +161,6 @@ class Checkpointer:
             raise CheckpointError(f"the save in {self._run.url} failed: {'; '.join(reasons)}")
 
     def _outcome(self) -> str:
-        """Wait until this rank's part is written. Returns why that failed; empty if it did not."""
+        """Wait until this rank's part is written. Returns why the write failed; empty if it did not fail."""
         outcome = self._saver.poll(wait=True)
         return "" if outcome is None or outcome.error is None else f"{type(outcome.error).__name__}: {outcome.error}"

@@ -1,4 +1,5 @@
-"""Write one rank's data file and index; rank 0's writer then writes the manifest and the commit marker.
+"""Write one rank's data file and index (list of its tensors' parts); rank 0's writer then writes the manifest and the commit
+marker.
 
     every rank:  staged pieces -> digests -> changed pieces -> a0002-r0003.safetensors -> a0002-r0003.json (the index)
     rank 0:      index of every rank -> a0002-manifest.json -> COMMITTED, created only if absent -> old checkpoints are removed
@@ -54,20 +55,21 @@ _PUT_BYTES = 8 * 2**20
 _LEFT_S = 3600.0
 """A temporary file that has not been written to for this long was left by a killed writer and is removed [s]."""
 _LOOK_S = (0.05, 1.0)
-"""First and longest pause between checks for the other ranks' indexes [s]."""
+"""Rank 0 polls the store for the other ranks' indexes: first and longest pause between two polls [s]."""
 _READERS = 8
 _REREAD_BLOCKS = 4
-"""Number of stored blocks of unchanged pieces that a rank reads and verifies in each save. If such a block is damaged, every
-checkpoint that refers to it is bad."""
+"""Number of blocks in older files that a rank reads and verifies in each save. The new checkpoint refers to these files for
+pieces that have not changed. If such a block is damaged, every checkpoint that refers to it is bad."""
 _MOST_INDEXES = 64
-"""Most indexes of the previous checkpoint that a rank reads after a resize, to find unchanged pieces."""
+"""After a resize, a rank reads the indexes of the previous checkpoint to find unchanged pieces, if there are at most this many.
+With more indexes it writes all its pieces."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
 class CommitJob:
-    """A request to a writer: one rank's part of one checkpoint."""
+    """A request to write one rank's part of one checkpoint."""
 
     run_url: str
     term: int
@@ -77,9 +79,10 @@ class CommitJob:
     pieces: list[StagedPiece]
     retention: retention.Rule
     owner: str = ""
-    """Owner of the lease; empty if unknown."""
+    """Id of the driver or worker group that holds lease ``term``, the right to write the run; empty if unknown."""
     fault_points: str = ""
-    """Address of the test that the writer process reports fault points to; empty without a test."""
+    """Address of the test that the writer reports fault points to (places where the test may inject a fault); empty without a
+    test."""
 
     @property
     def name(self) -> str:
@@ -88,42 +91,42 @@ class CommitJob:
 
 @dataclasses.dataclass(frozen=True)
 class Committed:
-    """Result of a job that succeeded."""
+    """Result of a ``CommitJob`` that succeeded."""
 
     name: str
     size_bytes: int
-    """Size of the whole state; on ranks other than 0, size of the rank's part."""
+    """Size of the whole saved state; on ranks other than 0, size of the tensor parts that this rank writes."""
     written_bytes: int
-    """Bytes written to the store; unchanged pieces are not written."""
+    """Bytes written to the store; tensor parts that have not changed since the previous checkpoint are not written."""
 
 
 class PieceWriter:
-    """Writes one rank's part of each checkpoint, one checkpoint after the other."""
+    """Writes one rank's part of each checkpoint: the tensor parts (pieces) that this rank saves. One checkpoint at a time."""
 
     def __init__(self, run: Folder) -> None:
         self._run = run
         self._known: dict[Any, Piece] = {}
-        """Box -> piece of the previous checkpoint."""
+        """The previous checkpoint's pieces by box: tensor name, type, shape, offsets and sizes."""
         self._known_of: tuple[str, bytes] = ("", b"")
-        """Name and commit marker of that previous checkpoint."""
+        """Name and commit marker of the checkpoint that the pieces in ``_known`` belong to."""
         self._known_for: tuple[int, str] = (0, "")
-        """Term and checkpoint of the job that ``_known`` was looked up for."""
+        """Lease number and checkpoint name of the job for which ``_known`` was last computed."""
         self._written: tuple[str, int, list[Piece]] = ("", 0, [])
-        """The last part that this writer wrote: checkpoint name, term of the lease, pieces."""
+        """Checkpoint name, lease number and pieces of the job that this writer wrote last."""
         self._rotten_for: tuple[int, str] = (0, "")
-        """Term and checkpoint of the job that ``_known_rotten`` was found for."""
+        """Lease number and checkpoint name of the job for which ``_known_rotten`` was last computed."""
         self._known_rotten: set[Any] = set()
-        """Boxes of unchanged pieces whose stored bytes this job found damaged."""
+        """Boxes of unchanged pieces whose bytes in older files were found damaged; this job writes these pieces again."""
         self._noted = 0
-        """Term of the lease whose first commit was last recorded."""
+        """Number of the last lease whose first commit this writer has recorded in the run's lease files."""
 
     def write(self, job: CommitJob, view: Callable[[StagedPiece], memoryview], gone: Callable[[], bool]) -> Committed:
         """Write this rank's part; on rank 0, commit once every rank has written its part.
 
-        ``view`` returns the bytes of a piece. ``gone`` returns True if rank 0 must stop waiting for the other ranks. Raises
-        OSError if a retry may help, CheckpointError or RunExists if it cannot.
+        ``view`` returns the bytes of a piece (part of a tensor). ``gone`` returns True if rank 0 must stop waiting for the
+        other ranks. Raises OSError if a retry may help, CheckpointError or RunExists if it cannot.
         """
-        if marker_of(self._run, job.name) is not None:  # by an earlier lease, or an earlier try of this job
+        if marker_of(self._run, job.name) is not None:  # committed by an earlier lease, or an earlier try of this job
             manifest = read_manifest(self._run, job.name)
             if is_same_state(manifest.meta, job.meta):
                 return Committed(job.name, manifest.size_bytes, 0)
@@ -168,8 +171,8 @@ class PieceWriter:
 
     def _rotten(self, job: CommitJob, unchanged: Sequence[Piece]) -> set[Any]:
         """Verify a random sample of the stored blocks of ``unchanged`` pieces, seeded by the step. Returns the boxes (offsets
-        and sizes in their tensors) of pieces with a damaged or unreadable block. The answer is kept for the job: a second try
-        that drew another answer would write other bytes than the first."""
+        and sizes in their tensors) of pieces with a damaged or unreadable block. The result is kept for the job: a second try
+        with another result would write other bytes than the first."""
         if (job.term, job.name) != self._rotten_for:
             blocks = [block for piece in unchanged for block in blocks_of(piece)]
             drawn = random.Random(int(job.meta.step)).sample(blocks, min(_REREAD_BLOCKS, len(blocks)))
@@ -188,26 +191,27 @@ class PieceWriter:
         return True
 
     def _base(self, job: CommitJob) -> dict[Any, Piece]:
-        """Return the pieces of the previous checkpoint by box. A piece that has not changed since then is not written."""
-        # every try of a job must write the same bytes, because rank 0 may have committed an earlier try: keep the answer
+        """Return the pieces (tensor parts) of the previous checkpoint by box (tensor, offsets, sizes). Only changed pieces are
+        written."""
+        # keep the result for all tries of a job: rank 0 may have committed an earlier try, so all must write the same bytes
         if (job.term, job.name) == self._known_for:
             return self._known
         self._known_for = job.term, job.name
-        # compare the marker too: another lease may have committed the same step again, and the first files may be gone
+        # compare the marker too: another lease may have committed the same step again and removed the first files
         last, marker = this = newest_before(self._run, job.name)
         if this == self._known_of:
             return self._known
         self._known_of, self._known = this, {}
         if not last:
             return {}
-        if (last, _term_in(marker)) == self._written[:2]:  # this writer wrote that index: no need to read it
+        if (last, _term_in(marker)) == self._written[:2]:  # this writer wrote it: no need to read its index
             self._known = {piece.box: piece for piece in self._written[2]}
             return self._known
-        with contextlib.suppress(CheckpointError):  # a bad checkpoint has no pieces to refer to
+        with contextlib.suppress(CheckpointError):  # if the previous checkpoint is bad, write its pieces again
             manifest, folder = read_manifest(self._run, last), checkpoints(self._run) / last
             mine = index_name(manifest.term, job.rank)
             same_size = manifest.meta.world_size == job.meta.world_size
-            # after a resize any index may have a box of this rank; in a large group, a rewrite costs less than reading them all
+            # after a resize any index may list a box of this rank; with many indexes, writing all pieces costs less
             others = manifest.indexes if len(manifest.indexes) <= _MOST_INDEXES else []
             for name in [mine] if same_size else others:
                 _, pieces = read_index(folder, name, manifest.files[name]["digest"])
@@ -218,7 +222,7 @@ class PieceWriter:
 def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
     """Wait for the index of every rank, write the manifest, and create the commit marker. Returns the manifest.
 
-    Returns the manifest of an older lease if that lease commits the same state meanwhile: ranks that have seen that commit
+    Returns an older lease's manifest if that lease commits the same state during the wait: ranks that have seen that commit
     write no index. Raises RunExists if a newer lease holds the run, CheckpointError if ``gone`` returns True before every
     index exists.
     """
@@ -230,7 +234,7 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
             return found
         if gone():
             raise CheckpointError(f"{job.name}: not every rank wrote its part")
-        time.sleep(pause)  # doubles after each check, up to a second
+        time.sleep(pause)  # the pause doubles after each poll, up to a second
         pause = min(2 * pause, _LOOK_S[1])
     with ThreadPoolExecutor(_READERS, "springtide-commit") as threads:
         contents = dict(zip(names, threads.map(folder.read, names), strict=True))
@@ -240,14 +244,14 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
     if any(marked_by(run, job.name, mark) > job.term for mark in marks):
         raise RunExists(f"lease {job.term} of {run.url} may not write any more: a newer lease has marked {job.name}")
     marker = to_json({"manifest": manifest.name, "digest": digest.of_bytes(data), "term": job.term}).encode()
-    for mark in (COMMITTED, *marks) if marks else ():  # COMMITTED first: without its marks the old commit would count
+    for mark in (COMMITTED, *marks) if marks else ():  # COMMITTED first: without marks the old commit would be valid
         folder.remove(mark)
     fault_point("commit", "before")
     try:
         folder.create(COMMITTED, marker, lambda: leases.check(run, job.term, job.owner))
     except FileExistsError:
-        if folder.read(COMMITTED) != marker:  # equal bytes would be our own put, whose response was lost
-            found = read_manifest(run, job.name)  # another lease was faster
+        if folder.read(COMMITTED) != marker:  # if equal, this is our own write, whose response was lost
+            found = read_manifest(run, job.name)  # another lease committed this step first
             if not is_same_state(found.meta, job.meta):
                 raise OSError(f"{job.name} was committed at the same moment by lease {found.term}") from None
             return found
@@ -256,7 +260,7 @@ def commit(run: Folder, job: CommitJob, gone: Callable[[], bool]) -> Manifest:
 
 
 def _term_in(marker: bytes) -> int:
-    """Return the term of the lease that a commit marker names; 0 if the marker cannot be parsed."""
+    """Return the number of the lease that a commit marker (contents of COMMITTED) names; 0 if the marker cannot be parsed."""
     with contextlib.suppress(ValueError, TypeError, KeyError):
         return int(json.loads(marker)["term"])
     return 0
@@ -271,8 +275,8 @@ def is_same_state(one: Meta, other: Meta) -> bool:
 
 
 def _written(folder: Folder, manifest: Manifest) -> tuple[Manifest, bytes]:
-    """Write the manifest and return it with its bytes. If an earlier try wrote one for the same files, return that one: it may
-    be committed already."""
+    """Write the manifest and return it with its bytes. If an earlier try of the job wrote a manifest for the same files,
+    return the earlier manifest: it may be committed already."""
     data = manifest.model_dump_json().encode()
     try:
         folder.create(manifest.name, data)
@@ -308,15 +312,17 @@ def _manifest(job: CommitJob, contents: dict[str, bytes]) -> Manifest:
 
 
 KnownCheckpoints = dict[tuple[str, frozenset[str]], retention.Found]
-"""Cache of ``tidy``: (checkpoint, names of its files) -> facts for retention. They hold as long as the file names do."""
+"""Cache of ``tidy``: (checkpoint, names of its files) -> facts that decide whether the checkpoint is kept. An entry is valid
+while the checkpoint has the same file names."""
 
 
 def tidy(run: Folder, job: CommitJob, known: KnownCheckpoints | None = None) -> None:
     """Remove files that the retention rule does not keep and no checkpoint needs; called after a commit. Commit markers are
-    removed first, so a half-removed checkpoint never counts. Files that cannot be removed now are removed after a later save.
+    removed first, so a half-removed checkpoint never counts as committed. Files that cannot be removed now are removed after a
+    later save.
 
     ``known``: cache of the manifests that earlier calls read in this run; updated in place. With it, only the manifests of
-    the newest ``retention.last`` checkpoints are read again: the removal relies on them."""
+    the newest ``retention.last`` checkpoints are read again: they must be readable before older checkpoints are removed."""
     try:
         _tidy(run, job, {} if known is None else known)
     except OSError as error:
@@ -340,7 +346,7 @@ def _tidy(run: Folder, job: CommitJob, known: KnownCheckpoints) -> None:
             try:
                 manifest = read_manifest(run, name)
                 needs = {f"{name}/{file}" for file in (manifest.name, *manifest.files)} | set(manifest.refers)
-            except CheckpointError:  # the restore reports why; this checkpoint may need any file of any older one
+            except CheckpointError:  # a restore reports why; this checkpoint may need any file of any older checkpoint
                 bad.add(name)
                 needs = {f"{older}/{file}" for older, others in contents.items() if older <= name for file in others}
         found[name] = retention.Found(
@@ -356,7 +362,7 @@ def _tidy(run: Folder, job: CommitJob, known: KnownCheckpoints) -> None:
     marks = [file for file in retention.garbage(found, job.retention, reading, job.term) if file.endswith(COMMITTED)]
     removed = {file: folder.read(file) for file in marks}
     folder.remove_files(marks)
-    if marks:  # a reader writes its note before it checks the marker: restore the markers of newly noted checkpoints
+    if marks:  # readers write a note, then check the marker: put back the markers of newly noted checkpoints
         now = retention.being_read(run) | bad
         for file in marks:
             if file.partition("/")[0] in now - reading:
@@ -367,7 +373,7 @@ def _tidy(run: Folder, job: CommitJob, known: KnownCheckpoints) -> None:
     for name in folder.names() if folder.is_local else []:  # object stores have no empty folders
         if step_of(name) is not None and name < job.name:
             if name not in reading:
-                (folder / name).sweep(_LEFT_S)  # temporary files of ranks that were killed while they wrote
+                (folder / name).sweep(_LEFT_S)  # remove temporary files of ranks that were killed while they wrote
             (folder / name).remove_if_empty()
 
 
@@ -393,5 +399,5 @@ def header_of(pieces: Sequence[StagedPiece]) -> tuple[bytes, dict[str, int]]:
 
 
 def cut(data: memoryview, size: int) -> Iterator[memoryview]:
-    """Yield ``data`` in blocks of ``size`` bytes; the last may be shorter. Empty ``data`` gives one empty block."""
+    """Yield ``data`` in blocks of ``size`` bytes; the last block may be shorter. Empty ``data`` gives one empty block."""
     yield from (data[begin : begin + size] for begin in range(0, max(data.nbytes, 1), size))

@@ -33,12 +33,12 @@ COMMITTED = "COMMITTED"
 ABANDONED = "ABANDONED"
 QUARANTINED = "QUARANTINED"
 AVERAGED = "averaged"
-"""Label of a checkpoint that holds averaged weights only. Its value: the names of the averaged checkpoints."""
+"""Key in ``Meta.labels`` of a checkpoint that holds averaged weights only. Its value: the names of the averaged checkpoints."""
 IMPORTED = "imported"
-"""Label of a checkpoint that holds imported weights only. Its value: the source of the weights."""
+"""Key in ``Meta.labels`` of a checkpoint that holds imported weights only. Its value: the source of the weights."""
 FISHER = "fisher"
-"""Label of a checkpoint that holds a Fisher information. Its value: the manifest digest of the checkpoint whose weights the
-Fisher information was computed at."""
+"""Key in ``Meta.labels`` of a checkpoint that holds a Fisher information. Its value: the manifest digest of the checkpoint
+whose weights the Fisher information was computed at."""
 BLOCK_BYTES = 4 * 2**20
 """Size of a block, the unit of digests. A reader of part of a tensor reads and verifies only the blocks that overlap it."""
 FORMAT = 6
@@ -71,12 +71,13 @@ class Meta(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     step: StepsDone = Field(ge=0)
-    """Steps done; training resumes with the next one."""
+    """Steps done; training resumes with the next step."""
     tokens: int = Field(ge=0)
     chain: str = Field("", pattern="^([0-9a-f]{32})?$")
     """Hash over all steps done (``stream/chain.py``); empty before the first step, and for a user's own training loop."""
     skipped_updates: tuple[OrderStep, ...] = ()
-    """Order steps whose update the step guard skipped, ascending, at most the newest 1000."""
+    """Steps (numbers in the data order) whose weight update was skipped (gradient norm not finite, or a spike), ascending, at
+    most the newest 1000."""
     world_size: int = Field(ge=1)
     order_identity: str
     config_fingerprint: str
@@ -87,8 +88,8 @@ class Meta(BaseModel):
     saved_s: float = 0.0
     """When the save was requested, seconds since 1970."""
     metrics: dict[str, float] = {}
-    """Metrics that retention may rank checkpoints by. Values that are not finite are dropped: JSON has no NaN, and the loss of
-    one bad step must not make a checkpoint unreadable."""
+    """Metrics by which the best checkpoints to keep may be chosen. Values that are not finite are dropped: JSON has no NaN, and
+    the loss of one bad step must not make a checkpoint unreadable."""
     components: dict[str, Any] = {}
     """State of other components, such as a gradient scaler, each as plain data."""
     labels: dict[str, str] = {}
@@ -101,12 +102,12 @@ class Meta(BaseModel):
     @field_validator("metrics", mode="before")
     @classmethod
     def _finite(cls, value: Any) -> Any:
-        bad = (None, math.inf, -math.inf)  # NaN differs from itself
+        bad = (None, math.inf, -math.inf)  # the test ``v == v`` drops NaN, which differs from itself
         return {k: v for k, v in value.items() if v not in bad and v == v} if isinstance(value, dict) else value
 
 
 class StagedPiece(NamedTuple):
-    """A box of a tensor to be written, and the offset and size of its bytes in the staging buffer."""
+    """A box (rectangular part) of a tensor to be written, and the offset and size of its bytes in the staging buffer."""
 
     tensor: str
     dtype: str
@@ -118,7 +119,7 @@ class StagedPiece(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A box of a tensor, and the file, offset and size of its bytes, which are row-major."""
+    """A box (rectangular part) of a tensor, and the file, offset and size of its bytes, which are row-major."""
 
     tensor: str
     dtype: str
@@ -127,16 +128,16 @@ class Piece(NamedTuple):
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     file: str
-    """Path below ``checkpoints/``."""
+    """Data file that holds the bytes, as a path below ``checkpoints/``."""
     begin: int
     """Offset in the file [bytes]."""
     size_bytes: int
     digests: tuple[str, ...]
-    """One digest for each block of BLOCK_BYTES of the piece; the last block may be shorter."""
+    """Digest of each block (BLOCK_BYTES) of the piece's bytes; the last block may be shorter."""
 
     @property
     def box(self) -> tuple[str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Tensor name, type, shape, offsets and sizes: the piece without the place of its bytes."""
+        """Tensor name, type, shape, offsets and sizes: the piece without the file and offset of its bytes."""
         return self[:5]
 
 
@@ -174,7 +175,7 @@ class Manifest(BaseModel):
 
     @property
     def written_bytes(self) -> int:
-        """Size of ``files``; unchanged pieces in files of older checkpoints are not counted."""
+        """Size of the checkpoint's own files; tensor parts in files of older checkpoints are not counted."""
         return sum(file["size_bytes"] for file in self.files.values())
 
 
@@ -195,7 +196,7 @@ def file_name(term: int, what: str) -> str:
 
 
 def term_of(file: str) -> int | None:
-    """Return the term of the lease that wrote a file, from its name; None for a marker, whose name has no term."""
+    """Return the term of the lease that wrote a file, from its name; None for a marker like COMMITTED: it has no term."""
     found = re.match(r"a(\d{4,})-", file)
     return int(found[1]) if found else None
 
@@ -206,7 +207,7 @@ def data_name(term: int, rank: int) -> str:
 
 
 def index_name(term: int, rank: int) -> str:
-    """Return the name of the index of the data file that a rank writes."""
+    """Return the name of the index that a rank writes: the list of the tensor parts in its data file."""
     return file_name(term, f"r{rank:04d}.json")
 
 
@@ -231,8 +232,8 @@ def is_good(files: set[str]) -> bool:
 
 
 def marker_of(run: Folder, name: str) -> bytes | None:
-    """Return the bytes of the commit marker of a checkpoint that counts; None if the checkpoint does not count. Does not list
-    the folder, which holds thousands of names in a large run."""
+    """Return the bytes of a checkpoint's commit marker; None if it is not committed, or is abandoned or quarantined. Does not
+    list the folder, which holds thousands of names in a large run."""
     folder = checkpoints(run) / name
     marker = _read_if_there(folder, COMMITTED)
     if marker is None or any(_read_if_there(folder, mark) is not None for mark in (ABANDONED, QUARANTINED)):
@@ -241,8 +242,9 @@ def marker_of(run: Folder, name: str) -> bytes | None:
 
 
 def newest_before(run: Folder, name: str) -> tuple[str, bytes]:
-    """Return the newest checkpoint that counts and is older than ``name``, and the bytes of its commit marker; empty values if
-    there is none. The number of requests to the store grows with neither the ranks nor the checkpoints."""
+    """Return the newest checkpoint older than ``name`` that counts (committed, neither abandoned nor quarantined), and the
+    bytes of its commit marker; empty values if there is none. The number of requests to the store grows with neither the ranks
+    nor the checkpoints."""
     older = [one for one in checkpoints(run).names() if step_of(one) is not None and one < name]
     for one in reversed(older):
         if (marker := marker_of(run, one)) is not None:
@@ -258,7 +260,7 @@ def _read_if_there(folder: Folder, name: str) -> bytes | None:
 
 
 def committed(run: Folder) -> list[str]:
-    """Return the names of the checkpoints that count, oldest first."""
+    """Return the names of the committed checkpoints that are neither abandoned nor quarantined, oldest first."""
     return [name for name, files in listed(run).items() if is_good(files)]
 
 
@@ -289,7 +291,7 @@ def read_manifest(run: Folder, name: str) -> Manifest:
         raise BadFile(f"{name}: a file is missing: {error}", marked) from None
     except ValidationError as error:
         unknown = [".".join(map(str, one["loc"]))[:100] for one in error.errors() if one["type"] == "extra_forbidden"]
-        if unknown:  # the digest was right, so the manifest is not damaged but of a newer version
+        if unknown:  # the digest was right, so the manifest is intact, but a newer version wrote it
             raise OtherFormat(
                 f"{name} of {run.url} has {unknown[0]}, which this version of springtide does not know: use the version that "
                 "wrote it, or a new run.id"
@@ -343,7 +345,7 @@ _NOTE = TypeAdapter(_MarkNote)
 
 
 def quarantine(run: Folder, name: str, reason: str, term: int = 0) -> None:
-    """Mark a checkpoint as quarantined, so that it no longer counts. Its files stay for inspection until retention
+    """Mark a checkpoint as quarantined, so that no restore uses it. Its files stay for inspection until retention
     removes them. ``term``: term of the lease that marks it."""
     _mark(run, name, QUARANTINED, reason, term)
 
@@ -360,7 +362,8 @@ def _mark(run: Folder, name: str, mark: str, reason: str, term: int) -> None:
 
 
 def marked_by(run: Folder, name: str, mark: str) -> int:
-    """Return the term of the lease that wrote ``mark``; 0 if there is no such mark, or it does not hold a term."""
+    """Return the number of the lease that marked a checkpoint with ``mark`` (ABANDONED or QUARANTINED); 0 if there is no such
+    mark, or it does not hold a term."""
     try:
         return checkpoints(run).read_as(f"{name}/{mark}", _NOTE).term
     except (FileNotFoundError, IsADirectoryError, DamagedFile):
@@ -376,11 +379,11 @@ def reason_of(run: Folder, name: str, mark: str) -> str:
 
 
 def check(name: str, data: bytes | memoryview, expected: str) -> None:
-    """Raise CheckpointError if the digest of ``data`` is not ``expected``."""
+    """Raise CheckpointError, with ``name`` in the message, if the digest of ``data`` is not ``expected``."""
     check_digest(name, digest.of_bytes(data), expected)
 
 
 def check_digest(name: str, found: str, expected: str) -> None:
-    """Raise CheckpointError if the digest ``found`` is not ``expected``."""
+    """Raise CheckpointError, with ``name`` in the message, if the digest ``found`` is not ``expected``."""
     if found != expected:
         raise CheckpointError(f"{name}: digest expected {expected}, found {found}")

@@ -1,7 +1,7 @@
 """Decide if a run may begin at step 0.
 
-A run that never committed a checkpoint may begin there. Any other run may do so only if its user asks for it: if none of its
-checkpoints counts any more, a person must look at what was lost before everything is trained again.
+A run that never committed a checkpoint may begin there. Any other run may do so only if its user asks for it: if all its
+checkpoints were quarantined, abandoned or removed, a person must check what was lost before everything is trained again.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from springtide.storage import Folder
 
 def has_ever_committed(run: Folder) -> bool:
     """Return True if a checkpoint was committed since the run's last start with ``--from-scratch``, even if the checkpoint was
-    quarantined or removed since.
-    Evidence is the lease's record of the commit, or a commit marker that still exists."""
+    quarantined or removed since. Evidence is a lease's record of the commit, or a commit marker that still exists."""
     if leases.has_committed(run):
         return True
     begun = leases.begun_at(run)
@@ -34,7 +33,7 @@ def has_ever_committed(run: Folder) -> bool:
 
 
 def check_fresh_start(run: Folder) -> None:
-    """Raise CheckpointError if the run has committed checkpoints before, but none of them counts now."""
+    """Raise CheckpointError if the run has committed checkpoints before, but all are quarantined, abandoned or removed now."""
     if committed(run) or not has_ever_committed(run):
         return
     raise CheckpointError(
@@ -57,8 +56,8 @@ def begin_once(run: Folder, term: int, job: str) -> bool:
 def begin_from_scratch(run: Folder, term: int, job: str = "") -> list[str]:
     """Have the run begin again at step 0 under lease ``term``. ``job``: name of the job that requests it, if it has one.
 
-    Returns the checkpoints that counted until now. They are marked as abandoned, oldest first, and retention removes them as
-    new checkpoints are committed. If this is interrupted, the newest one still counts, and the run resumes from it.
+    Returns the checkpoints that a restore could use until now. They are marked as abandoned, oldest first, and retention
+    removes them as new checkpoints are committed. If this is interrupted, the run still resumes from the newest one.
     """
     older = committed(run)
     abandon(run, older, "the run was begun again with --from-scratch", term)
@@ -84,15 +83,15 @@ def of_another_order(run: Folder, meta: Meta, identity: Identity) -> str:
 def newer_of_other_orders(run: Folder, identity: Identity, go_back: bool) -> list[str] | None:
     """Return the checkpoints that are newer than the newest checkpoint of this run's data order, newest first.
 
-    Returns None if there are checkpoints, but none of this order. Without ``go_back``, raises CheckpointError if the newest
-    checkpoint is not of this order.
+    Returns None if there are checkpoints, but none of this run's order. Without ``go_back``, raises CheckpointError if the
+    newest checkpoint is of another order.
     """
     others: list[str] = []
     for name in reversed(committed(run)):
         try:
             meta = read_manifest(run, name).meta
         except CheckpointError:
-            continue  # the restore quarantines it
+            continue  # a bad checkpoint: the restore will quarantine it
         problem = of_another_order(run, meta, identity)
         if not problem:
             return others

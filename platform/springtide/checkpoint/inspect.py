@@ -34,10 +34,10 @@ class Inspected:
     name: str
     step: int
     state: str
-    """``committed``, ``uncommitted`` (being written, or left by a killed save), ``referred`` (kept because newer ones
-    refer to its files), ``abandoned``, ``quarantined`` or ``bad``."""
+    """``committed``, ``uncommitted`` (being written, or left by a killed save), ``referred`` (kept because newer
+    checkpoints refer to its files), ``abandoned``, ``quarantined`` or ``bad``."""
     reason: str = ""
-    """Why the checkpoint does not count; empty if it does."""
+    """Why the checkpoint is bad, quarantined or abandoned; empty in other states."""
     manifest: Manifest | None = None
 
     @property
@@ -61,7 +61,7 @@ class Inspected:
 
 def inspect(run: Folder, verify: bool = False, only: str = "") -> list[Inspected]:
     """Return every checkpoint of a run, oldest first, or only the one named ``only``. ``verify``: read and verify all bytes of
-    checkpoints that count."""
+    committed checkpoints that are neither abandoned nor quarantined."""
     found = [inspect_one(run, name, files, verify) for name, files in listed(run).items() if only in ("", name)]
     referred = {file.split("/")[0] for one in found if one.manifest is not None for file in one.manifest.refers}
     return [

@@ -1,15 +1,15 @@
-"""Leases: only the newest lease may write a run. A driver or worker group that starts claims the next term by creating a file.
+"""Leases: only the newest lease may write a run. A driver or worker group that starts claims the next term (number).
 
 <run>/leases/0003.json       the lease of term 3: owner, host, process
              0003.ended      written when the lease ends; a lease without it was lost, or is still active
              0003.committed  written after its first commit
              0003.scratch    written with --from-scratch: the run begins again at step 0
-             0003.rollback   written by a worker group that rolls back: snapshots of older leases no longer count
-             0003.back       holds a step: states that older leases wrote after it may come from a device with wrong results
+             0003.rollback   written by a worker group that rolls back: restores ignore older leases' snapshots
+             0003.back       holds a step: states of later steps by older leases may come from a device with wrong results
 
 The holder of an older lease that is still alive (network partition, second driver) is refused at its next commit.
-Its journal writes are not refused. They go to segments of its own term, and readers take back the steps in them when the newer
-lease starts (``tracking/segments.py``). Only terms are compared, never clocks.
+Its journal writes are not refused. They go to segments (files of the journal) of its own term. The newer lease resumes from a
+step, and readers drop the later steps in these segments (``tracking/segments.py``). Only terms are compared, never clocks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ A lease file without a format number has format 1."""
 
 @dataclasses.dataclass(frozen=True)
 class Lease:
-    """A claim on a run."""
+    """A claim on a run by a driver or a worker group. Only the holder of the newest claim may write the run."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
     term: Annotated[int, Field(ge=1)]
@@ -57,21 +57,21 @@ class Lease:
     host: str
     pid: Annotated[int, Field(ge=0, lt=2**31)]
     begun_s: Annotated[float, Field(ge=0, le=1e11)]
-    """When it was claimed, seconds since 1970; for display only, never compared."""
+    """When the lease was claimed, seconds since 1970; for display only, never compared."""
     trains: bool = True
-    """False for a driver, which only starts worker groups."""
+    """True for a lease of a worker group; False for a lease of a driver, which only starts worker groups."""
     process: str = ""
-    """Distinguishes the process from a later one with the same pid."""
+    """Boot id and start time of the process, to distinguish it from a later process with the same pid."""
     driver: Annotated[int, Field(ge=0)] = 0
-    """The term of the driver's lease with the same owner; 0 without a driver."""
+    """Term of the lease of this owner's driver; 0 without a driver (under torchrun)."""
     code: str = ""
     """Digest of the user's own code that the owner's first claim trusted; empty without such code."""
     seal: str = ""
     """Proof that this user trusted ``code`` in this run. It is needed because others may be able to write the lease file."""
     groups: Annotated[int, Field(ge=0)] = 0
-    """Number of worker groups before this lease."""
+    """Number of worker groups that trained the run before this lease."""
     losses: Annotated[int, Field(ge=0)] = 0
-    """Number of these groups that were lost: their end was not recorded."""
+    """Number of worker groups before this lease that were lost: their end was not recorded."""
 
     def __str__(self) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.begun_s))
@@ -83,8 +83,8 @@ _STEP = TypeAdapter(Annotated[dict[Literal["step"], Annotated[int, Field(ge=0)]]
 
 
 def newest(run: Folder) -> Lease | None:
-    """Return the lease that may write; None before the first claim. Raises DamagedFile if its file is damaged, RunExists if
-    the file is in another format."""
+    """Return the newest lease, whose holder may write the run; None before the first claim. Raises DamagedFile if its file is
+    damaged, RunExists if the file is in another format."""
     numbers = _numbers((run / "leases").names())
     return _read(run, numbers[-1]) if numbers else None
 
@@ -99,16 +99,18 @@ def claim(
     sources: Mapping[str, str] = _NO_CODE,
     yields: bool = False,
 ) -> Lease:
-    """Claim the next term and return its lease. The number of requests does not grow with the number of leases.
+    """Claim the next term (lease number) of a run and return the lease. The number of requests does not grow with the number of
+    leases.
 
-    A newest lease whose file is damaged counts as lost. With ``again`` it does not, because another owner may have claimed it.
+    If the newest lease's file is damaged, its holder counts as lost. With ``again``, RunExists is raised instead: another owner
+    may have claimed that lease.
 
     Args:
         run: the run to claim.
         owner: id of the driver, or of a worker group without a driver.
         trains: True for a worker group, False for a driver.
         again: True if ``owner`` has claimed the run before.
-        ends: the term that the same worker group has held until now.
+        ends: term of the lease that the same worker group has held until now; it is not counted as another group.
         sources: settings that may run code of the user (``Config.needs_trust``). The claim records that it is trusted, so an
             unattended resume may run it.
         yields: let another owner take over at once, although this process is alive.
@@ -152,7 +154,7 @@ def claim(
     try:
         (run / "leases").create(_file(mine.term), to_json({"format": FORMAT, **dataclasses.asdict(mine)}).encode())
     except FileExistsError:
-        _check_mine(run, mine)  # the existing file may be our own put, whose response was lost
+        _check_mine(run, mine)  # the existing file may be our own write, whose response was lost
     else:
         if not run.has_atomic_create:  # this store may have let two processes create the same file
             _check_mine(run, mine)
@@ -160,7 +162,7 @@ def claim(
 
 
 def _check_mine(run: Folder, mine: Lease) -> None:
-    """Raise RunExists if another process claimed the same term at the same moment."""
+    """Raise RunExists if another process claimed the lease with the same number at the same moment."""
     try:
         is_mine = _read(run, mine.term) == mine
     except (DamagedFile, RunExists):
@@ -171,7 +173,7 @@ def _check_mine(run: Folder, mine: Lease) -> None:
 
 
 def _check_store(run: Folder) -> None:
-    """Test whether the store refuses to create a file that exists; log a warning if not. Called at a run's first claim."""
+    """Test whether the store refuses to create a file that exists, at a run's first claim. Log a warning if it does not."""
     if run.has_atomic_create:
         return
     folder, name = run / "leases", f"probe-{secrets.token_hex(6)}"
@@ -203,22 +205,22 @@ def trusted_code(run: Folder, sources: Mapping[str, str]) -> str:
 def _trust(run: Folder, sources: Mapping[str, str], code: str) -> str:
     """Return the text that a seal signs: run URL, the user's functions, names of variables, and the digest of the code."""
     named = [sources.get(field, "") for field in CODE_FIELDS]
-    while named and not named[-1]:  # a version that knew fewer fields sealed a list without them
+    while named and not named[-1]:  # drop empty fields at the end: older versions have fewer fields
         named.pop()
     named += sorted(sources.keys() - {*CODE_FIELDS})  # names of variables; their values are in the digest
     return to_json([run.url, *named, code])
 
 
 def check_free(run: Folder) -> None:
-    """Raise RunExists with the holder if a live process of this machine, or its driver, holds the run."""
+    """Raise RunExists, which names the holder, if a live process of this machine, or its driver, holds the run."""
     last = _last(run)
     if last and _is_held(run, last):
         raise _held_by(run, last)
 
 
 def why_over(run: Folder) -> str | None:
-    """Return the reason that no driver of the run takes commands, according to its leases; None if one may. A killed driver has
-    not recorded its end, so its run counts as one with a driver."""
+    """Return the reason that no driver of the run takes commands, according to its leases; None if a driver may take them.
+    A killed driver has not recorded its end, so its run counts as one with a driver."""
     last = _last(run)
     if last is None:
         return "it has never been trained"
@@ -230,17 +232,17 @@ def why_over(run: Folder) -> str | None:
 
 
 def has_ended(run: Folder, lease: Lease) -> bool:
-    """Return True if the driver of ``lease`` has recorded its end; without a driver, if the worker group has."""
+    """Return True if the driver of ``lease`` has recorded its end; under torchrun (no driver), if the worker group has."""
     return (run / "leases").exists(f"{lease.driver or lease.term:04d}.ended")
 
 
 def check(run: Folder, mine: int, owner: str = "") -> None:
-    """Check that lease ``mine`` may still write.
+    """Check that lease ``mine`` may still write the run.
 
     Raises:
         LeaseOvertaken: ``owner`` itself has claimed a newer lease.
-        RunExists: another owner has claimed a newer lease, or, if ``owner`` is given, the same term. Two owners can claim one
-            term in a store without conditional puts.
+        RunExists: another owner has claimed a newer lease. If ``owner`` is given, also if another owner has claimed the same
+            term: two owners can do so in a store without conditional puts.
     """
     last = max(_numbers((run / "leases").names()), default=0)
     holder = _owner(run, last) if owner else None
@@ -250,7 +252,7 @@ def check(run: Folder, mine: int, owner: str = "") -> None:
 
 
 def end(run: Folder, term: int) -> None:
-    """Record that lease ``term`` ended. If the record cannot be written, the lease counts as lost."""
+    """Record that the holder of lease ``term`` stops writing. If the record cannot be written, the lease counts as lost."""
     try:
         (run / "leases").write(f"{term:04d}.ended", b"")
     except OSError as error:
@@ -278,20 +280,21 @@ def scratch_jobs(run: Folder) -> set[str]:
 
 
 def note_gone_back(run: Folder, term: int, step: StepsDone) -> None:
-    """Record that lease ``term`` goes back to ``step``: states of later steps that older leases wrote no longer count."""
+    """Record that lease ``term`` goes back to ``step``: restores ignore states of later steps that older leases wrote."""
     (run / "leases").write(f"{term:04d}.back", to_json({"step": step}))
 
 
 def gone_back(run: Folder) -> list[tuple[int, StepsDone]]:
-    """Return the term and the step of each lease that went back, oldest first."""
+    """Return the term and the step of each lease that went back to an earlier step, oldest first. A lease goes back because a
+    device had computed wrong results."""
     folder = run / "leases"
     terms = _numbers(folder.names(), _BACK)
     return [(term, StepsDone(folder.read_as(f"{term:04d}.back", _STEP)["step"])) for term in terms]
 
 
 def begun_at(run: Folder) -> int:
-    """Return the term of the last lease that began the run again at step 0; 0 if none did. States that older leases wrote no
-    longer count."""
+    """Return the term of the last lease that began the run again at step 0; 0 if none did. Restores ignore states
+    that older leases wrote."""
     return max(_numbers((run / "leases").names(), _SCRATCH), default=0)
 
 
@@ -302,24 +305,26 @@ def has_committed(run: Folder) -> bool:
 
 
 def note_rollback(run: Folder, term: int) -> None:
-    """Record that lease ``term`` rolls back to a checkpoint: snapshots of older leases no longer count."""
+    """Record that lease ``term`` rolls back to a checkpoint: restores ignore snapshots of older leases."""
     (run / "leases").write(f"{term:04d}.rollback", b"")
 
 
 def snapshots_since(run: Folder) -> int:
-    """Return the oldest term whose snapshots in memory still count."""
+    """Return the oldest term whose snapshots in the memory of nodes may still be restored."""
     names = (run / "leases").names()
     return max(max(_numbers(names, _SCRATCH), default=0) + 1, max(_numbers(names, _ROLLBACK), default=0))
 
 
 def losses(run: Folder) -> int:
-    """Return the number of worker groups before the newest lease that were lost: their end was not recorded."""
+    """Return the number of worker groups before the newest lease that were lost (crashed or killed): their end was not
+    recorded."""
     last = _last(run)
     return last.losses if last else 0
 
 
 def has_trained(run: Folder, before: int) -> bool:
-    """Return True if a worker group trained before lease ``before``, or if that lease's file is damaged."""
+    """Return True if a worker group trained before lease ``before``, or if the file of lease
+    ``before`` is damaged."""
     try:
         return _read(run, before).groups > 0
     except DamagedFile as error:
@@ -339,7 +344,7 @@ def _read(run: Folder, number: int) -> Lease:
             f"version that wrote it, or a new run.id ({where})"
         )
     try:
-        lease = _LEASE.validate_json(to_json(values))  # a strict dataclass takes no dict
+        lease = _LEASE.validate_json(to_json(values))  # from JSON: a strict dataclass refuses a dict
     except ValidationError as error:
         raise damaged(where, f"is not a lease ({first_problem(error)})") from None
     if written != FORMAT or lease.term != number or lease.driver > number:
@@ -377,13 +382,13 @@ def _owner(run: Folder, number: int) -> str | None:
 
 
 def _held_by(run: Folder, lease: Lease) -> RunExists:
-    if lease.driver not in (0, lease.term):  # name the driver: stopping a worker group would not free the run
+    if lease.driver not in (0, lease.term):  # name the driver: stopping only its worker group would not free the run
         lease = _driver(run, lease) or lease
     return RunExists(f"{run.url} is held by {lease}; stop that process first, or choose another run.id")
 
 
 def _numbers(names: Iterable[str], kind: re.Pattern[str] = _FILE) -> list[int]:
-    """Return the terms of the leases that have a file of this kind among ``names``, oldest first."""
+    """Return the terms of the leases that have a file whose name matches ``kind`` among ``names``, oldest first."""
     return sorted(int(match[1]) for name in names if (match := kind.fullmatch(name)))
 
 
@@ -392,7 +397,7 @@ def _file(number: int) -> str:
 
 
 def _is_held(run: Folder, last: Lease) -> bool:
-    """Return True if the process that claimed ``last``, or its driver, is alive on this machine."""
+    """Return True if the process that claimed lease ``last``, or its driver, is alive on this machine."""
     if _is_alive(run, last):
         return True
     if last.driver in (0, last.term):
@@ -402,7 +407,7 @@ def _is_held(run: Folder, last: Lease) -> bool:
 
 
 def _driver(run: Folder, lease: Lease) -> Lease | None:
-    """Return the lease of a worker group's driver; None if it cannot be read."""
+    """Return the lease of the driver of the worker group that holds ``lease``; None if the driver's lease cannot be read."""
     try:
         return _read(run, lease.driver)
     except (DamagedFile, FileNotFoundError, IsADirectoryError) as error:

@@ -31,9 +31,9 @@ from springtide.storage import Folder
 _READERS = 6
 _NAMES_SHOWN = 5
 _CONVERTED_BYTES = 64 * 2**20
-"""Most stored bytes of a tensor that are converted to another type at a time; at least one row is."""
+"""Most stored bytes of a tensor that are converted to another type at a time; a larger row is converted whole."""
 Convert = Callable[[Tensor, torch.dtype], Tensor]
-"""(stored rows of a tensor, type of the model's tensor) -> these rows in that type; uint8 means packed."""
+"""(stored rows of a tensor, type of the model's tensor) -> these rows in that type; uint8 means packed to 4 bits."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +63,8 @@ def load(
         averaged: load the averaged weights into ``model``; needs ``optimizer`` None.
         new_adapter: do not load the model's adapter, but leave it as it is.
         convert: converts stored floating-point tensors whose type differs from the model's; None: such tensors are an error.
-        new_blocks: as ``train.new_blocks``; needs ``optimizer`` None.
+        new_blocks: numbers of blocks that the model has and the checkpoint lacks (``train.new_blocks``); needs ``optimizer``
+            None.
         table: the checkpoint's pieces, if they were read already.
 
     Raises:
@@ -93,8 +94,8 @@ def load(
 
 
 def wider_tensors(pieces: Iterable[Piece], wanted: Mapping[str, Tensor], convert: Convert) -> dict[str, list[Piece]]:
-    """Return the pieces of each tensor that needs ``convert``: stored as floating-point numbers, in another type than the
-    tensor of that name in ``wanted``, whose type and shape ``convert`` produces."""
+    """Return the pieces of each stored tensor that ``convert`` must convert. It is stored as floating-point numbers, the tensor
+    of that name in ``wanted`` has another type, and ``convert`` produces that type and shape."""
     found = {}
     for name, some in by_tensor(pieces).items():
         stored, tensor = type_of(some[0].dtype), wanted.get(name)
@@ -114,14 +115,15 @@ def wider_tensors(pieces: Iterable[Piece], wanted: Mapping[str, Tensor], convert
 def without(
     names: Collection[str], pieces: Iterable[Piece], wanted: Mapping[str, Tensor]
 ) -> tuple[list[Piece], dict[str, Tensor]]:
-    """Return ``pieces`` and ``wanted`` without the tensors ``names``."""
+    """Return ``pieces`` (stored) and ``wanted`` (to be filled) without the tensors ``names``."""
     left = {name: tensor for name, tensor in wanted.items() if name not in names}
     return [piece for piece in pieces if piece.tensor not in names], left
 
 
 @torch.no_grad()
 def _read_converted(source: PieceSource, pieces: Sequence[Piece], tensor: Tensor, convert: Convert) -> None:
-    """Fill this rank's rows of ``tensor``, a few at a time, because the rows in the stored type may not fit into memory."""
+    """Fill this rank's rows of ``tensor`` with converted rows, a few at a time, because the rows in the stored type may not fit
+    into memory."""
     shape, stored = pieces[0].shape, type_of(pieces[0].dtype)
     first, target = box(tensor).offsets[0], local(tensor)
     at_once = max(1, _CONVERTED_BYTES // (stored.itemsize * math.prod(shape[1:])))
@@ -133,8 +135,8 @@ def _read_converted(source: PieceSource, pieces: Sequence[Piece], tensor: Tensor
 
 
 def read_pieces(run: Folder, name: str, manifest: Manifest, indexes: Sequence[str] | None = None) -> list[Piece]:
-    """Return the pieces that a checkpoint's ``indexes`` list; by default those in all its indexes. Reads several indexes at a
-    time. Raises the errors of ``read_index``."""
+    """Return the pieces (stored tensor parts) that a checkpoint's ``indexes`` list; by default all of its pieces. Reads several
+    indexes at a time. Raises the errors of ``read_index``."""
     folder, indexes = checkpoints(run) / name, manifest.indexes if indexes is None else indexes
     with ThreadPoolExecutor(_READERS, "springtide-load") as threads:
         found = threads.map(lambda file: read_index(folder, file, manifest.files[file]["digest"]), indexes)
@@ -142,7 +144,7 @@ def read_pieces(run: Folder, name: str, manifest: Manifest, indexes: Sequence[st
 
 
 def by_tensor(pieces: Iterable[Piece]) -> dict[str, list[Piece]]:
-    """Return ``pieces`` grouped by the name of their tensor."""
+    """Return ``pieces`` (stored tensor parts) grouped by the name of their tensor."""
     found: dict[str, list[Piece]] = {}
     for piece in pieces:
         found.setdefault(piece.tensor, []).append(piece)
@@ -163,7 +165,8 @@ class Mismatch(CheckpointError):
 
 
 def read_into(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str, Tensor], verify: bool = True) -> None:
-    """Fill this rank's part of each tensor in ``wanted`` from the pieces that overlap it, several reads at a time."""
+    """Fill this rank's part of each tensor in ``wanted`` from the stored pieces that overlap this part, several reads at a
+    time."""
     found = by_tensor(pieces)
     check_names(found, wanted)
     copies = [copy for name, one in wanted.items() for copy in _copies(found[name], one, box(one))]
@@ -171,13 +174,14 @@ def read_into(source: PieceSource, pieces: Sequence[Piece], wanted: Mapping[str,
 
 
 def read_boxes(source: PieceSource, pieces: Sequence[Piece], tensor: Tensor, held: Box) -> None:
-    """Fill ``tensor`` with the box ``held`` of the stored tensor that ``pieces`` make up. ``tensor`` is not distributed."""
+    """Fill ``tensor`` with the box ``held`` (offsets and sizes) of the stored tensor that ``pieces`` make up. ``tensor`` is not
+    distributed."""
     _read_all(source, _copies(pieces, tensor, held), verify=True)
 
 
 def _copies(pieces: Sequence[Piece], tensor: Tensor, held: Box) -> list[_Copy]:
-    """Return the overlaps of ``pieces`` with the box ``held``. Raises CheckpointError unless they cover each of its elements
-    exactly once."""
+    """Return the overlaps of ``pieces`` with the box ``held``. Raises CheckpointError unless the pieces cover each element
+    of the box exactly once."""
     found = [copy for piece in pieces if (copy := _Copy.of(piece, tensor, held))]
     name = pieces[0].tensor
     check_disjoint(name, [copy.piece for copy in found])
@@ -188,11 +192,11 @@ def _copies(pieces: Sequence[Piece], tensor: Tensor, held: Box) -> list[_Copy]:
 
 
 def _read_all(source: PieceSource, copies: Sequence[_Copy], verify: bool) -> None:
-    """Read and perform ``copies``, several reads at a time."""
+    """Read the bytes of ``copies`` from stored pieces to tensors, several reads at a time."""
     reads = contiguous(
         itertools.chain.from_iterable(blocks_of(one.piece, one.begin, one.end, one.take) for one in copies)
     )
-    if len(reads) == 1:  # threads would only wait for each other
+    if len(reads) == 1:  # more threads would not speed up a single read
         read_blocks(source, reads[0], verify)
     else:
         with ThreadPoolExecutor(_READERS, "springtide-load") as threads:
@@ -203,7 +207,8 @@ def _read_all(source: PieceSource, copies: Sequence[_Copy], verify: bool) -> Non
 
 
 def check_disjoint(tensor: str, pieces: Sequence[Piece]) -> None:
-    """Raise CheckpointError if pieces of a tensor overlap: then their sizes could add up although some elements are missing."""
+    """Raise CheckpointError if pieces of a tensor overlap: then their sizes could add up to the whole although elements are
+    missing."""
     ordered = sorted(pieces, key=lambda piece: piece.offsets)
     for number, piece in enumerate(ordered):
         for other in itertools.islice(ordered, number + 1, None):
@@ -247,7 +252,8 @@ def check_names(stored: Mapping[str, Sequence[Piece]], wanted: Mapping[str, Tens
 
 
 class _Copy:
-    """A copy to perform: the overlap of a stored piece with the box ``held`` of its tensor, which ``tensor`` holds here."""
+    """A copy to perform. Source: the part of a stored piece that overlaps the box ``held`` of the whole tensor. Target:
+    ``tensor``, which holds that box on this rank."""
 
     def __init__(self, piece: Piece, overlap: Box, tensor: Tensor, held: Box) -> None:
         self.piece = piece
@@ -261,7 +267,7 @@ class _Copy:
         )
         item = self._target.element_size()
         row = item * math.prod(piece.sizes[1:])
-        # read whole rows of the piece: with sharding along the first dimension, that reads no byte too many
+        # read whole rows of the piece: with sharding along the first dimension, no unneeded byte is read
         first, rows = (within_piece[0], overlap.sizes[0]) if overlap.sizes else (0, 1)
         self.begin, self.end = first * row, (first + rows) * row
         same_rows = piece.sizes[1:] == held.sizes[1:] == overlap.sizes[1:]
@@ -276,7 +282,7 @@ class _Copy:
 
     @classmethod
     def of(cls, piece: Piece, tensor: Tensor, held: Box) -> _Copy | None:
-        """Return the copy of the overlap of ``piece`` and ``held``; None if they do not overlap."""
+        """Return the copy of the overlap of a stored ``piece`` and the box ``held``; None if they do not overlap."""
         begins = tuple(map(max, piece.offsets, held.offsets))
         ends = [
             min(one + size, other + length)
@@ -288,7 +294,8 @@ class _Copy:
         return cls(piece, Box(begins, sizes), tensor, held)
 
     def take(self, data: memoryview, begin: int) -> None:
-        """Copy the bytes of ``data`` that lie in the overlap to their target. ``begin``: offset of ``data`` in the piece."""
+        """Copy those bytes of ``data`` that the tensor needs to the tensor. ``begin``: offset of ``data`` in the stored
+        piece."""
         first, last = max(begin, self.begin), min(begin + data.nbytes, self.end)
         if first >= last:
             return

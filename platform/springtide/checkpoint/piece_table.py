@@ -1,11 +1,11 @@
-"""Pieces of a checkpoint as a table of NumPy columns.
+"""Pieces of a checkpoint (stored tensor parts) as a table of NumPy columns.
 
     each rank reads its share of the indexes -> a table of these pieces -> all ranks exchange their tables
       -> each rank selects the pieces that overlap its boxes
 
 A checkpoint of 1,024 ranks has millions of pieces, and a rank needs some thousands of them. A table takes a tenth of the memory
 of one object per piece, and the selection needs no loop over all pieces. This module does not import torch, because snapshot
-servers send tables too.
+servers, which run without torch, send tables too.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PieceTable(NamedTuple):
 
     @classmethod
     def of(cls, pieces: Sequence[Piece]) -> Self:
-        """Return the table of ``pieces``."""
+        """Return the table with one row for each of ``pieces`` (stored tensor parts)."""
         tensors: dict[tuple[str, str, tuple[int, ...]], int] = {}
         files: dict[str, int] = {}
         of_tensor = [tensors.setdefault(piece[:3], len(tensors)) for piece in pieces]
@@ -88,7 +88,7 @@ class PieceTable(NamedTuple):
         )
 
     def pieces(self) -> list[Piece]:
-        """Return all pieces."""
+        """Return all rows of the table as pieces."""
         return self._rows(np.arange(len(self.tensor)), *self._dims_and_begins())
 
     @property
@@ -113,7 +113,7 @@ class PieceTable(NamedTuple):
         ends_before, begins_after = np.zeros((2, len(self.tensors)), np.int64)
         for number, (name, _, shape) in enumerate(self.tensors):
             if (box := wanted.get(name)) is not None and (not shape or len(box.offsets) != len(shape)):
-                begins_after[number] = np.iinfo(np.int64).max  # keep all pieces: a scalar, or of another shape
+                begins_after[number] = np.iinfo(np.int64).max  # a scalar, or other dimensions: keep all its pieces
             elif box is not None:
                 ends_before[number], begins_after[number] = box.offsets[0], box.offsets[0] + box.sizes[0]
         has_rows = dims > 0
@@ -125,7 +125,7 @@ class PieceTable(NamedTuple):
         return self._rows(np.flatnonzero(kept), dims, begins)
 
     def _dims_and_begins(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the number of dimensions of each piece, and where its offsets begin in ``boxes``."""
+        """Return the number of dimensions of each piece, and the index in ``boxes`` of its first offset."""
         dims = np.array([len(shape) for _, _, shape in self.tensors], np.int64)[self.tensor]
         return dims, np.cumsum(2 * dims) - 2 * dims
 

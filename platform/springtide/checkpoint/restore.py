@@ -5,7 +5,8 @@
         the second rank finds it good -> the first rank's node is unfit
         the second rank finds it bad  -> quarantine the checkpoint, try the checkpoint before it
 
-A run that has committed begins at step 0 only if its user asks for it. The last checkpoint that counts is never quarantined.
+A checkpoint counts if it is committed and neither abandoned nor quarantined. The last one that counts is never quarantined. A
+run that has committed begins at step 0 only if its user asks for it.
 """
 
 from __future__ import annotations
@@ -59,13 +60,14 @@ class Restored:
     rejected: tuple[tuple[str, str], ...] = ()
     """Newer checkpoints that this restore found bad and quarantined: (name, problem)."""
     agreed_step: StepsDone | None = None
-    """Steps done, at most those of this state, when all devices last agreed; None if devices were never compared."""
+    """Steps done, at most those of this state, when all devices last computed the same results; None if they were
+    never compared."""
     new_adapter: bool = False
     """True if the checkpoint has no adapter, so the model's adapter is not initialized yet."""
 
     @property
     def remark(self) -> str:
-        """A remark for the user if other code of this package saved the state; empty otherwise."""
+        """A remark for the user if another version of this package's code saved the state; empty otherwise."""
         saved_by, here = self.meta.code_fingerprint, code_fingerprint()
         return "" if saved_by in ("", here) else f"saved by springtide's code {saved_by}, this is {here}"
 
@@ -84,11 +86,11 @@ def restore(
 
     If a rank reads bad bytes, a second rank reads the file again, on another node if there is one, else ``elsewhere`` does. If
     both find the file bad, lease ``term`` quarantines the checkpoint, and the checkpoint before it is tried. The last
-    checkpoint that counts is never quarantined. ``node``: node of this rank.
+    usable checkpoint is never quarantined. ``node``: node of this rank.
 
     Raises:
-        CheckpointError: no checkpoint counts although some were committed; the newest is of another data order or
-            model; or the bytes of the last checkpoint that counts are bad.
+        CheckpointError: all committed checkpoints are quarantined, abandoned or removed; the newest is of another data order
+            or model; or the bytes of the only usable checkpoint are bad.
         UnfitNode: the second reader found the bytes good.
         OSError: the store cannot be reached.
         RuntimeError: a rank failed for another reason, such as too little memory. Raised on every rank.
@@ -123,8 +125,8 @@ def begin(
     adapted: bool = False,
     convert: Convert | None = None,
 ) -> Restored | None:
-    """Load the checkpoint of another run that ``config.start_from`` names; all ranks call it together. Returns None if that is
-    empty.
+    """Load the checkpoint of another run that ``config.start_from`` names; all ranks call it together. Returns None if
+    ``start_from`` is empty.
 
     ``adapted``: the model has an adapter. It starts untrained if only weights are loaded and the checkpoint has no adapter.
     ``convert``: as for ``load``; used if only weights are loaded. Raises the errors of ``restore``, and CheckpointError if
@@ -163,7 +165,8 @@ def _try_load(
     convert: Convert | None = None,
     new_blocks: Sequence[int] = (),
 ) -> tuple[Manifest | None, str]:
-    """Return (manifest, "") if every rank loaded its part, else (None, the problem of the bytes). All ranks call it together.
+    """Return (manifest, "") if every rank loaded its part, else (None, what is wrong with the bytes). All ranks call it
+    together.
 
     Without ``optimizer`` only weights are loaded. Without ``identity`` the data order is not checked. Raises UnfitNode if the
     second reader does not confirm that the bytes are bad.
@@ -187,7 +190,7 @@ def _try_load(
         )
 
     with contextlib.ExitStack() as noted:
-        if rank_here() == 0:  # one reader note for all ranks, until all have read
+        if rank_here() == 0:  # one note for all ranks keeps the files until all have read
             noted.enter_context(_noted(run, name))
         size = len(gathered(None))
         found, report, fatal = _attempt(read, run, name, node)
@@ -214,9 +217,10 @@ def _try_load(
 
 @contextlib.contextmanager
 def _noted(run: Folder, name: str) -> Iterator[None]:
-    """Call ``note_reader`` if this node sees the checkpoint. Without the run's storage a note would create a folder."""
+    """Write a reader note (``note_reader``), which keeps the files, for the ``with`` block. No note if this node does not see
+    the checkpoint: without the run's storage a note would create a folder."""
     is_there = False
-    with contextlib.suppress(OSError):  # the read of the checkpoint will raise the error
+    with contextlib.suppress(OSError):  # the later read of the checkpoint will raise the error
         is_there = (checkpoints(run) / name).exists(COMMITTED)
     with note_reader(run, name) if is_there else contextlib.nullcontext():
         yield
@@ -225,7 +229,8 @@ def _noted(run: Folder, name: str) -> Iterator[None]:
 def _attempt(
     function: Callable[[], _T], run: Folder, name: str, node: str
 ) -> tuple[_T | None, BadFileReport, Exception | None]:
-    """Call ``function``. Return its result, a report of the bad file if it found one, and the error that must end all ranks."""
+    """Call ``function``. Return its result, a report of the bad file if it found one, and the error, if any, that
+    must end all ranks."""
     found: _T | None = None
     report = BadFileReport(node=node or socket.gethostname())
     fatal: Exception | None = None
@@ -246,7 +251,8 @@ def _attempt(
 def _confirmed(
     run: Folder, name: str, reports: Sequence[BadFileReport], elsewhere: ReadElsewhere | None = None
 ) -> bool:
-    """Return True if a second reader also finds a reported file bad, or a reported problem does not depend on the reader."""
+    """Return True if a second reader also finds a reported file bad, or a reported problem does not depend on the reader
+    (such as pieces that overlap)."""
     mine = False
     fatal: Exception | None = None
     try:

@@ -1,4 +1,4 @@
-"""Choose the checkpoints to keep and the files to remove. Pure functions, except those for reader notes.
+"""Choose the checkpoints to keep and the files to remove. All functions are pure, except the functions for reader notes.
 
 A process that reads a checkpoint writes a reader note. The checkpoint's files are kept until the note is removed or expires.
 """
@@ -27,7 +27,7 @@ _OURS = re.compile(r"COMMITTED|ABANDONED|QUARANTINED|a\d{4,}-(manifest\.json|r\d
 """Names of the files that this package writes to a checkpoint's folder. Other files there are never removed."""
 _READERS = "readers"
 _READER_S = 3600.0
-"""Lifetime of a reader note, in case its reader dies without removing it; a live reader renews its note [s]."""
+"""Lifetime of a reader note, in case its reader dies without removing the note; a live reader renews its note [s]."""
 
 
 class _ReaderNote(NamedTuple):
@@ -49,7 +49,7 @@ class Rule(NamedTuple):
 
     @classmethod
     def of(cls, config: CheckpointConfig) -> Rule:
-        """Return the rule that a run's config sets."""
+        """Return the rule for keeping checkpoints that a run's config sets."""
         return cls(config.keep_last, config.keep_every, config.keep_best, config.best_by)
 
 
@@ -58,17 +58,18 @@ class Found(NamedTuple):
 
     files: frozenset[str]
     counts: bool
-    """Committed, and neither abandoned nor quarantined."""
+    """True if the checkpoint is usable: committed, and neither abandoned nor quarantined."""
     metrics: Mapping[str, float]
     needs: frozenset[str]
     """All files that the checkpoint needs, as ``<checkpoint>/<file>``, including those in older checkpoints."""
     agreed_step: int | None = None
-    """Steps done when all devices last agreed before the checkpoint was saved; None if devices were never compared."""
+    """Steps done when all devices last computed the same results before this save; None if devices were never compared."""
 
 
 def kept(found: Mapping[str, Found], rule: Rule) -> set[str]:
-    """Return the names of the checkpoints to keep, all of which count. Always includes the newest one and, if devices are
-    compared, the newest one up to their last agreement, because later ones may have to be abandoned."""
+    """Return the names of the usable checkpoints to keep (committed, not abandoned, not quarantined). Always includes the
+    newest checkpoint. If devices are compared, also the newest checkpoint up to the step at which all devices last agreed:
+    later ones may have to be abandoned."""
     names = sorted(name for name, one in found.items() if one.counts)
     keep = set(names[-max(rule.last, 1) :])
     if rule.every:
@@ -86,8 +87,8 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int
     """Return the files to remove, as ``<checkpoint>/<file>``, all commit markers before all other files.
 
     ``reading``: names of checkpoints with a reader note. ``term``: term of the writer's lease. Three kinds of files are never
-    removed: files of newer leases, files of checkpoints newer than the newest that counts, and files that this package does not
-    write. A quarantined or abandoned checkpoint is removed once ``rule.last`` newer checkpoints count.
+    removed: files of newer leases, files of checkpoints newer than the newest usable one, and files that this package does
+    not write. A quarantined or abandoned checkpoint is removed once there are ``rule.last`` newer usable checkpoints.
     """
     keep = kept(found, rule)
     if not keep:
@@ -103,11 +104,11 @@ def garbage(found: Mapping[str, Found], rule: Rule, reading: set[str], term: int
     for name, one in found.items():
         if name > newest or name in reading or name in not_yet:
             continue
-        # in a kept checkpoint, remove only unneeded files of a lease, which a killed or slower writer left; never its markers
+        # in a kept checkpoint, remove only unneeded files that a killed or slower writer left, never markers like COMMITTED
         files = [
             file for file in one.files if _OURS.fullmatch(file) and (name not in keep or term_of(file) is not None)
         ]
-        # a marker has no term in its name: the highest term of the other files counts for it
+        # a marker has no lease number in its name: use the highest one of the checkpoint's other files
         of_marks = max((term_of(file) or 0 for file in one.files), default=0)
         doomed += [
             f"{name}/{file}" for file in files if f"{name}/{file}" not in needed and (term_of(file) or of_marks) <= term
@@ -140,14 +141,14 @@ def note_reader(run: Folder, name: str) -> Iterator[None]:
         yield
     finally:
         is_over.set()
-        thread.join()  # or it could write the note again after its removal
+        thread.join()  # a live thread could write the note again after its removal
         with contextlib.suppress(OSError):
             folder.remove(note)
 
 
 def hold(run: Folder, name: str, who: str) -> None:
-    """Keep checkpoint ``name`` for the run ``who`` until ``release``, by a note that does not expire. Raises OSError if the
-    note cannot be written, ConfigError as ``note_reader`` does."""
+    """Keep checkpoint ``name``, which the run ``who`` starts from, until ``release``, by a note that does not expire. Raises
+    OSError if the note cannot be written, ConfigError as ``note_reader`` does."""
     checkpoints(run).confined().write(f"{_READERS}/{name}.{who}", to_json({"until_s": None}))
 
 
@@ -157,7 +158,8 @@ def release(run: Folder, name: str, who: str) -> None:
 
 
 def being_read(run: Folder) -> set[str]:
-    """Return the checkpoints with reader notes; remove expired notes. A damaged note counts, so that nothing in use is lost."""
+    """Return the checkpoints with reader notes; remove expired notes. A damaged note counts as valid: its reader may be
+    alive."""
     found = set()
     folder = checkpoints(run)
     for note in (folder / _READERS).names():
@@ -167,7 +169,7 @@ def being_read(run: Folder) -> set[str]:
         except DamagedFile as error:
             _tell(str(error))
             until_s = math.inf
-        except OSError:  # removed meanwhile
+        except OSError:  # its reader has removed the note meanwhile
             continue
         if until_s > time.time():
             found.add(note.split(".", 1)[0])
@@ -179,5 +181,5 @@ def being_read(run: Folder) -> set[str]:
 
 @functools.cache
 def _tell(problem: str) -> None:
-    """Log once that a note is damaged."""
+    """Log once that a reader note is damaged."""
     _log.warning("%s; until then its checkpoint is kept", problem)

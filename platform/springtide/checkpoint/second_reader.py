@@ -14,7 +14,7 @@ from springtide.storage import Folder
 
 ReadElsewhere = Callable[[Folder, str, str, Collection[str]], str | None]
 """(run, checkpoint, file, nodes) -> the result of ``still_bad`` in a process on a node that is not in ``nodes``. None if no
-other node sees the run. Raises OSError if there are such nodes, but none of them answers."""
+other node sees the run. Raises OSError if there are such nodes, but none of them responds."""
 
 
 class BadFileReport(NamedTuple):
@@ -24,7 +24,7 @@ class BadFileReport(NamedTuple):
     problem: str = ""
     """Description of the problem; empty if the part is good."""
     file: str = ""
-    """Path of the bad file below ``checkpoints/``; empty for a problem that does not depend on the reader."""
+    """Path of the bad file below ``checkpoints/``; empty for a problem that every reader finds (overlapping pieces)."""
 
 
 def second_readers(reports: Sequence[BadFileReport]) -> dict[str, int]:
@@ -53,7 +53,8 @@ def second_readers(reports: Sequence[BadFileReport]) -> dict[str, int]:
 def read_again(
     run: Folder, name: str, file: str, reports: Sequence[BadFileReport], rank: int, elsewhere: ReadElsewhere | None
 ) -> str:
-    """Return the result of ``still_bad`` as second reader. Called on ``rank``, which ``second_readers`` has chosen.
+    """Read ``file`` as second reader and return the problem found, as ``still_bad`` does. Called on ``rank``, which
+    ``second_readers`` has chosen.
 
     If this rank finds the file bad too, but its node already reported the file, ``elsewhere`` reads it on another node: one
     node alone cannot have a file declared bad while there are other nodes.
@@ -67,7 +68,7 @@ def read_again(
 
 
 def still_bad(run: Folder, name: str, file: str) -> str:
-    """Read ``file``, which checkpoint ``name`` needs, in this process. Returns its problem; empty if it is good."""
+    """Read ``file``, which checkpoint ``name`` needs, in this process. Returns its problem; empty if the file is good."""
     try:
         manifest = read_manifest(run, name)
         folder = checkpoints(run)

@@ -1,4 +1,4 @@
-"""The mark at the beginning of a staging buffer, and the address at which another process finds the buffer."""
+"""The mark (step and worker group) at the beginning of a staging buffer, and the address where another process finds it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Commit a snapshot from the memory of nodes to the store, while no worker group trains. This module does not import torch.
 
-held parts -> the newest whole snapshot that counts -> a commit job for each part, under a new lease
+parts in memory -> the newest whole snapshot that may be restored -> a commit job for each part, under a new lease
   -> the holder of each part adds the pieces and writes it -> the holder of rank 0's part commits
 """
 
@@ -20,12 +20,13 @@ from springtide.checkpoint.writer_process import try_to_write
 from springtide.storage import Folder, digest
 
 PARTS_S = 600.0
-"""How long the holder of rank 0's part waits for the other holders to write their parts [s]."""
+"""How long the process that holds rank 0's part waits for the other holders to write their parts [s]."""
 
 
 def to_commit(run: Folder, found: Sequence[SnapshotPart], config_fingerprint: str) -> list[SnapshotPart]:
     """Return the parts, by rank, of the newest whole snapshot among ``found``. An empty list if there is none, or if a
-    checkpoint is at least as new. Snapshots of another config do not count, nor do those that ``agreed.counting`` rejects."""
+    checkpoint is at least as new. Snapshots of another config are ignored, and so are those that ``agreed.counting``
+    rejects."""
     parts = newest_whole(counting(run, [one for one in found if one.meta.config_fingerprint == config_fingerprint]))
     if parts and name_of(parts[0].meta.step) <= max(committed(run)[-1:], default=""):
         return []
@@ -35,13 +36,13 @@ def to_commit(run: Folder, found: Sequence[SnapshotPart], config_fingerprint: st
 def jobs_for(
     run: Folder, term: int, parts: Sequence[SnapshotPart], config: dict[str, Any], rule: Rule
 ) -> list[CommitJob]:
-    """Return the commit job of each part under lease ``term``. The jobs have no pieces; each holder adds its part's pieces.
-    ``config``: the resolved config without secrets."""
+    """Return the commit job (request to write) of each snapshot part under lease ``term``. The jobs have no pieces; each holder
+    adds its part's pieces. ``config``: the resolved config without secrets."""
     return [CommitJob(run.url, term, part.rank, part.meta, config, [], rule) for part in parts]
 
 
 def write_part(job: CommitJob, snapshot: Snapshot, part: memoryview, tries: int) -> Committed | BaseException:
-    """Write one part of a snapshot to the store. For rank 0's part, also commit once all parts are written.
+    """Write one rank's part of a snapshot to the store. For rank 0's part, also commit once all parts are written.
 
     No worker group of the snapshot's lease may train: it would overwrite the memory.
 

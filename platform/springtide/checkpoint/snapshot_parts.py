@@ -1,10 +1,11 @@
-"""Descriptions of the parts of snapshots that nodes hold in memory. A part belongs to a rank, or to a survivor of a lost group.
+"""Descriptions of the parts of snapshots that nodes hold in memory. A part belongs to a rank, or to a survivor of a lost
+worker group.
 
     Snapshot        sent by a rank to its snapshot server: includes the table of pieces and their digests
     SnapshotPart    returned by snapshot servers in a look-up: only the digest of that table
 
-A look-up finds the newest whole snapshot from the parts alone. The tables of pieces are sent afterwards, once, and only for the
-chosen snapshot. This module does not import torch.
+A look-up asks all snapshot servers which parts they hold, and finds the newest whole snapshot from the parts alone. The tables
+of pieces are sent afterwards, once, and only for the chosen snapshot. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class SnapshotKey(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SnapshotPart:
-    """One rank's part of a snapshot, as a look-up returns it."""
+    """One rank's part of a snapshot, as a look-up in the snapshot servers returns it."""
 
     term: int
     rank: int
@@ -46,12 +47,12 @@ class SnapshotPart:
 
     @property
     def mark(self) -> bytes:
-        """The mark of memory that holds the complete part."""
+        """The mark (step and group id) at the beginning of memory that holds the complete part."""
         return mark(self.meta.step, self.group)
 
     @property
     def key(self) -> SnapshotKey:
-        """Identity of the part among all parts of the run."""
+        """Key of the part, unique among all snapshot parts of the run."""
         return SnapshotKey(self.term, self.meta.step, self.rank, self.num_survivors)
 
     def check(self, table: PieceTable) -> None:
@@ -68,7 +69,7 @@ class Snapshot(SnapshotPart):
     table: PieceTable = dataclasses.field(compare=False)
     """The part's pieces, in the file that ``file_of`` names. Comparisons use ``table_digest`` instead."""
     slot: int = 0
-    """Number of the rank's staging buffer that holds the part: 0 or 1; 2 for a part of survivors."""
+    """Number of the rank's staging buffer that holds the part: 0 or 1; 2 for a part copied by a survivor of a lost group."""
 
     @classmethod
     def of(
@@ -105,13 +106,13 @@ class Snapshot(SnapshotPart):
 
     @property
     def part(self) -> SnapshotPart:
-        """The description without the table of pieces, as a look-up returns it."""
+        """The description of the part without its table of pieces, as a look-up in the snapshot servers returns it."""
         told = {field.name: getattr(self, field.name) for field in dataclasses.fields(SnapshotPart)}
         return SnapshotPart(**told)
 
     @property
     def pieces(self) -> list[Piece]:
-        """The pieces of the part."""
+        """The pieces (boxes of tensors) of this rank's part."""
         return self.table.pieces()
 
 

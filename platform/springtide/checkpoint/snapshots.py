@@ -41,7 +41,7 @@ _T = TypeVar("_T")
 
 
 class SnapshotSource(PieceSource, Protocol):
-    """Reads parts of a snapshot: their pieces, and their bytes as files that ``file_of`` names."""
+    """Reads ranks' parts of a snapshot: descriptions of their pieces, and their bytes as files that ``file_of`` names."""
 
     def table(self, parts: Sequence[SnapshotPart]) -> PieceTable:
         """Return the pieces of ``parts``, as the ranks that copied them described them. Raises OSError if a part is lost,
@@ -52,20 +52,20 @@ class SnapshotStore(Protocol):
     """Holds this rank's snapshots, and finds the snapshots of all ranks."""
 
     def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> Any:
-        """Start to hold the staging buffer's memory and to copy it to a peer. Returns a handle for ``settled``. Snapshots of
-        leases older than ``needed_from`` are no longer needed and are freed first."""
+        """Start to hold the staging buffer's memory, and to copy it to a peer node. Returns a handle for ``settled``. Snapshots
+        of leases older than ``needed_from`` are no longer needed and are freed first."""
 
     def settled(self, handle: Any) -> bool:
-        """Return True if the snapshot of ``handle`` is held and copied. Does not wait. Raises OSError if that failed: then no
-        more snapshots are taken for a while."""
+        """Return True if the snapshot of ``handle`` is held in memory and copied to a peer. Does not wait. Raises OSError if
+        that failed: then no more snapshots are taken for a while."""
 
     def hold(self, snapshot: Snapshot, stage: StagingBuffer) -> None:
         """Hold the staging buffer's memory, without copies on other nodes, and wait until it is held. Raises OSError if it
         cannot be held."""
 
     def staying(self) -> Sequence[str]:
-        """Return the nodes that are not about to be taken away; called only on rank 0. Raises OSError if the cluster cannot be
-        queried."""
+        """Return the nodes that will not be taken away (preempted, drained) soon; called only on rank 0. Raises OSError if the
+        cluster cannot be queried."""
 
     def evacuate(self, stay: Sequence[str]) -> bool:
         """Place copies only on the nodes ``stay`` from now on. Returns True if later snapshots survive the loss of all other
@@ -83,11 +83,12 @@ class SnapshotStore(Protocol):
         lost."""
 
     def exclude(self, file: str) -> None:
-        """Read ``file`` from another holder from now on, because this holder's pieces or bytes are wrong."""
+        """Read snapshot part ``file`` from another node that holds it from now on, because this node's pieces or bytes are
+        wrong."""
 
 
 class Snapshotter:
-    """Takes the snapshots of one rank."""
+    """Copies one rank's state to the memory of nodes, one snapshot after the other."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class Snapshotter:
         self._stages: list[StagingBuffer] = []
         self._next = 0
         self._meta: Meta | None = None
-        """Metadata of the snapshot in progress."""
+        """Metadata of the snapshot that is being copied."""
         self._handle: Any = None
         self._handing_over: Future[None] | None = None
         self._taken = 0
@@ -124,16 +125,17 @@ class Snapshotter:
         stage.mark(NO_STEP)
         stage.copy(mine, self._layout.pieces)
         self._meta = meta
-        needed_from = self._term if self._taken else 0  # a safe snapshot of this lease replaces those of older leases
+        needed_from = self._term if self._taken else 0  # a safe snapshot of this lease replaces older leases' snapshots
         self._handing_over = in_thread("springtide-memory", lambda: self._hand_over(needed_from), daemon=False)
 
     def staged(self) -> None:
-        """Wait until training may change the tensors again."""
+        """Wait until the copy has read the tensors, so that training may change them again."""
         if self._handing_over is not None:
             self._stages[self._next].wait()
 
     def busy(self) -> bool:
-        """Return True if the last snapshot is not safe (held and copied) yet. Does not wait. Raises OSError if that failed."""
+        """Return True if the last snapshot is not yet held in memory and copied to a peer. Does not wait. Raises OSError if it
+        failed."""
         if self._handing_over is not None:
             if not self._handing_over.done():
                 return True
@@ -143,17 +145,17 @@ class Snapshotter:
         if self._handle is not None and self._snapshot_store.settled(self._handle):
             self._handle = None
             self._taken += 1
-            if self._taken == 2 and self._rank == 0:  # the first snapshot of this lease is now safe on every rank
+            if self._taken == 2 and self._rank == 0:  # two are safe here, so the first one is safe on every rank
                 store, term = self._snapshot_store, self._term
-                in_thread("springtide-forget", lambda: store.forget(term), daemon=True)  # no step waits for all nodes
+                in_thread("springtide-forget", lambda: store.forget(term), daemon=True)  # training must not wait
         return self._handle is not None
 
     def staying(self) -> Sequence[str]:
-        """As ``SnapshotStore.staying``."""
+        """Return the nodes that will not be taken away soon, as ``SnapshotStore.staying`` does."""
         return self._snapshot_store.staying()
 
     def evacuate(self, stay: Sequence[str]) -> bool:
-        """As ``SnapshotStore.evacuate``."""
+        """Place copies only on the nodes ``stay``, as ``SnapshotStore.evacuate`` does."""
         return self._snapshot_store.evacuate(stay)
 
     def _hand_over(self, needed_from: int) -> None:
@@ -168,12 +170,12 @@ class Snapshotter:
         self._handle = self._snapshot_store.keep(snapshot, stage, needed_from)
 
     def reset(self) -> None:
-        """Give up the snapshot in progress and release the memory, so that a later ``begin`` starts anew."""
+        """Give up the snapshot in progress and release the staging buffers. A later ``begin`` allocates new ones."""
         self.close()
         self._handing_over, self._handle, self._taken = None, None, 0
 
     def close(self) -> None:
-        """Release this rank's hold on the memory; the snapshot store keeps its own."""
+        """Close this rank's staging buffers. The snapshot store keeps their memory alive for snapshots that it holds."""
         if self._handing_over is not None:
             wait([self._handing_over])
         for stage in self._stages:
@@ -231,9 +233,9 @@ def hold_live(
 def restore_from_snapshots(
     run: Folder, snapshot_store: SnapshotStore, model: nn.Module, optimizer: torch.optim.Optimizer, identity: Identity
 ) -> Restored | None:
-    """Load the newest snapshot of which every part survives; all ranks call it together. Returns None if there is no such
-    snapshot, if the run has a newer checkpoint, or if the snapshot cannot be read. Raises CheckpointError if the snapshot is of
-    another model."""
+    """Load the newest snapshot in the nodes' memory of which every rank's part survives; all ranks call it together. Returns
+    None if there is no such snapshot, if the run has a newer checkpoint, or if the snapshot cannot be read. Raises
+    CheckpointError if the snapshot is of another model."""
     size = len(gathered(None))
     for _ in range(_TRIES):  # a node may be lost during the read, or hold damaged bytes; other nodes have copies
         parts = _newest(run, snapshot_store, identity)
@@ -258,8 +260,8 @@ def _try_load(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
 ) -> list[str]:
-    """Load the state of ``parts``; all ranks call it together. Each rank requests the pieces of the parts ``mine`` and shares
-    them. Returns the problem of each rank, an empty text for a rank without one."""
+    """Load the state of ``parts``; all ranks call it together. Each rank requests the table of pieces of the parts ``mine`` and
+    sends it to all ranks. Returns the problem of each rank, an empty text for a rank without one."""
 
     def describe() -> tuple[SnapshotSource, PieceTable]:
         source = snapshot_store.source(parts)
@@ -276,7 +278,8 @@ def _try_load(
 
 
 def _attempt(snapshot_store: SnapshotStore, function: Callable[[], _T]) -> tuple[_T | None, str]:
-    """Call ``function``. Return (its result, "") or (None, the problem). A bad file is read from another holder from now on."""
+    """Call ``function``. Return (its result, "") or (None, the problem). A bad snapshot part is read from another node
+    later."""
     try:
         return function(), ""
     except BadFile as error:
@@ -287,14 +290,14 @@ def _attempt(snapshot_store: SnapshotStore, function: Callable[[], _T]) -> tuple
 
 
 def _fill(source: SnapshotSource, table: PieceTable, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load this rank's boxes from ``source``. ``table``: the pieces of all parts of the snapshot."""
+    """Load this rank's part of each tensor from the snapshot in ``source``. ``table``: the pieces of all ranks' parts."""
     materialize(optimizer)
     wanted = named_tensors(model, optimizer)
     read_state(source, table.overlapping({name: box(one) for name, one in wanted.items()}), wanted)
 
 
 def _newest(run: Folder, snapshot_store: SnapshotStore, identity: Identity) -> list[SnapshotPart]:
-    """Return the parts of the snapshot to load, the same on every rank; an empty list if there is none to load."""
+    """Return the parts of the snapshot to load, the same on every rank; an empty list if there is no snapshot to load."""
 
     def newest() -> list[SnapshotPart]:
         parts = newest_whole(counting(run, snapshot_store.found()))

@@ -50,18 +50,19 @@ class StagingPlan:
     that each is aligned without gaps. Computed once: names and boxes do not change while a worker group trains."""
 
     def __init__(self, rank: int, world_size: int, among: Collection[int] | None = None) -> None:
-        """``among``: as for ``writes``."""
+        """``among``: if given, only these ranks write (``tensors.writes``)."""
         self._rank, self._world_size, self._among = rank, world_size, among
         self._names: list[str] = []
         self.pieces: list[StagedPiece] = []
 
     @property
     def size_bytes(self) -> int:
-        """Size of all pieces."""
+        """Size of all boxes that this rank writes."""
         return self.pieces[-1].begin + self.pieces[-1].size_bytes if self.pieces else 0
 
     def of(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors of which this rank writes its box, and set ``pieces`` to their places."""
+        """Return the tensors of which this rank writes its box, and set ``pieces`` to the boxes' places in the
+        buffer."""
         if self._names != list(tensors):
             self._names, self.pieces, begin = list(tensors), [], 0
             for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
@@ -95,14 +96,14 @@ class StagingBuffer:
         self._map[: len(found)] = found
 
     def digests(self, staged: list[StagedPiece]) -> tuple[tuple[str, ...], ...]:
-        """Return the digests of the blocks of each piece in ``staged``. Call it after ``settle``."""
+        """Return the digests of the blocks of each piece (box of a tensor) in ``staged``. Call it after ``settle``."""
         data = self._bytes.numpy().data
         views = (data[one.begin : one.begin + one.size_bytes] for one in staged)
         return tuple(tuple(digest.of_bytes(block) for block in cut(view, BLOCK_BYTES)) for view in views)
 
     def copy(self, tensors: Mapping[str, Tensor], staged: list[StagedPiece]) -> None:
-        """Begin to copy ``tensors`` to the places in ``staged``. The tensors must not change before ``wait`` returns; the copy
-        is complete when ``settle`` returns."""
+        """Begin to copy ``tensors`` to the offsets in this buffer that ``staged`` lists. The tensors must not change before
+        ``wait`` returns; the copy is complete when ``settle`` returns."""
         pairs = [
             (self._bytes[one.begin : one.begin + one.size_bytes], raw(local(tensors[one.tensor]).contiguous()))
             for one in staged
@@ -129,7 +130,7 @@ class StagingBuffer:
 
     def close(self) -> None:
         """Close the memory in this process. It is kept for other processes that have it open."""
-        with contextlib.suppress(Exception):  # a copy that failed has ended as well
+        with contextlib.suppress(Exception):  # a failed copy does not use the memory any more
             self.settle()
         if self._pinned:
             torch.cuda.cudart().cudaHostUnregister(self._whole.data_ptr())
@@ -148,7 +149,7 @@ class StagingBuffer:
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
                 if source.is_cuda:  # with parallel.offload most sources are on the CPU
-                    # or the allocator could reuse the memory of a freed source before the copy ends
+                    # without this, the allocator could reuse the memory of a freed source before the copy ends
                     source.record_stream(beside)
             done.record(beside)
         return done
@@ -156,4 +157,4 @@ class StagingBuffer:
 
 def _copy(pairs: list[tuple[Tensor, Tensor]]) -> None:
     for target, source in pairs:
-        np.copyto(target.numpy(), source.numpy())  # one thread, no GIL: torch's own copy starts one thread per core
+        np.copyto(target.numpy(), source.numpy())  # NumPy: one thread, no GIL. torch's copy starts one thread per core

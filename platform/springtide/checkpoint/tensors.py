@@ -1,4 +1,4 @@
-"""A model and its optimizer as named tensors, and the box of each that this rank holds.
+"""A model and its optimizer as named tensors, and the box (offsets and sizes) of each that this rank holds.
 
 Names are ``model/<name of the parameter or buffer>`` and ``optim/<name of the parameter>/<name of the state>`` in any
 layout: FSDP2, HSDP or a single device. Hyperparameters are not state: they come from the config.
@@ -87,7 +87,8 @@ def _is_plain_adamw(optimizer: torch.optim.Optimizer) -> TypeGuard[torch.optim.A
 
 
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Return True if step hooks are registered. They may create more state, as those for averaged weights do."""
+    """Return True if step hooks are registered. They may create more state, as the hook for averaged weights
+    does."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
@@ -113,16 +114,16 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def box(tensor: Tensor) -> Box:
-    """Return which box of the whole tensor this rank holds."""
+    """Return the box (offsets and sizes in the whole tensor) that this rank holds."""
     if not isinstance(tensor, DTensor):
         return Box((0,) * tensor.dim(), tuple(tensor.shape))
-    [chunk] = tensor.__create_chunk_list__()  # the method that torch.distributed.checkpoint calls
+    [chunk] = tensor.__create_chunk_list__()  # as torch.distributed.checkpoint does
     return Box(tuple(chunk.offsets), tuple(chunk.sizes))
 
 
 def writes(name: str, tensor: Tensor, rank: int, world_size: int, among: Collection[int] | None = None) -> bool:
     """Return True if this rank writes its box of tensor ``name``. Of all ranks that hold the same box exactly one writes it,
-    chosen by the name's hash so that the load is spread. With ``among``, it is chosen from these ranks only."""
+    chosen by the name's hash so that the load is spread. With ``among``, the writer is one of these ranks."""
     deal = zlib.crc32(name.encode())
     if not isinstance(tensor, DTensor):
         ranks = range(world_size) if among is None else sorted(among)

@@ -1,7 +1,7 @@
 """Validate the names and numbers of a manifest and an index. Pure functions.
 
 A checkpoint may come from an untrusted source. Its names become paths, and its numbers become offsets and sizes of reads. So
-each is checked when it is read.
+each name and number is checked when the checkpoint is read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check_files(files: Mapping[str, Mapping[str, Any]], refers: tuple[str, ...])
 
 
 def check_facts(index: Mapping[str, Any]) -> None:
-    """Raise ValueError unless an index has the sizes and the digest of its data file that a reader needs."""
+    """Raise ValueError unless an index states valid sizes of its data file and header, and a valid digest of the header."""
     _require_counts("size_bytes", index.get("size_bytes"))
     if index["size_bytes"]:
         _require_counts("header_bytes", index.get("header_bytes"))
@@ -49,8 +49,8 @@ def check_facts(index: Mapping[str, Any]) -> None:
 def check_piece(
     dtype: Any, shape: Any, offsets: Any, sizes: Any, file: Any, begin: Any, size_bytes: Any, digests: Any, block: int
 ) -> None:
-    """Raise ValueError unless a piece is a box of its tensor in a data file of a checkpoint, has the box's number of
-    bytes, and has one digest per ``block`` bytes."""
+    """Raise ValueError unless a piece is a box (rectangular part) of its tensor in a data file of a checkpoint, has the box's
+    number of bytes, and has one digest per ``block`` bytes."""
     if dtype not in ITEM_BYTES:
         raise ValueError(f"not a type: {dtype!r}")
     _require(_DATA, file)

@@ -16,11 +16,11 @@ from springtide.storage import digest
 _READ_BYTES = 16 * 2**20
 _READERS = 8
 Take = Callable[[memoryview, int], None]
-"""Receives bytes of a piece, and their offset in the piece."""
+"""(bytes of a piece, their offset in the piece) -> None: what to do with bytes that were read, such as a copy to a tensor."""
 
 
 class PieceSource(Protocol):
-    """Reads the files that pieces are stored in."""
+    """Reads the files that hold pieces (stored parts of tensors)."""
 
     def stream(self, name: str, begin: int, end: int) -> Iterable[memoryview]: ...
 
@@ -28,7 +28,7 @@ class PieceSource(Protocol):
 
 
 class Block(NamedTuple):
-    """A block of a piece: its place in the file, its number in the piece, and who takes its bytes."""
+    """A block of a piece: its place in the file, its number in the piece, and the function that receives its bytes."""
 
     file: str
     begin: int
@@ -45,11 +45,12 @@ class Block(NamedTuple):
 
 
 def _drop(data: memoryview, begin: int) -> None:
-    """Take bytes that are only verified."""
+    """Receive bytes that are only verified, and do nothing with them."""
 
 
 def blocks_of(piece: Piece, begin: int = 0, end: int | None = None, take: Take = _drop) -> Iterator[Block]:
-    """Yield the blocks of a piece that contain its bytes from ``begin`` to ``end``; None is the piece's end."""
+    """Yield the blocks of a piece (stored tensor part) that contain its bytes from ``begin`` to ``end``. None: to its last
+    byte."""
     for number in range(begin // BLOCK_BYTES, -(-(piece.size_bytes if end is None else end) // BLOCK_BYTES)):
         first = number * BLOCK_BYTES
         last = min(first + BLOCK_BYTES, piece.size_bytes)
@@ -57,7 +58,7 @@ def blocks_of(piece: Piece, begin: int = 0, end: int | None = None, take: Take =
 
 
 def contiguous(blocks: Iterable[Block]) -> list[list[Block]]:
-    """Return blocks grouped into reads: contiguous blocks of one file, about _READ_BYTES at most."""
+    """Return ``blocks`` grouped into reads: contiguous blocks of one file, about _READ_BYTES at most."""
     reads: list[list[Block]] = []
     for block in sorted(blocks, key=lambda block: block[:3]):
         read = reads[-1] if reads else []
@@ -99,7 +100,7 @@ def read_blocks(source: PieceSource, blocks: Sequence[Block], verify: bool = Tru
 
 
 def check_pieces(source: PieceSource, pieces: Iterable[Piece]) -> None:
-    """Read all bytes of ``pieces``. Raises as ``read_blocks`` does, at the first bad file."""
+    """Read and verify all bytes of ``pieces`` (stored tensor parts). Raises as ``read_blocks`` does, at the first bad file."""
     reads = contiguous(block for piece in pieces for block in blocks_of(piece))
     with ThreadPoolExecutor(_READERS, "springtide-verify") as threads:
         for _ in threads.map(lambda read: read_blocks(source, read), reads):

@@ -24,7 +24,7 @@ from springtide.checkpoint.validate import ITEM_BYTES
 from springtide.storage import Folder
 
 PART_BYTES = 128 * 2**20
-"""Most bytes of a part. Memory use is a few times as large."""
+"""Most bytes of a part, the rows that are read and written at a time. Memory use is a few times as large."""
 Kinds = Mapping[str, tuple[str, tuple[int, ...]]]
 """Name of a tensor -> its type and shape."""
 
@@ -40,8 +40,9 @@ def write_weights(
 ) -> Manifest:
     """Write ``tensors`` as a checkpoint of ``to`` and return its manifest. If ``read`` raises, nothing is committed.
 
-    ``read`` returns the bytes of a box, uint8 (bytes,). Each part is written as if by a rank of its own, so ``meta.world_size``
-    is set to the number of parts. ``lease``: the caller's claim on ``to``; without one, this function claims ``to``.
+    ``read`` returns the bytes of a box, uint8 (bytes,). Each part is written as if it were one rank's part, so
+    ``meta.world_size`` is set to the number of parts. ``lease``: the caller's claim on ``to``; without one, this function
+    claims ``to``.
     """
     parts = list(_parts(tensors, part_bytes))
     meta = meta.model_copy(update={"world_size": len(parts)})

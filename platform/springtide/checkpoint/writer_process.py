@@ -42,7 +42,7 @@ _STAGE, _SAVE, _CANCEL, _RELEASE = "stage", "save", "cancel", "release"
 _ORPHAN_PATIENCE_S = 60.0
 """How long a writer waits for the other ranks after its trainer has died [s]."""
 _BACKOFF_S = (0.5, 15.0)
-"""Shortest and longest pause after a failed try [s]."""
+"""Shortest and longest pause after a failed try to write a save [s]."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +73,8 @@ class WriterProcess:
         return self._process.poll() is None
 
     def share(self, fd: int, size_bytes: int) -> None:
-        """Have the process map ``fd`` as the staging buffer of all later saves. ``size_bytes``: its size without the mark."""
+        """Have the process map ``fd`` as the staging buffer of all later saves. ``size_bytes``: size of the tensors' bytes,
+        after the mark (step and worker group)."""
         self._send(_STAGE, MARK_BYTES + size_bytes)
         with contextlib.suppress(OSError):  # the process is dead: ``answer`` reports it
             send_handle(self._connection, fd, self.pid)
@@ -83,7 +84,8 @@ class WriterProcess:
         self._send(_SAVE, job, tries)
 
     def cancel(self, step: int) -> None:
-        """Have the job of ``step`` fail instead of waiting for the other ranks' parts. Has no effect before its ``save``."""
+        """Have the job of ``step`` fail instead of waiting for the other ranks' parts. Has no effect before
+        ``save`` has sent that job."""
         self._send(_CANCEL, step)
 
     def answered(self) -> bool:
@@ -102,14 +104,14 @@ class WriterProcess:
             raise OSError(f"the writer process ended with status {self._process.wait()}") from None
 
     def release(self) -> None:
-        """Have the process unmap the staging buffer."""
+        """Have the process unmap the staging buffer, so that its memory can be freed."""
         self._send(_RELEASE)
 
     def close(self, wait_s: float = 0.0) -> None:
         """Let the process exit after its job. Waits at most ``wait_s`` for its exit."""
         self._connection.close()
         if wait_s:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # a slow store may take longer
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a slow store: the writer exits later
                 self._process.wait(wait_s)
 
     def _send(self, *message: Any) -> None:
@@ -168,7 +170,7 @@ def try_to_write(writer: PieceWriter, job: CommitJob, view: View, gone: Callable
 
 
 class _Pipe:
-    """The writer's end of the socket pair."""
+    """The writer process's end of the socket pair that connects it to the trainer."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -177,7 +179,7 @@ class _Pipe:
         self._orphan_since = 0.0
 
     def next(self) -> tuple[CommitJob, int] | None:
-        """Handle messages up to the next job; return the job and its number of tries. None if the trainer is gone."""
+        """Handle messages up to the next job; return the job and its number of tries. None if the trainer has exited."""
         while True:
             try:
                 kind, *values = self._connection.recv()
@@ -195,7 +197,7 @@ class _Pipe:
                 return None
 
     def view(self, staged: StagedPiece) -> memoryview:
-        """Return the bytes of ``staged`` in the staging buffer."""
+        """Return the bytes of ``staged``, a part of a tensor, in the staging buffer."""
         end = staged.begin + staged.size_bytes
         if end > len(self._stage):
             raise ValueError(f"{staged.tensor} ends at byte {end} of a staging buffer of {len(self._stage)} bytes")
@@ -217,7 +219,7 @@ class _Pipe:
 
 
 def main() -> None:
-    """Write the jobs that arrive, until the trainer is gone."""
+    """Write the saves (jobs) that the trainer sends, until the trainer has exited."""
     os.nice(10)  # lower priority: training comes first where cores are scarce
     logging.basicConfig(level=logging.WARNING, format="springtide writer: %(message)s")
     pipe = _Pipe(Connection(int(sys.argv[1])))

@@ -31,10 +31,10 @@ _NAME = re.compile("[0-9a-f]{32}")
 _PART = ".part"
 _USED = "used"
 _KEEP = 0.9
-"""An eviction removes pieces until they use this share of the limit, so that evictions are rare."""
+"""An eviction removes pieces until the rest uses this share of the cache's size limit, so that evictions are rare."""
 
 _MOST_DIGITS = 18
-"""Most digits of a valid count in ``used``; a longer number is damaged."""
+"""Most digits of a valid number in the file ``used``; a longer number means that the file is damaged."""
 
 _AT_ONCE = 8
 """Number of pieces that one process fetches in parallel, to overlap the latencies of the store and the disk."""
@@ -44,7 +44,7 @@ Fetch = Callable[[str], bytes | memoryview]
 
 
 _NOT_KEPT = -1
-"""Stands for a file descriptor if the piece cannot be written to the disk."""
+"""Used in place of the descriptor of a piece's .part file if the piece cannot be written to the disk."""
 
 
 class Cache:
@@ -57,7 +57,7 @@ class Cache:
 
     @property
     def folder(self) -> str:
-        """The folder with the pieces of this process's user."""
+        """Folder of the cached pieces; each user has one."""
         return os.path.join(self._parent, f"springtide-cache-{os.getuid()}")
 
     def get(self, names: Sequence[str], fetch: Fetch) -> list[np.ndarray]:
@@ -67,7 +67,7 @@ class Cache:
         and a warning is logged. Raises ValueError for an invalid name.
         """
         for name in names:
-            self._path(name)  # raises ValueError
+            self._path(name)  # raises ValueError for an invalid name
         try:
             self._make_folder()
         except OSError as error:
@@ -79,7 +79,7 @@ class Cache:
         while left := [name for name in names if not (name in found or self._take(name, found))]:
             with contextlib.ExitStack() as locks:
                 parts: dict[str, int] = {}
-                # deadlock: a process that waits for a lock must hold no other, so after the first pass lock one piece at a time
+                # waiting for a lock while holding another could deadlock: after the first pass, lock one piece at a time
                 for name in left[:1] if wait else left:
                     part = locks.enter_context(self._own(name, wait))
                     if part is not None and not self._take(name, found):
@@ -190,7 +190,7 @@ class Cache:
                 used = self._evict(self.limit_bytes * _KEEP - size) + size
             file.truncate(0)
             file.write(str(used))
-            os.ftruncate(part, size)  # an eviction, which adds up file sizes, counts it from now on
+            os.ftruncate(part, size)  # a later eviction, which adds up file sizes, includes this piece
 
     def _evict(self, goal: float) -> int:
         """Remove pieces, least recently used first, until at most ``goal`` bytes are left. Returns the number of bytes left."""
@@ -198,7 +198,7 @@ class Cache:
             files = [entry.name for entry in entries if entry.is_file(follow_symlinks=False)]
         names = [name for name in files if _NAME.fullmatch(name.removesuffix(_PART))]
         for name in names:
-            if name.endswith(_PART):  # an unlocked one was left by a killed process: ``_own`` locks it and removes it
+            if name.endswith(_PART):  # an unlocked .part file is from a killed process: ``_own`` locks and removes it
                 with self._own(name.removesuffix(_PART), wait=False):
                     pass
         found = []
@@ -236,7 +236,7 @@ def _lock(path: str, wait: bool) -> int:
 
 
 def _is(path: str, file: int) -> bool:
-    """Return True if the open file ``file`` is the one at ``path``."""
+    """Return True if the open file with descriptor ``file`` is the file at ``path``."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(file))
     except FileNotFoundError:

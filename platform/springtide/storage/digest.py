@@ -15,7 +15,7 @@ CHUNK_BYTES = 4 * 2**20
 
 
 def of_bytes(data: bytes | memoryview) -> str:
-    """Return 32 hex digits, the first 128 bits of BLAKE3."""
+    """Return the digest of ``data``: the first 128 bits of its BLAKE3 hash, as 32 hex digits."""
     return blake3(data).hexdigest(length=16)
 
 
@@ -36,7 +36,7 @@ class Running:
 
 
 def of_file(file: IO[bytes]) -> str:
-    """Return the digest of the rest of an open file, as ``of_bytes``, without reading it whole into memory."""
+    """Return the digest, as ``of_bytes`` does, of an open file from its current position to its end. Uses little memory."""
     state = Running()
     while chunk := file.read(CHUNK_BYTES):
         state.add(chunk)

@@ -37,7 +37,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 def of_store(error: BaseException) -> bool:
-    """Return True if the class of an error, or a base class, is from one of ``PACKAGES``."""
+    """Return True if the class of an error, or a base class, is from a client package of an object store (``PACKAGES``)."""
     return bool({kind.__module__.split(".")[0] for kind in type(error).__mro__} & PACKAGES)
 
 
@@ -45,8 +45,8 @@ def of_store(error: BaseException) -> bool:
 def as_os_errors(path: str) -> Iterator[None]:
     """Convert an error of a store's client that the ``with`` block raises to an OSError that names ``path``.
 
-    The OSError is a FileNotFoundError, FileExistsError or PermissionError if the client's error means one of these. Other
-    errors pass unchanged.
+    The OSError is a FileNotFoundError, FileExistsError or PermissionError if the client's error means one of these. Errors
+    that are not from a store's client pass unchanged.
     """
     try:
         yield

@@ -32,14 +32,15 @@ _T = TypeVar("_T")
 _TEMPORARY = ".tmp-"
 _PROTOCOLS = ("file", "local", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "memory")
 _SOURCES = ("http", "https")
-"""Further protocols that a corpus may be read from. All others are refused: some of fsspec's run commands or templates."""
+"""Further protocols that a corpus may be read from. All other protocols are refused: some of fsspec's protocols run commands or
+templates."""
 _ONE_PUT_BYTES = 16 * 2**20
 _STREAM_BYTES = 2**20
 _WHOLE_BYTES = 256 * 2**20
 """Most bytes of a file that is read whole (manifest, index, journal, config). A hostile file may be larger than memory."""
 
 _MOST_VALUES = 2**24
-"""Most values in a JSON file. Parsed, the text ``{},`` takes 26 times as much memory."""
+"""Most values in a JSON file. The text ``{},`` takes 26 times its own size in memory once it is parsed."""
 
 
 class Folder:
@@ -87,8 +88,8 @@ class Folder:
     def confined(self) -> Folder:
         """Return this folder with checks for untrusted contents.
 
-        A read or write through a link out of the folder raises ConfigError, and so does one of a pipe or a device. Links from a
-        snapshot in the cache of the Hugging Face Hub to the blobs of that cache are allowed.
+        A read or write through a link out of the folder raises ConfigError. So does a read or write of a pipe or a device.
+        Links from a snapshot in the cache of the Hugging Face Hub to the blobs of that cache are allowed.
         """
         return Folder(self.url, **{**self._options, "is_confined": True})
 
@@ -138,8 +139,8 @@ class Folder:
             raise damaged(self.where(name), f"is not JSON ({error})") from None
 
     def read_as(self, name: str, kind: TypeAdapter[_T]) -> _T:
-        """Return the JSON value in ``name`` as ``kind``. Raises DamagedFile if it is of another kind, and the errors of
-        ``read_json``."""
+        """Return the JSON value in ``name`` as ``kind``. Raises DamagedFile if the value does not fit ``kind``, and the errors
+        of ``read_json``."""
         value = self.read_json(name)
         try:
             return kind.validate_python(value)
@@ -168,9 +169,8 @@ class Folder:
         """Return bytes [begin, end) of ``name``; fewer if the file is shorter. Thread-safe."""
         if self.is_local:
             with open(self.local_file(name), "rb", buffering=0) as file:
-                end = min(
-                    end, os.fstat(file.fileno()).st_size
-                )  # a hostile ``end`` could be huge, and a buffer of the size of the range is allocated
+                # a hostile ``end`` could be huge, and read_range may allocate a buffer of the size of the range
+                end = min(end, os.fstat(file.fileno()).st_size)
                 return read_range(file.fileno(), begin, end) if begin < end else b""
         if self._is_s3:
             from springtide.storage import s3
@@ -264,7 +264,7 @@ class Folder:
         except OSError as error:
             if not is_full(error):
                 raise
-            unlink(beside)  # before the message is made, which reports the free bytes
+            unlink(beside)  # free its space first: the message reports the free bytes
             raise explain_full_disk(error, target, size_bytes) from error
         finally:
             unlink(beside)
@@ -368,7 +368,7 @@ class Folder:
         made = [path for path in [Path(self.path), *Path(self.path).parents] if self.is_local and not path.exists()]
         self.write(name, b"")
         self.remove(name)
-        with contextlib.suppress(OSError):  # another process already uses the folder
+        with contextlib.suppress(OSError):  # not empty any more: another process uses the folder
             for path in made:
                 path.rmdir()
 
@@ -391,7 +391,7 @@ def _all_or_nothing(file: Any) -> Iterator[Any]:
     except BaseException:
         if isinstance(file, AbstractBufferedFile):
             file.closed = True
-            with contextlib.suppress(Exception):  # if it fails, readers still cannot see parts of an unfinished upload
+            with contextlib.suppress(Exception):  # if the discard fails, readers still cannot see the unfinished upload
                 file.discard()
         raise
     file.close()

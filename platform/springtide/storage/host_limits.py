@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 _LEAST_LOCKED = 64 * 2**30
-"""A limit of locked memory that is certainly enough [bytes]."""
+"""A limit of locked memory that is certainly enough for RDMA devices [bytes]."""
 _LEAST_SHARED = 2**30
 """Shared memory of a container in NCCL's guide: --shm-size=1g [bytes]."""
 
@@ -23,7 +23,7 @@ def rdma_devices(sys: str = "/sys") -> list[str]:
     """
     try:
         return sorted(os.listdir(f"{sys}/class/infiniband"))
-    except OSError:  # none, or another system
+    except OSError:  # no RDMA devices, or not Linux
         return []
 
 
@@ -34,7 +34,7 @@ def locked_memory() -> float:
 
 
 def lacks_locked_memory(sys: str = "/sys") -> str:
-    """Return the problem and remedy if a host with RDMA devices allows too little locked memory; empty if it does not.
+    """Return the problem and remedy if a host with RDMA devices allows too little locked memory; empty if there is none.
 
     Args:
         sys: mount point of sysfs, where the kernel lists devices.
@@ -49,7 +49,7 @@ def lacks_locked_memory(sys: str = "/sys") -> str:
 
 
 def lacks_shared_memory(path: str = "/dev/shm") -> str:
-    """Return the problem and remedy if less shared memory is free than NCCL needs; empty if it is enough.
+    """Return the problem and remedy if less shared memory is free than NCCL needs; empty if enough is free.
 
     Args:
         path: mount point of the memory file system.

@@ -26,7 +26,7 @@ def regular_file(path: str) -> str:
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
-        # a link to itself is not a file; any other error, such as an unreadable parent folder, does not mean that it is missing
+        # a link to itself counts as missing; after other errors, such as an unreadable parent folder, the file may exist
         if error.errno != errno.ENOTDIR and not (error.errno == errno.ELOOP and os.path.islink(path)):
             raise
         raise FileNotFoundError(errno.ENOENT, error.strerror, path) from None
@@ -44,7 +44,7 @@ def stays_inside(path: str, folder: str) -> bool:
     """
     root, real = os.path.realpath(folder), os.path.realpath(path)
     roots, above = [root], os.path.dirname(root)
-    if os.path.basename(above) == _SNAPSHOTS:  # do not resolve the path of blobs: a link may lead anywhere
+    if os.path.basename(above) == _SNAPSHOTS:  # ``blobs`` itself may be a link to anywhere: do not resolve it
         roots.append(os.path.join(os.path.dirname(above), _BLOBS))
     return any(os.path.commonpath([one, real]) == one for one in roots)
 
@@ -85,6 +85,6 @@ def remove_old(folder: str, prefix: str, unchanged_s: float) -> None:
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(prefix):
-                with contextlib.suppress(FileNotFoundError):  # its writer has just renamed it
+                with contextlib.suppress(FileNotFoundError):  # the file's writer has just renamed it
                     if entry.stat(follow_symlinks=False).st_mtime <= before_s:
                         os.unlink(entry.path)

@@ -95,7 +95,7 @@ def open_file(fs: Any, path: str) -> IO[bytes]:
 
 class _File(io.RawIOBase):
     """An S3 object as a raw file: each read is one ranged request. fsspec's file would read 50 MiB ahead, far more than one
-    unit of a corpus."""
+    read of a corpus needs."""
 
     def __init__(self, fs: Any, path: str) -> None:
         self._fs, self._path, self._place = fs, path, 0
@@ -152,8 +152,8 @@ def remove(fs: Any, paths: Sequence[str]) -> None:
 
 
 def put(fs: Any, path: str, parts: Iterable[memoryview], size: int) -> None:
-    """Write ``parts``, ``size`` bytes in total, as ``bucket/key``, atomically. Uses several parallel requests if they are
-    large. Raises OSError if all retries fail."""
+    """Write ``parts``, ``size`` bytes in total, as ``bucket/key``, atomically. Uses several parallel requests if ``size``
+    is large. Raises OSError if all retries fail."""
     bucket, key = path.split("/", 1)
     part = max(_PART_BYTES, -(-size // _MOST_PARTS))
     with _as_os_errors(path):
@@ -199,7 +199,7 @@ def _as_os_errors(path: str) -> Iterator[None]:
 
 
 def _short(error: BaseError) -> str:
-    """Return the first line of the error. The lines after it are obstore's debug output."""
+    """Return the first line of the error. The later lines are obstore's debug output."""
     return str(error).strip().split("\n", 1)[0][:500]
 
 
