@@ -81,7 +81,8 @@ _DEFINED_IN = {
 _ON_OWN_LIMITS = "springtide.on_own_limits"
 """Key that is set in a ``DataContext`` whose pipelines bypass Ray Data's coordinator."""
 _ENOUGH = 2.0**50
-"""More of each resource than a pipeline can use; Ray Data subtracts limits from each other, so that it must be finite."""
+"""More of each resource than a pipeline can use. The number must be finite, because Ray Data subtracts limits from each
+other."""
 
 
 def __getattr__(name: str) -> Any:
@@ -102,7 +103,7 @@ def is_supported(version: str) -> bool:
 
 
 def replace_synchronization_actor(stand_in: object) -> None:
-    """Make worker groups use ``stand_in`` in place of the actor class by which workers synchronize."""
+    """Make Ray Train's worker groups use ``stand_in`` in place of the actor class through which workers synchronize."""
     from ray.train.v2._internal.execution.worker_group import worker_group
 
     worker_group.SynchronizationActor = stand_in
@@ -147,7 +148,8 @@ def _create_cluster_autoscaler(
 
 
 def node_affinity(node_id: str) -> NodeAffinitySchedulingStrategy:
-    """Return the strategy that runs a task on this node, or on another while it has no room, is drained, or is lost."""
+    """Return the scheduling strategy that runs a task on this node, or on another node while this one has no room, is drained,
+    or is lost."""
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     found: NodeAffinitySchedulingStrategy = strategies.NodeAffinitySchedulingStrategy(
         node_id, soft=True, _spill_on_unavailable=True
@@ -164,8 +166,8 @@ def replace_runtime_context(context: object) -> None:
 
 @contextlib.contextmanager
 def stay_on_loopback() -> Iterator[None]:
-    """Make a Ray that this process starts in the block listen on the loopback address, together with ``LOOPBACK`` in the
-    environment, which Ray has read when it was imported."""
+    """Make a Ray that this process starts in the block listen on the loopback address. ``LOOPBACK`` in the environment does so
+    only for the processes that Ray starts: this process has read the variable when it imported Ray."""
     from ray._private import ray_constants
 
     before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
@@ -233,7 +235,7 @@ def read_authentication() -> None:
 
 class _WorkerPaths(list[str]):
     """Folders that Ray puts first on the import path of a job's workers. Ray always adds the current folder. This list accepts
-    it only if this process itself searches it before the installed packages."""
+    a folder only if this process itself searches it before the installed packages."""
 
     def extend(self, paths: Iterable[str]) -> None:
         """Add those of ``paths`` that this process searches first; called by ``ray.init``."""
@@ -277,7 +279,7 @@ def visit_upload(folder: str, visit: Callable[[Path], None]) -> int:
     constants = importlib.import_module("ray._private.ray_constants")
     ignores = not constants.env_bool(constants.RAY_RUNTIME_ENV_IGNORE_GITIGNORE, False)
     root, silent = Path(folder).absolute(), logging.getLogger(f"{__name__}.silent")
-    silent.disabled = True  # it logs each ignore file
+    silent.disabled = True  # Ray's code would log each ignore file
     excludes = [packaging._get_excludes(root, constants.get_runtime_env_default_excludes())]
     packaging._dir_travel(root, excludes, visit, include_gitignore=ignores, logger=silent)
     return int(packaging.GCS_STORAGE_MAX_SIZE)

@@ -11,8 +11,8 @@ _OF_WORKERS = ("ray.train.torch", "springtide.ray.train.worker")
 
 
 def load_worker() -> None:
-    """Import what a worker's process needs, without garbage collections, which would take a quarter of the time. The loaded
-    objects are frozen, so that later collections skip them; to scan them would take half of a restart's time."""
+    """Import what a worker's process needs, with the garbage collector off: collections would take a quarter of the time. The
+    loaded objects are frozen, so that later collections skip them. Scanning them would take half of the time of a restart."""
     gc.disable()
     for name in _OF_WORKERS:
         importlib.import_module(name)

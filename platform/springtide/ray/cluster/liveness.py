@@ -36,8 +36,8 @@ class Liveness:
         self._mute_since_s: dict[ActorHandle, float] = {}
 
     def gone(self, waited_for: Mapping[ActorHandle, str]) -> set[ActorHandle]:
-        """Return the actors whose processes are gone. Takes a second at most, and probes only if the last round is some seconds
-        old.
+        """Return the actors whose processes are gone. Takes a second at most. Probes again only if the last round of probes is
+        some seconds old.
 
         Args:
             waited_for: actors, each with its node.

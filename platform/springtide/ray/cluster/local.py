@@ -34,8 +34,8 @@ _HEALTH = {
     "RAY_health_check_timeout_ms": "1000",
 }
 _IDLE_PROCESSES = "4"
-"""Idle worker processes kept on each node: without CPUs Ray would keep none, and each actor on the head would wait for
-a new one."""
+"""Idle worker processes kept on each node. On a head without CPUs Ray would keep none by default, and each actor there would
+wait for a new process."""
 
 
 class LocalCluster:
@@ -47,15 +47,15 @@ class LocalCluster:
     def __init__(
         self, nodes: int, patience: int = 2, dashboard: bool = False, gpus: int = 0, head_cpus: int = 0
     ) -> None:
-        """Take the size of the cluster.
+        """Set the size of the cluster, which ``__enter__`` starts.
 
         Args:
-            nodes: nodes at first.
+            nodes: number of nodes at the start, without the head.
             patience: consecutive seconds without an answer after which a node counts as dead; a busy head needs more where
                 many processes share few cores.
             dashboard: start Ray's dashboard: bare Ray Train uses its state API to find what a stopped run has left.
-            gpus: GPUs of this machine. Each node gets one for itself, so there can be at most this many nodes at a time. 0
-                gives the nodes none.
+            gpus: GPUs of this machine. Each node gets one GPU for itself, so there can be at most this many nodes at a time.
+                With 0, nodes have no GPU.
             head_cpus: CPUs of the head. With 0, workers run on the other nodes only.
         """
         self._first, self._patience, self._dashboard, self._gpus = nodes, patience, dashboard, gpus

@@ -25,10 +25,10 @@ from springtide.tracking.ledger import SPOT
 
 Key = TypeVar("Key")
 _ANSWER_S = 0.5
-"""How long a raylet may take to accept a connection, before it is tried once more [s]."""
+"""How long a raylet (Ray's process on a node) may take to accept a connection before it is tried once more [s]."""
 _UNDATED_S = 120.0
-"""Assumed time until a node leaves whose notice has no deadline, counted from when the notice was seen. ``ray drain-node``
-sends such notices [s]."""
+"""If a node's notice has no deadline: assumed time until the node leaves, counted from when the notice was seen. ``ray
+drain-node`` sends such notices [s]."""
 _FEW = 16
 """Up to this many actors are looked up one by one. For more, Ray's table of all actors is read: megabytes on a large
 cluster."""
@@ -66,17 +66,17 @@ class NodeDeadlines:
         """``reported``: returns the time left that the nodes' own watchers report. Called only while a node leaves."""
         self._reported = reported
         self._undated: dict[str, float] = {}
-        """Node -> when its drain without a deadline was first seen, of ``time.monotonic`` [s]."""
+        """Node -> when its drain without a deadline was first seen, by ``time.monotonic`` [s]."""
 
     def leaves_at(self) -> dict[str, float]:
-        """Return node -> when it leaves, of ``time.monotonic`` [s], for each node that is announced to leave."""
+        """Return node -> when it leaves, by ``time.monotonic`` [s], for each node that is announced to leave."""
         draining, left = state.get_draining_nodes(), dict[str, TimeLeft]()
         if draining:
-            with contextlib.suppress(RayError):  # Ray's own deadline is still known
+            with contextlib.suppress(RayError):  # without the watchers' reports, Ray's own deadlines are still known
                 left = self._reported()
         undated = {name for name, deadline_ms in draining.items() if deadline_ms <= 0 and name not in left}
         self._undated = {name: self._undated.get(name, time.monotonic()) for name in undated}
-        # counted from the first sight: else the deadline would move on
+        # a drain without a deadline counts from when it was first seen: else its end would move on with each call
         dated = {name: _monotonic(ms, left.get(name)) for name, ms in draining.items() if name not in undated}
         return dated | {name: seen_s + _UNDATED_S for name, seen_s in self._undated.items()}
 
@@ -87,23 +87,24 @@ def observed(
     resources: Mapping[str, float],
     deadlines: NodeDeadlines,
 ) -> list[Node]:
-    """Return the policy's view of ``nodes``: the places of this run on each, and when it leaves, of ``time.monotonic`` [s].
+    """Return the policy's view of ``nodes``: how many workers of this run fit on each node, and when the node leaves, by
+    ``time.monotonic`` [s].
 
     Args:
         nodes: entries that ``live`` has returned.
         reserved: node -> resources that are reserved there for this run.
-        resources: of one worker, to count the workers that fit on each node.
-        deadlines: when nodes leave.
+        resources: resources of one worker, to count the workers that fit on each node.
+        deadlines: the run's table of when nodes leave.
     """
     leaves_at, names = deadlines.leaves_at(), [node["NodeID"] for node in nodes]
     return [Node(name, fits(reserved.get(name, {}), resources.items()), leaves_at.get(name)) for name in names]
 
 
 def unanswering(names: Collection[str], speaks: bool = False) -> set[str]:
-    """Return the nodes of ``names`` whose raylet accepts no connection or, with ``speaks``, sends nothing at once. Ray itself
-    may notice a loss much later. A node that refuses is lost. A silent node is tried once more, because one packet may be lost.
-    A node that accepts but sends nothing is stopped, or busy. Raises OSError if this process cannot open a connection at all,
-    which says nothing about the nodes."""
+    """Return the nodes of ``names`` whose raylet (Ray's process on the node) accepts no connection or, with ``speaks``, sends
+    no reply at once. Ray itself may notice a loss much later. A node that refuses the connection is lost. A silent node is
+    tried once more, because one packet may be lost. A node that accepts but sends nothing is stopped, or busy. Raises OSError
+    if this process cannot open a connection at all, which says nothing about the nodes."""
     addresses, hello = raylets_of(names), _HELLO if speaks else b""
     found = _connect(addresses, _ANSWER_S, hello)
     found |= _connect(
@@ -128,8 +129,8 @@ def drain(gcs: str, node: str, deadline_ms: int, why: str) -> None:
 
 
 def leftovers() -> dict[str, int]:
-    """Return what an ended run has left in the cluster: the number of live actors by class, and of placement groups. Ray's
-    own actors do not count."""
+    """Return what an ended run has left in the cluster: the number of live actors by class, and the number of placement groups.
+    Actors that Ray starts for itself are left out."""
     alive = [actor["ActorClassName"] for actor in state.actor_table(None).values() if actor["State"] == _ALIVE]
     found = Counter(name for name in alive if name not in OWN_ACTORS)
     groups = sum(group["state"] != "REMOVED" for group in ray.util.placement_group_table().values())
@@ -276,12 +277,12 @@ def _connect(addresses: Mapping[Key, tuple[str, int]], timeout_s: float, hello: 
                     try:
                         connection = _begin(addresses[waiting[-1]])
                     except OSError as error:
-                        if error.errno not in _OWN_LIMITS:  # such as no route to the host
+                        if error.errno not in _OWN_LIMITS:  # an error of the other side, such as no route
                             found[waiting.pop()] = error.errno or errno.EHOSTUNREACH
                             continue
                         if not under_way.get_map():
                             raise
-                        break  # try again when another connection is closed
+                        break  # this machine's limit is reached: try again when another connection is closed
                     until_s = time.monotonic() + timeout_s
                     under_way.register(connection, selectors.EVENT_WRITE, (waiting.pop(), until_s))
                 found |= _settled(under_way, hello)
@@ -303,21 +304,21 @@ def _begin(address: tuple[str, int]) -> socket.socket:
 
 
 def _settled(under_way: selectors.BaseSelector, hello: bytes) -> dict[Any, int]:
-    """Wait for events on the connections. Send ``hello`` on those that are accepted; close those that are decided or late, and
-    return their error numbers."""
+    """Wait for events on the connections. Send ``hello`` on those that are accepted; close those whose outcome is known or that
+    are late, and return their error numbers."""
     first_s = min((key.data[1] for key in under_way.get_map().values()), default=0.0)
     done = {key.fd: events for key, events in under_way.select(max(0.0, first_s - time.monotonic()))}
     found, now = {}, time.monotonic()
     for key in list(under_way.get_map().values()):
         name, until_s = key.data
         connection: socket.socket = key.fileobj  # type: ignore[assignment]  # as registered
-        if done.get(key.fd) == selectors.EVENT_READ:  # an answer; a closed connection counts as one
+        if done.get(key.fd) == selectors.EVENT_READ:  # a reply came; a closed connection counts as a reply
             found[name] = 0
         elif key.fd in done:
             found[name] = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if hello and not found[name]:
                 del found[name]
-                with contextlib.suppress(OSError):  # closed already: the next read event shows that
+                with contextlib.suppress(OSError):  # the connection is closed already: the next read event shows that
                     connection.send(hello)
                 under_way.modify(connection, selectors.EVENT_READ, key.data)
         if name not in found and now >= until_s:
@@ -330,9 +331,9 @@ def _settled(under_way: selectors.BaseSelector, hello: bytes) -> dict[Any, int]:
 
 def _monotonic(deadline_ms: int, told: TimeLeft | None) -> float:
     """Convert a node's deadline since 1970 [ms] to ``time.monotonic`` [s]. If the node's watcher has announced this deadline,
-    the time left that the watcher has ``told`` counts, because clocks differ. Another deadline is by an unknown clock: this
-    machine's is assumed, and the earlier of both deadlines counts. An unknown deadline (0) counts as ``_UNDATED_S`` from
-    now."""
+    the time left that the watcher has reported (``told``) counts, because clocks differ. Any other deadline is by an unknown
+    clock: this machine's clock is assumed, and the earlier of the two deadlines counts. An unknown deadline (0) counts as
+    ``_UNDATED_S`` from now."""
     left_s = deadline_ms / 1000 - time.time() if deadline_ms > 0 else _UNDATED_S
     if told is not None:
         left_s = told.left_s if told.deadline_ms == deadline_ms else min(told.left_s, left_s)

@@ -31,13 +31,13 @@ def wait_and_reap(folder: str) -> None:
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(_LOOK_EVERY_S)  # until the kernel has ended them
+        time.sleep(_LOOK_EVERY_S)  # give the kernel time to end them
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def processes_of(folder: str) -> set[int]:
     """Return the ids of the cluster's processes that have ``folder`` on their command line, or a file in it open. Ray's agents
-    rewrite their command line, but write their logs there. A user's own process that reads a log does not count."""
+    rewrite their command line, but write their logs there. A user's own process that reads a log there is not returned."""
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

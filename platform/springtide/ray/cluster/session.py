@@ -67,7 +67,7 @@ _ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     # the controller runs in the driver, which configures its own logging
     "RAY_TRAIN_ENABLE_CONTROLLER_STRUCTURED_LOGGING": "0",
-    # our watcher acts on a notice at once; Ray's waits for the deadline
+    # our watcher acts on a preemption notice at once; Ray's own watcher waits for the deadline
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
     # Tune prints its tables at any verbosity, and its loggers write each result three times
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -81,8 +81,8 @@ _ENVIRONMENT = {
 
 _PRIVATE_ENVIRONMENT = {
     # Ray Train's record of runs is an actor that takes core-seconds to start, for a dashboard page that is empty in Ray 2.60.
-    # It also looks for the driver in the cluster that /tmp/ray/ray_current_cluster names. If that is another cluster or a dead
-    # one, the run's last report waits 30 to 40 s
+    # It also looks for the driver in the cluster that /tmp/ray/ray_current_cluster names. If that file names another cluster or
+    # a dead one, the run's last report waits 30 to 40 s
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
 }
 
@@ -118,7 +118,8 @@ def check_version(version: str) -> None:
 
 
 def is_private() -> bool:
-    """Return whether ``cluster`` would start a private cluster now."""
+    """Return True if ``cluster`` would start a private cluster: there is no connection to Ray, and ``RAY_ADDRESS`` is not
+    set."""
     return not ray.is_initialized() and not os.environ.get("RAY_ADDRESS")
 
 
@@ -171,9 +172,9 @@ def cluster(config: Config, *, dashboard: bool = True, metadata: Mapping[str, st
 @contextlib.contextmanager
 def _connected(config: Config, dashboard: bool, metadata: Mapping[str, str] | None) -> Iterator[str]:
     quiet: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
-    if _SUBMITTED not in os.environ:  # a submitted job has the metadata that it was submitted with
+    if _SUBMITTED not in os.environ:  # `ray job submit` has set the job's metadata already
         quiet["job_config"] = job = JobConfig(metadata=dict(metadata or job_metadata(config)))
-        is_elsewhere = "RAY_ADDRESS" in os.environ  # workers there start in another folder than this process
+        is_elsewhere = "RAY_ADDRESS" in os.environ  # workers of a named cluster start in another folder
         if not (is_elsewhere and config.needs_trust | config.prepare_sources):
             keep_current_folder_out(job)
     if ray.is_initialized():
@@ -232,7 +233,7 @@ def _safe_path() -> Iterator[None]:
 
 @contextlib.contextmanager
 def named_cluster() -> Iterator[None]:
-    """Connect to the cluster that ``RAY_ADDRESS`` names for the block, or use the caller's connection. Raises ConfigError if
+    """For the block, connect to the cluster that ``RAY_ADDRESS`` names, or use the caller's connection. Raises ConfigError if
     there is no connection and the variable is not set."""
     address = os.environ.get("RAY_ADDRESS", "")
     if ray.is_initialized():
@@ -260,10 +261,10 @@ def dashboard_hint() -> str:
 
 @contextlib.contextmanager
 def private_folder() -> Iterator[str]:
-    """Yield a temporary folder. It is removed, and every process in it ended, when the block or this process ends, even by
-    SIGKILL."""
+    """Yield a temporary folder for a private cluster. When the block or this process ends, even by SIGKILL, the folder is
+    removed, and the cluster's processes that use it are ended."""
     folder = tempfile.mkdtemp(prefix=_PREFIX)
-    # in its own session, so that Ctrl-C at the terminal reaches only the driver
+    # the reaper runs in its own session, so that Ctrl-C at the terminal reaches only the driver
     watcher = subprocess.Popen(
         [sys.executable, "-I", reaper.__file__, folder], stdin=subprocess.PIPE, start_new_session=True
     )
@@ -284,8 +285,9 @@ def files_of_ray(folder: str) -> str:
 
 @contextlib.contextmanager
 def own_address_file(folder: str) -> Iterator[None]:
-    """Make Ray's cluster utility write its address file into ``folder`` in the block. By default it writes the file where every
-    driver of this machine looks. That hides the user's own cluster, and fails where Ray has never run."""
+    """Make Ray's cluster utility write its address file into ``folder`` in the block. By default the file goes to Ray's folder,
+    where every driver of this machine finds it. That would hide the user's own cluster, and it fails on a machine where Ray has
+    never run."""
     os.makedirs(files_of_ray(folder))
     with _variables({_RAY_FOLDER: folder}):
         yield
@@ -310,8 +312,8 @@ def private_network(folder: str) -> Iterator[None]:
 
 
 def without_tune_signals() -> contextlib.AbstractContextManager[None]:
-    """Keep a Ray Tune that is started in the block from handling SIGINT: it would end the trials' processes before they have
-    saved anything."""
+    """Keep Ray Tune, if it is started in the block, from handling SIGINT: its handler would end the trials' processes before
+    they have saved anything."""
     return _variables({"TUNE_DISABLE_SIGINT_HANDLER": "1"})
 
 
@@ -389,8 +391,8 @@ def check_precision(config: Config, nodes: Sequence[dict[str, float]]) -> None:
 
 
 def check_before_start(config: Config) -> None:
-    """Raise ConfigError if a private cluster would not have the GPUs of one worker. Starts nothing and queries no cluster;
-    ``check_resources`` checks a cluster that is running."""
+    """Raise ConfigError if this machine, on which a private cluster would start, has too few GPUs for one worker. Starts
+    nothing and queries no cluster; ``check_resources`` checks a cluster that is running."""
     wanted = config.elastic.gpus_per_worker
     if not wanted or ray.is_initialized() or os.environ.get("RAY_ADDRESS"):
         return
@@ -442,7 +444,7 @@ def check_resources(config: Config) -> list[str]:
 
 AUTH_MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 _ANSWER_S = 10.0
-"""How long a named cluster may take until it listens [s]: its head may be starting."""
+"""How long the cluster that the user names may take to accept a connection [s]: its head may be starting."""
 _RETRY_S = 0.2
 _OF_HEAD = "set RAY_ADDRESS to HOST:PORT of a head that runs (`ray start --head` prints it); is there a firewall?"
 _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
@@ -452,7 +454,7 @@ _VERSIONS = re.compile(r"Ray: (\S+)\s+Python: (\S+)")
 def connect(address: str, **how: object) -> str:
     """Connect to the cluster at ``address``, as ``ray.init`` does with ``how``, and return its dashboard's URL. Raises
     ConnectionError if nothing answers, ConfigError if the cluster has other versions of Ray and Python than this process, or
-    refuses its token."""
+    refuses this process's token."""
     if is_host_and_port(address):  # Ray itself retries a wrong address or token for minutes, and hides the reason
         wait_for_port(address)
         check_token(address)
@@ -521,7 +523,8 @@ def _token_source() -> str:
 # Measure the memory of the cluster's GPUs: for each kind of GPU, a task reads it on one device.
 
 _WAIT_S = 30.0
-"""How long the tasks may take. A task that has not ended waits for a GPU in use, so the data sheet is used instead."""
+"""How long the tasks that measure memory may take. A task that has not ended by then waits for a GPU in use: the data sheet is
+used instead."""
 ACCELERATOR = "accelerator_type:"
 """Prefix of the resource by which Ray marks nodes that have a certain kind of GPU."""
 _A_LITTLE = 0.001
@@ -539,10 +542,10 @@ class DeviceSize(NamedTuple):
 
 
 def device_sizes(kinds: Sequence[str], gpus: float) -> list[DeviceSize]:
-    """Measure one device of each kind. A kind without a free device is left out.
+    """Measure the memory of one GPU of each kind. A kind of which no GPU is free is left out.
 
     Args:
-        kinds: Ray's names of the kinds.
+        kinds: Ray's names of the kinds of GPU.
         gpus: GPUs of one worker.
     """
     tasks = [
@@ -563,7 +566,7 @@ def device_sizes(kinds: Sequence[str], gpus: float) -> list[DeviceSize]:
 def _answer(task: object) -> DeviceSize:
     try:
         found: DeviceSize = ray.get(task)
-    except Exception:  # a node that left, or has no torch: the run itself will report it
+    except Exception:  # the task's node left, or has no torch: the run itself will report it
         return DeviceSize()
     return found
 
@@ -574,7 +577,7 @@ def _size() -> DeviceSize:
     if not torch.cuda.is_available():
         return DeviceSize()
     one = torch.ones(1, 16, device="cuda", dtype=torch.bfloat16)
-    one @ one.T  # loads the library for matrix products, whose workspace counts
+    one @ one.T  # loads the library for matrix products, whose workspace is memory in use, too
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return DeviceSize(total, total - free - torch.cuda.memory_reserved())
@@ -589,13 +592,13 @@ _AFTER_S = 20.0
 
 class LateDashboard:
     """An event listener that starts the dashboard of the private cluster that this process has started. Use it as a context
-    manager: on exit it waits for a start that is under way, and none begins later."""
+    manager: on exit it waits for a dashboard that is being started; afterwards it starts none."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         """``say`` prints a line."""
         self._say, self._thread = say, threading.Thread(target=self._start, name="springtide-dashboard")
         self._begun_s = 0.0
-        """When the first step was done, of ``time.monotonic``; 0 before [s]."""
+        """When the first step was done, by ``time.monotonic``; 0 until then [s]."""
 
     def __enter__(self) -> Self:
         return self
@@ -605,7 +608,8 @@ class LateDashboard:
             self._thread.join()
 
     def __call__(self, event: Event) -> None:
-        """Start the dashboard in a thread at the first step event that comes ``_AFTER_S`` or more after the run's first one."""
+        """Start the dashboard in a thread at the first step event that comes ``_AFTER_S`` or more after the run's first
+        step."""
         if not isinstance(event, StepDone) or self._thread.ident is not None:
             return
         self._begun_s = self._begun_s or time.monotonic()

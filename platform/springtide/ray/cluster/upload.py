@@ -43,7 +43,8 @@ class Upload(NamedTuple):
 
 
 def upload_of(folder: str) -> Upload:
-    """Return what Ray would send of ``folder``, by Ray's own rules: .gitignore, .rayignore and its own list count."""
+    """Return what Ray would send of ``folder``, by Ray's own rules: it leaves out what .gitignore, .rayignore and Ray's own
+    list name."""
     root, sizes = Path(folder).absolute(), dict[str, int]()
 
     def visit(path: Path) -> None:

@@ -3,8 +3,9 @@
     metadata service or file --every 0.5 s--> PreemptionWatcher --drain_node(deadline)--> Ray --> the policies of every run
                                                      +--time left--> its run's mailbox: the clocks of nodes and driver differ
 
-A service that is slow, gone or sends nonsense is polled again; its last notice stands until it sends a new one. A notice that
-Ray did not accept, because its control store is down, is announced again at the next poll. Only its run ends a watcher.
+A service that is slow, gone or sends nonsense is polled again; its last notice stays valid until it sends a new one. A notice
+that Ray did not accept, because its control store is down, is announced again at the next poll. Only the run that started a
+watcher ends it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _ASK_WATCHES_S = 10.0
 
 
 class Relay:
-    """Announces the node's end to Ray: the first notice, and later ones only if they are of an earlier end. Thread-safe."""
+    """Announces to Ray when the node will end: the first notice, and later notices only if they name an earlier end.
+    Thread-safe."""
 
     def __init__(self, drain: Callable[[float, str], None]) -> None:
         """``drain(at_s, why)`` announces the end to Ray, ``at_s`` in seconds since 1970. If it raises, Ray was not informed."""
@@ -46,7 +48,7 @@ class Relay:
     def __call__(self, notice: Notice) -> None:
         """Announce ``notice``, unless the same time or an earlier one was announced."""
         with self._lock:
-            # a service without a deadline returns a later time at each poll: the first counts
+            # a metadata service without a deadline returns a later time at each poll: the first time counts
             if self._announced is not None and notice.at_s >= self._announced.at_s:
                 return
             self._drain(max(notice.at_s, time.time() + 1.0), notice.why)
@@ -64,7 +66,7 @@ class PreemptionWatcher:
 
         def announce(at_s: float, why: str) -> None:
             deadline_ms = int(at_s * 1000)
-            tell(node, TimeLeft(deadline_ms, at_s - time.time()))  # first, because the driver reads it at the drain
+            tell(node, TimeLeft(deadline_ms, at_s - time.time()))  # first: the driver reads it when it sees the drain
             drain(gcs, node, deadline_ms, why)
 
         relay = Relay(announce)
@@ -88,7 +90,7 @@ class PreemptionWatchers:
     def __init__(
         self, cloud: str, metadata_url: str, file: str, rebalance: bool, tell: Tell, owner: str = "springtide"
     ) -> None:
-        """As ``PreemptionWatcher``; ``owner`` is the run's id."""
+        """Arguments as for ``PreemptionWatcher``; ``owner`` is the run's id."""
         self._owner = owner
         self._arguments = (cloud, metadata_url, file, rebalance, tell)
         self._actors: dict[str, ActorHandle[PreemptionWatcher]] = {}
@@ -129,7 +131,7 @@ class PreemptionWatchers:
         done, _ = ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
         for node, answer in [one for one in self._asked.items() if one[1] in done]:
             del self._asked[node]
-            with contextlib.suppress(RayError):  # the watcher is lost or restarts: ask it later
+            with contextlib.suppress(RayError):  # the watcher is lost or restarts: query it later
                 self._report(node, ray.get(answer))
 
     def _report(self, node: str, problem: str) -> None:

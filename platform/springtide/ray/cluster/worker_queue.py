@@ -43,7 +43,7 @@ _BEAT_S = 5.0
 _SILENT_S = 30.0
 """A run whose driver has not called for this long counts as gone [s]."""
 _SETTLE_S = 3.0
-"""How long a restarted queue grants no run more than it holds, because the queue does not know all runs yet [s]."""
+"""How long a restarted queue grants no run more workers than the run holds, because it does not know all runs yet [s]."""
 _ANSWER_S = 10.0
 
 
@@ -54,9 +54,9 @@ class QueueRow(NamedTuple):
     queue: str
     priority: int
     holds: int
-    """Workers that it has."""
+    """Workers that the run has."""
     share: int
-    """Workers that it should have."""
+    """Workers that the run should have."""
     min_workers: int
     max_workers: int
     others: str
@@ -84,7 +84,8 @@ class WorkerQueue:
         self._settled_s = time.monotonic() + (_SETTLE_S if again else 0.0)
 
     def mine(self, request: ResourceRequest, holds: Mapping[str, int]) -> WorkerShare:
-        """Take a run's request, and the workers that it holds on each node. Returns the workers that it may use now."""
+        """Record a run's request for workers, and the workers that the run holds on each node. Returns the workers that it may
+        use now."""
         run = request.client_id
         self._beat(run)
         self._changed |= self._requests.get(run) != request
@@ -93,7 +94,7 @@ class WorkerQueue:
         self._look()
         granted: Mapping[str, int] = holds
         if time.monotonic() >= self._settled_s:
-            if self._stale:  # only after a change: a hundred runs on a thousand nodes call
+            if self._stale:  # only after a change, because a hundred runs may call
                 requests = list(self._requests.values())
                 self._granted = free_of(self._nodes, requests, self._shares, self._holds)
                 self._stale = False
@@ -103,12 +104,12 @@ class WorkerQueue:
         return WorkerShare(nodes, self._others(run))
 
     def beat(self, run: str) -> None:
-        """Note that the driver of a run lives."""
+        """Record that the driver of a run is alive."""
         if run in self._requests:
             self._beat(run)
 
     def release(self, run: str) -> bool:
-        """Drop a run. Returns True if other runs are left."""
+        """Remove a run from the queue. Returns True if other runs are left."""
         for known in (self._requests, self._holds, self._heard_s, self._shares):
             known.pop(run, None)
         self._changed = True
@@ -178,7 +179,7 @@ class QueueClient:
             return
         with contextlib.suppress(RayError):
             if not ray.get(self._actor.release.remote(self._request.client_id), timeout=_ANSWER_S):
-                ray.kill(self._actor)  # a run that comes at this moment starts another queue
+                ray.kill(self._actor)  # a run that registers at this moment starts a new queue
         self._request = self._actor = None
 
     def mine(self, timeout_s: float, holds: Mapping[str, int], most: int) -> WorkerShare:
@@ -186,8 +187,8 @@ class QueueClient:
 
         Args:
             timeout_s: how long to wait for the queue.
-            holds: the workers that it has on each node.
-            most: the most workers that it can use now; 0 while it is paused.
+            holds: the workers that the run has on each node.
+            most: the most workers that the run can use now; 0 while it is paused.
 
         Raises:
             RayError: the queue does not answer; it may be restarting.
@@ -204,15 +205,15 @@ class QueueClient:
         return found
 
     def closed(self) -> bool:
-        """Return False: a queue ends no run."""
+        """Return False, because a queue ends no run."""
         return False
 
     def _beat(self) -> None:
-        # a call without a cluster would start one
+        # check the connection first: a call to an actor without one would start a cluster
         while not self._released.wait(_BEAT_S) and ray.is_initialized():
             actor, request = self._actor, self._request
             if actor is not None and request is not None:
-                with contextlib.suppress(RayError):  # the next call carries everything
+                with contextlib.suppress(RayError):  # the next call carries the whole state
                     actor.beat.remote(request.client_id)
 
 
@@ -258,7 +259,7 @@ def write_quotas(quotas: Mapping[str, int]) -> None:
     """Set all quotas of the connected cluster. Runs that have more workers than their quota allows leave after their current
     step."""
     write_key(_QUOTAS, json.dumps(dict(quotas), allow_nan=False).encode())
-    with contextlib.suppress(ValueError):  # it has no queue yet
+    with contextlib.suppress(ValueError):  # the cluster has no queue yet
         ray.get(ray.get_actor(ACTOR, namespace=NAMESPACE).set_quotas.remote(dict(quotas)), timeout=_ANSWER_S)
 
 

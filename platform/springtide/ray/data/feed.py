@@ -4,10 +4,10 @@
     reads     Ray tasks on the rank's node         rows of the shards, each with its stored id
     batches   one per step, in order               checked against the order by the loop
 
-The worker builds the pipeline at the step that it restored: training and data resume at the same place by one decision.
-There is no central part but the actor that shows all pipelines on Ray's dashboard: no split coordinator, and no sharing of
-resources by Ray Data. So the feed scales with the number of ranks. Reads run on the rank's node, whose ranks share a cache of
-row groups.
+The worker builds the pipeline at the step that it restored: training and data resume at the same place by one decision. The
+only central part is the actor that shows all pipelines on Ray's dashboard. There is no split coordinator, and Ray Data does not
+share out resources. So the feed scales with the number of ranks. Reads run on the rank's node, whose ranks share a cache of row
+groups.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _READS_PER_PIPELINE = 256
 
 
 def feed(reader: RankReader, plan: list[Read], config: FeedConfig, name: str = "") -> Iterator[Batch]:
-    """Yield the batches of ``plan``. This process makes the first read itself, without a start-up, while Ray starts the rest:
-    a new worker group trains at once. ``name`` is what Ray's dashboard calls the pipelines."""
+    """Yield the batches of ``plan``. This process makes the first read itself, while Ray starts a pipeline for the other reads:
+    so a new worker group trains at once. ``name`` is what Ray's dashboard calls the pipelines."""
     mine = load(reader, plan[:1])
-    # to start a pipeline takes much of a core: no rank waits for that in the first step
+    # yield one batch before a pipeline starts, which takes much of a core: else the first step would wait for it
     if plan and len(plan[0].steps) > 1:
         yield from itertools.islice(mine, 1)
     rest = ahead(_by_tasks(reader, plan[1:], config, name))
@@ -56,8 +56,8 @@ def feed(reader: RankReader, plan: list[Read], config: FeedConfig, name: str = "
 def _by_tasks(reader: RankReader, plan: list[Read], config: FeedConfig, name: str) -> Iterator[Batch]:
     """Yield the batches of ``plan``, read ahead by Ray tasks.
 
-    A read that fails in its task is repeated once in this process: it succeeds, or raises its own error, which Ray's
-    wrapper would lose.
+    A read that fails in its task is repeated once in this process. There it succeeds, or raises its own error, which Ray's
+    wrapper would hide.
     """
     left = collections.deque(plan)
     while left:
@@ -65,7 +65,7 @@ def _by_tasks(reader: RankReader, plan: list[Read], config: FeedConfig, name: st
         due = leg[0].first
         try:
             for batch in _batches(_pipeline(reader, leg, config, name), config, reader.nothing(due)):
-                # a rank may have no batch of a step: all its samples may be skipped
+                # yield empty batches: a rank has none of a step in which all its samples are skipped
                 yield from map(reader.nothing, Read(due, batch.step).steps)
                 yield batch
                 due = one_more(batch.step)
@@ -91,7 +91,7 @@ def _pipeline(reader: RankReader, leg: list[Read], config: FeedConfig, name: str
             _Fetch(reader),
             batch_size=None,
             batch_format="pyarrow",
-            num_cpus=0,  # workers may hold every CPU, and would starve it
+            num_cpus=0,  # workers may hold every CPU: a task that needs one would starve
             compute=TaskPoolStrategy(size=config.reads_in_flight),
             ray_remote_args_fn=lambda: {"scheduling_strategy": near},
         )

@@ -1,5 +1,5 @@
-"""Run stages of ``dataset`` as Ray Data tasks, one per item, wherever the cluster has room; and labelling as Ray Data actors,
-which keep their model."""
+"""Run stages of the package ``dataset`` as Ray Data tasks, one per item, wherever the cluster has room. Labelling runs in Ray
+Data actors, which keep their model loaded."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PROBLEM_CHARACTERS = 500
 
 
 class ItemOutcome(NamedTuple):
-    """The outcome of an item's task."""
+    """The outcome of the task that processed an item."""
 
     number: int
     problem: str = ""
@@ -40,7 +40,8 @@ _OUTCOMES = pa.schema({"number": pa.int64(), "problem": pa.string(), "may_pass":
 
 
 def ray_map(function: Callable[[T], object], items: Sequence[T]) -> Iterator[None]:
-    """Run ``function`` on every item, and yield after each. Its result is dropped, because stages write their output."""
+    """Run ``function`` on every item, and yield after each. The function's result is dropped, because stages write their output
+    to files."""
 
     def work(batch: pa.Table) -> pa.Table:
         return _run(function, batch)
@@ -81,7 +82,7 @@ def _run(function: Callable[[Any], object], batch: pa.Table) -> pa.Table:
 def _outcome(function: Callable[[Any], object], number: int, item: bytes) -> ItemOutcome:
     try:
         function(pickle.loads(item))
-    except Exception as error:  # an error that a task raises would end all the others
+    except Exception as error:  # an error that a task raises would end all other tasks
         return ItemOutcome(number, redacted(f"{type(error).__name__}: {error}"[:_PROBLEM_CHARACTERS]), may_pass(error))
     return ItemOutcome(number)
 
@@ -102,7 +103,7 @@ def with_retries(
     for _ in range(_ROUNDS if items else 0):
         problem, passes = "", True
         try:
-            with contextlib.closing(submit(dict(left))) as outcomes:  # an error here ends the tasks, too
+            with contextlib.closing(submit(dict(left))) as outcomes:  # closing: an error here ends the tasks, too
                 for outcome in outcomes:
                     if outcome.problem and outcome.may_pass:
                         problem = outcome.problem
@@ -129,7 +130,7 @@ def _mapped(function: Callable[[T], object], items: Sequence[T], work: Any, **ho
 
     def submit(left: Mapping[int, T]) -> Generator[ItemOutcome, None, None]:
         DataContext.get_current().enable_progress_bars = False
-        logging.getLogger("ray.data").setLevel(logging.ERROR)  # the caller shows progress, and a failure is raised
+        logging.getLogger("ray.data").setLevel(logging.ERROR)  # the caller shows progress and raises failures
         # an item travels in its own row: a list of all of them in each task would cost the square of their number
         rows = [{_NUMBER: number, _ITEM: pickle.dumps(item)} for number, item in left.items()]
         made = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(

@@ -32,7 +32,7 @@ _LONGEST_S = 600.0
 
 
 class AsyncEvaluator:
-    """The evaluating process, at a lower priority than training where they share cores."""
+    """The process that evaluates checkpoints, at a lower priority than training, with which it may share cores."""
 
     def __init__(self, config: Config, run: Folder) -> None:
         self._config, self._run = config, run
@@ -60,7 +60,8 @@ def async_evaluations(
 
 
 class AsyncEvaluations:
-    """A listener in front of another: passes on events and adds evaluations, in the order of their steps."""
+    """A listener in front of another listener: passes on events to it and adds background evaluations, in the order of their
+    steps."""
 
     def __init__(self, config: Config, run: Folder, listen: Callable[[Event], None]) -> None:
         self._config, self._run, self._listen = config, run, listen
@@ -72,7 +73,7 @@ class AsyncEvaluations:
         """The checkpoint that is evaluated now, and the reference to its result."""
 
     def __call__(self, event: Event) -> None:
-        """Handle one event."""
+        """Pass on one event; a saved checkpoint that is due is also evaluated."""
         if isinstance(event, Stopped) and event.status != "finished":
             self._give_up()
         elif isinstance(event, Evaluated | Stopped):
@@ -84,7 +85,7 @@ class AsyncEvaluations:
         self._look(0.0)
 
     def settle(self) -> None:
-        """Wait for the running evaluation, and the next one."""
+        """Wait for the evaluation that runs, and for the next one if a checkpoint waits for it."""
         while self._under_way is not None:
             self._look(_LONGEST_S)
 

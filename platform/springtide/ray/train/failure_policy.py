@@ -48,10 +48,10 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         self, failures: FailureConfig, job: TrainJob, processes: WorkerProcessPool, limits: MemoryLimits
     ) -> None:
         """``limits``: the run's memory limits, which this policy updates."""
-        super().__init__(dataclasses.replace(failures, max_failures=-1))  # -1: no limit; Ray would count over weeks
+        super().__init__(dataclasses.replace(failures, max_failures=-1))  # -1: no limit; Ray would count for weeks
         self._most_failures = failures.max_failures
         self._failed_s: list[float] = []
-        """When workers failed in the last day, of ``time.monotonic`` [s]."""
+        """When workers failed in the last day, by ``time.monotonic`` [s]."""
         self._processes, self._limits = processes, limits
         self._config, self._mailbox = job.config, job.mailbox
         self._before: tuple[int, str] | None = None
@@ -64,11 +64,11 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
         if self._processes.closed:
             return FailureDecision.RAISE
         if isinstance(getattr(training_failed_error, "controller_failure", None), StartCancelledError):
-            return FailureDecision.RETRY  # the next decision ends the run as it was asked to
+            return FailureDecision.RETRY  # the scaling policy's next decision ends the run as requested
         failures = getattr(training_failed_error, "worker_failures", None)
         nodes = set(self._processes.plan)
         gone, going = _gone(nodes)
-        if failures is None or all(map(is_echo, failures.values())):  # a leaving node may be the cause of all
+        if failures is None or all(map(is_echo, failures.values())):  # a leaving node may be the cause of all failures
             gone |= going
         if (ours := fatal(training_failed_error)) is not None:
             if isinstance(ours, StoppedWaiting):
@@ -140,10 +140,10 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
     def _with_less(self, is_over: bool) -> tuple[bool, str]:
         """Find a remedy for a group that ran out of memory: smaller micro-batches of the same global batch, because fewer
         workers have more rows each; else a wait for a larger group, if one has trained. Returns whether there is a remedy, and
-        a description of it. ``is_over``: without a remedy the run ends."""
+        a description of it. ``is_over``: whether the run ends without a remedy."""
         lanes, exact = self._config.stream.num_lanes, self._config.parallel.exact
         workers = max(1, len(self._processes.plan))
-        most_lanes = 1 if exact else -(-lanes // workers)  # in one micro-batch
+        most_lanes = 1 if exact else -(-lanes // workers)  # most lanes (parts of a batch) per micro-batch
         before = min(self._limits.rows_at_once(workers), most_lanes * self._config.stream.global_batch // lanes)
         if before >= 2:
             rows = self._limits.halve(workers, before)
@@ -156,8 +156,8 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
 
     def _of_start(self) -> FailureDecision:
         """Retry a failed start whatever its error: a port was taken, a peer was late, a worker was killed. From the second
-        failure at a step on, pause as for a store. A run that has trained is also retried as often as for a store: a network
-        may be down for minutes."""
+        failure at a step on, pause first, as after a failure of a store. A run that has trained is retried as often as after
+        failures of a store, because a network may be down for minutes."""
         failed = self._starts.add(self._step())
         if failed > 1:
             self._processes.not_before_s = time.monotonic() + store_pause_s(failed - 1)
@@ -171,8 +171,9 @@ class SpringtideFailurePolicy(DefaultFailurePolicy):
 
 
 def _are_preempted(failures: Mapping[int, BaseException] | None) -> bool:
-    """Return True if a worker is gone because its node was taken away. The other workers' failures are echoes of that."""
-    dead = (getattr(one, "health_check_failure", one) for one in (failures or {}).values())  # as Ray wraps it
+    """Return True if a worker is gone because its node was taken away. The other workers' failures are consequences of that."""
+    # Ray wraps the error of a dead worker in ``health_check_failure``
+    dead = (getattr(one, "health_check_failure", one) for one in (failures or {}).values())
     return any(isinstance(one, RayActorError) and one.preempted for one in dead)
 
 
@@ -191,8 +192,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_failure(failures: Mapping[int, BaseException]) -> tuple[int, BaseException]:
-    """Return the rank that most likely caused the failure, and its error. An error that is no echo of another worker's comes
-    first, then a process that died, then the lowest rank."""
+    """Return the rank that most likely caused the failure, and its error. An error that is not the consequence of another
+    worker's failure comes first, then a process that died, then the lowest rank."""
 
     def place(failure: tuple[int, BaseException]) -> tuple[bool, bool, int]:
         rank, error = failure
@@ -237,7 +238,8 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def only_stores(error: BaseException) -> BaseException | None:
-    """Return the first store error if all failures are store errors or their echoes; else None."""
+    """Return the first store error if every failure is a store error or the consequence of another worker's failure; else
+    None."""
     found = None
     for failure in _failures(error):
         reason = failure.__cause__ if isinstance(failure, WorkerGroupStartupFailedError) else None
@@ -258,8 +260,7 @@ def _failures(error: BaseException) -> list[BaseException]:
 
 
 def _gone(nodes: set[str]) -> tuple[set[str], set[str]]:
-    """Return those of the nodes that are lost, and those that will be taken away; two empty sets if that cannot be found
-    out."""
+    """Return which of ``nodes`` are lost, and which will be taken away; two empty sets if Ray cannot be queried."""
     with contextlib.suppress(RayError, OSError):
         return lost(nodes) | unanswering(nodes), leaving(nodes)
     return set(), set()

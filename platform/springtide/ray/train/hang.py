@@ -51,7 +51,7 @@ _WORK, _WORKER = "work", "/springtide/ray/train/worker.py"
 
 
 def stacks() -> str:
-    """Return the stack of each thread of this process; called in a worker's process while ``work`` runs."""
+    """Return the stack of each thread of this process as text; called in a worker's process while ``work`` (training) runs."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return "\n".join(
         f"thread {names.get(ident, ident)}\n{''.join(traceback.format_stack(frame))}"
@@ -71,11 +71,11 @@ def frames() -> Frames:
 
 
 def _is_starved(ident: int) -> bool:
-    """Return True if thread ``ident`` of this process waits for a core. False if the system does not report that."""
+    """Return True if thread ``ident`` of this process waits for a CPU core. False if the system does not report that."""
     native = next((thread.native_id for thread in threading.enumerate() if thread.ident == ident), None)
     try:
         before_s = _delay_s(native)
-        time.sleep(_DELAY_OVER_S)  # the time over which it is measured
+        time.sleep(_DELAY_OVER_S)  # the time over which the wait is measured
         return _delay_s(native) - before_s > _STARVED_SHARE * _DELAY_OVER_S
     except (OSError, ValueError):
         return False
@@ -88,8 +88,8 @@ def _delay_s(native: int | None) -> float:
 
 
 def look(workers: Sequence[Worker]) -> list[Frames]:
-    """Return the stack of each worker's training thread: ``BUSY`` if its process is there but returns no stack, empty if the
-    process does not answer."""
+    """Return the stack of each worker's training thread: ``BUSY`` if its process is alive but returns no stack in time, empty
+    if the process does not answer."""
     asked = [worker.actor.execute.remote(frames) for worker in workers]
     done = set(ray.wait(asked, num_returns=len(asked), timeout=LOOK_S)[0])
     found: list[Frames] = []
@@ -99,7 +99,7 @@ def look(workers: Sequence[Worker]) -> list[Frames]:
         except RayError:
             found.append(())
     unheard = {workers[rank].actor: workers[rank].metadata.node_id for rank, one in enumerate(found) if not one}
-    with contextlib.suppress(RayError, OSError):  # if that fails, no rank counts as busy
+    with contextlib.suppress(RayError, OSError):  # if the probe fails, no rank counts as busy
         silent = silent_processes(unheard)
         found = [one if one or worker.actor in silent else BUSY for one, worker in zip(found, workers, strict=True)]
     return found
@@ -118,7 +118,8 @@ class Watch:
         self._liveness = Liveness()
 
     def lacks(self, workers: Sequence[Worker], progress: Progress) -> bool:
-        """Return True if the group sends no events and the process of one of its ranks is gone, in any phase."""
+        """Return True if the group sends no events and the process of one of its ranks is gone. Works in any phase, also before
+        the first step."""
         if progress.silent_s < QUIET_S or progress.longest_s == math.inf:
             return False
         gone = self._liveness.gone({worker.actor: worker.metadata.node_id for worker in workers})
@@ -160,7 +161,7 @@ def diagnose(
     workers: Sequence[Worker], run: Folder, step: int, known: Collection[int] = ()
 ) -> tuple[str, list[Worker]]:
     """Write the stacks and newest collectives of ``workers``, ordered by rank, to the run's folder. Returns a summary, and the
-    workers whose process is gone. A process that is there but does not answer counts as busy. ``known``: ranks that did not
+    workers whose process is gone. A process that is alive but does not answer counts as busy. ``known``: ranks that did not
     answer before, and are not waited for."""
     asked = [worker.actor.execute.remote(stacks) for worker in workers]
     others = [answer for rank, answer in enumerate(asked) if rank not in known]
@@ -177,7 +178,7 @@ def diagnose(
             unheard[where] = worker
         newest = "".join(f"{one.describe()}\n" for one in collectives.get(rank, ()))
         text += f"{where}\n{newest}{found or 'does not answer'}\n\n"
-    with contextlib.suppress(RayError, OSError):  # if that fails, no process counts as gone
+    with contextlib.suppress(RayError, OSError):  # if the probe fails, no process counts as gone
         lost = silent_processes({worker.actor: worker.metadata.node_id for worker in unheard.values()})
         silent = {where: worker for where, worker in unheard.items() if worker.actor in lost}
     late = behind(collectives)
@@ -210,8 +211,8 @@ def _collectives(
 
 
 def _where(written: Future[None], name: str) -> str:
-    """Return in words where the stacks are. Does not wait long for the store, because the group itself may be waiting for
-    it."""
+    """Return in words where the stacks are stored. Does not wait long for the store, because the group itself may be waiting
+    for it."""
     try:
         written.result(_WRITE_S)
     except TimeoutError:
@@ -270,11 +271,11 @@ def _entries() -> Iterator[Mapping[str, Any]]:
 
 
 def behind(by_rank: Mapping[int, Sequence[Collective]]) -> str:
-    """Return in words which ranks have begun fewer collectives than the other ranks of their group, or a different one; empty
-    if none has.
+    """Return in words which ranks have begun fewer collectives than the other ranks of their group, or another collective;
+    empty if there is no such rank.
 
     Args:
-        by_rank: rank -> its newest collectives, of the ranks that answer.
+        by_rank: rank -> its newest collectives, for the ranks that answer.
 
     Examples:
         >>> first = Collective("0 default_pg", 7, "nccl:all_reduce", "[4]", False)
@@ -290,7 +291,7 @@ def behind(by_rank: Mapping[int, Sequence[Collective]]) -> str:
     found = []
     for group, members in groups.items():
         each = {rank: (one.number, f"{one.name} {one.sizes}") for rank, one in members.items()}
-        # the highest number; among several collectives with it, the one of most ranks
+        # the highest number; among several collectives with that number, the one that most ranks are in
         counts = Counter(each.values())
         last, what = max(counts, key=lambda one: (one[0], counts[one]))
         late: dict[tuple[int, str], list[int]] = {}

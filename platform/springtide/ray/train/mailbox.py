@@ -3,7 +3,7 @@
 Workers need no access to the tracking store or the console: rank 0 posts, the driver takes.
 
     worker, controller --MailboxClient--> Mailbox (an actor on the driver's node) <--MailboxClient-- driver
-                       <--requests: rank 0 has a pending call, which returns as soon as one is made
+                       <--requests: rank 0 has a pending call, which returns as soon as a request is made
 
 A driver that trains several runs in turn keeps its mailbox, because a process takes a second to start. Every call carries its
 run's key, and a late call for an ended run is dropped. Rank 0 uses it through ``EventSender``, at the end of this file.
@@ -74,12 +74,12 @@ class _RunState:
         self.events: list[Event] = []
         self.arrived = asyncio.Event()
         self.asked: GroupRequest | None = None
-        self.copy = False  # whether a COPY request is open, next to ``asked``
+        self.copy = False  # whether a COPY request (copy snapshots off leaving nodes) is open as well
         self.groups = 0
         """Number of worker groups started so far."""
         self._changed = asyncio.Event()
         self.leave_by_s = math.inf
-        """When the copy in memory of a leaving group must be safe, of ``time.monotonic`` [s]."""
+        """The moment at which a group that leaves must have a safe copy of its state in memory, by ``time.monotonic`` [s]."""
         self.left = False
         self.last_event_s = math.inf
         self.history = RunHistory(num_steps)
@@ -165,7 +165,7 @@ class Mailbox:
             run.changed()
             return
         weaker = run.asked is GroupRequest.STOP and request is not GroupRequest.STOP
-        weaker |= run.asked in _LEAVING and request is GroupRequest.SAVE  # a leaving group makes its state safe anyway
+        weaker |= run.asked in _LEAVING and request is GroupRequest.SAVE  # a group that leaves keeps its state, too
         if key == run.key and not weaker:
             run.asked, run.leave_by_s = request, time.monotonic() + left_s
             run.changed()
@@ -305,12 +305,12 @@ class MailboxClient:
 
     def ask(self, request: GroupRequest, left_s: float = math.inf) -> Reply[None]:
         """Set the request to the workers, which stands until the next call. STOP is never replaced, and SAVE never replaces
-        LEAVE or EVACUATE. COPY is stored separately, and delivered when no other request is open. ``left_s``: time until a copy
-        in memory must be safe [s]."""
+        LEAVE or EVACUATE. COPY is stored separately, and delivered when no other request is open. ``left_s``: time until the
+        group must have a safe copy of its state in memory [s]."""
         return Reply(self.actor.ask.remote(self.key, request, left_s))
 
     def time_to_leave_s(self) -> Reply[float | None]:
-        """Reply with the time until a leaving group's copy in memory must be safe [s]."""
+        """Reply with the time until a group that leaves must have a safe copy of its state in memory [s]."""
         return Reply(self.actor.time_to_leave_s.remote(self.key))
 
     def heartbeat(self) -> Reply[None]:
@@ -318,15 +318,15 @@ class MailboxClient:
         return Reply(self.actor.heartbeat.remote(self.key))
 
     def reset_for_new_group(self) -> Reply[None]:
-        """Reset the state for a new group: it has not left, and has no request to leave or copy."""
+        """Reset the mailbox for a new worker group: the group has not left, and has no request to leave or copy."""
         return Reply(self.actor.reset_for_new_group.remote(self.key))
 
     def group_runs(self, workers: int) -> Reply[None]:
-        """Report that the group's processes run: the time limit for its silence starts now."""
+        """Report that the group's processes run: from now on it counts as hung if it sends nothing for too long."""
         return Reply(self.actor.group_runs.remote(self.key, workers))
 
     def group_formed(self) -> Reply[None]:
-        """Report that the group's first collective is done."""
+        """Report that the worker group's first collective is done: all ranks are connected."""
         return Reply(self.actor.group_formed.remote(self.key))
 
     def notices(self) -> Reply[dict[str, TimeLeft] | None]:
@@ -342,7 +342,7 @@ class MailboxClient:
         return Reply(self.actor.limit_workers.remote(self.key, limit))
 
     def limit_micro_batch(self, rows: int) -> Reply[None]:
-        """Set the largest micro-batch allowed for later groups, because more did not fit [rows]."""
+        """Set the largest micro-batch allowed for later groups, because more rows did not fit in memory [rows]."""
         return Reply(self.actor.limit_micro_batch.remote(self.key, rows))
 
     def largest_micro_batch(self) -> Reply[int | None]:
@@ -361,16 +361,16 @@ class MailboxClient:
 
 @dataclasses.dataclass(frozen=True)
 class NoticeSender:
-    """Sends preemption notices to the mailbox actor of this name. It looks the actor up, because Ray warns of actor handles
-    among the arguments of an actor that it may restart."""
+    """Sends preemption notices to the mailbox actor of this name. It looks the actor up by name, because Ray warns if the
+    arguments of an actor that it may restart contain an actor handle."""
 
     name: str
     key: str
 
     def __call__(self, node: str, left: TimeLeft) -> None:
-        """Report the time left to a leaving node. An earlier report of an earlier end stands. Waits a moment at most for
-        delivery."""
-        with contextlib.suppress(RayError, ValueError):  # the driver is gone, and its mailbox
+        """Report the time left to a leaving node. A report that gives the node more time than an earlier one is dropped. Waits
+        two seconds at most for delivery."""
+        with contextlib.suppress(RayError, ValueError):  # the mailbox is gone with its driver
             ray.get(ray.get_actor(self.name).notice.remote(self.key, node, left), timeout=_ANSWER_S)
 
 
@@ -427,7 +427,8 @@ class EventSender:
             self._mailbox.heartbeat()
 
     def interrupt(self) -> GroupRequest | None:
-        """Return the driver's request, if it has reached this process; a save or a copy is returned once. Does not wait."""
+        """Return the driver's request, if it has reached this process. A SAVE or COPY request is returned once, any other
+        request at every call. Does not wait."""
         if not self._request.has_come(0):
             return self._asked
         asked = self._request.get()
@@ -437,15 +438,15 @@ class EventSender:
         return asked
 
     def time_to_leave_s(self) -> float:
-        """Return the time until this leaving group's copy in memory must be safe; infinite if the driver does not answer
-        [s]."""
+        """Return the time until this group, which leaves, must have a safe copy of its state in memory; infinite if the driver
+        does not answer [s]."""
         with contextlib.suppress(RayError):
             left_s = self._mailbox.time_to_leave_s().get(_ANSWER_S)
             return math.inf if left_s is None else left_s
         return math.inf
 
     def flush(self) -> None:
-        """Wait until everything is delivered."""
+        """Wait until all events are delivered to the mailbox."""
         self._settle(None)
         if self._waiting:
             self._post()

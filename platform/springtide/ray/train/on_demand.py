@@ -67,7 +67,7 @@ class OnDemandNodes:
     """The on-demand nodes of one run with a deadline. Called in the controller's thread."""
 
     def __init__(self, job: TrainJob, scaling: ScalingConfig, bounds: Bounds, processes: WorkerProcessPool) -> None:
-        """``scaling``, ``bounds``: of the run."""
+        """``scaling``, ``bounds``: Ray's scaling config of the run, and the limits of its workers."""
         config = job.config
         until_s = config.elastic.deadline.at_s(job.begun_s)
         self._plan = OnDemandPlan(config.num_steps, first_step(config.train), job.begun_s, until_s)
@@ -79,16 +79,16 @@ class OnDemandNodes:
         """Node of each worker of the training group, and the step at which that group was first seen; ``_seen_step`` is 0 until
         a step is known."""
         self._given: dict[str, float] = {}
-        """Node that was given back -> when the group leaves it, of ``time.monotonic`` [s]."""
+        """Node that was given back -> when the group leaves it, by ``time.monotonic`` [s]."""
         self._ordered_s: float | None = None
-        """When the order last grew, of ``time.monotonic``; None once a worker on a new node is ready [s]."""
+        """When the order last grew, by ``time.monotonic``; None once a worker on a new node is ready [s]."""
         self._known: set[str] = set()
         """The on-demand nodes when the order last grew."""
         self._orders_s: deque[float] = deque(maxlen=_MEASURED)
         self._spot_most = math.inf
         """Most workers that are requested in addition to the ordered ones; finite once the autoscaler has no nodes for more."""
         self._refusals, self._problem, self._not_before_s = 0, "", math.inf
-        """Consecutive refusals; why nothing can be ordered, empty if it can; until when the request stays reduced, of
+        """Consecutive refusals; why nothing can be ordered, empty if it can; until when the request stays reduced, by
         ``time.monotonic`` [s]."""
         self._begin_s = time.monotonic()
         self._looked_s = self._asked_s = -math.inf
@@ -100,9 +100,9 @@ class OnDemandNodes:
         """Nodes that were given back and on which no snapshot server is left."""
         self._sent: tuple[int, float] = (0, math.inf)
         self._usable, self._again_s = frozenset[tuple[str, int]](), -math.inf
-        """The nodes at the last decision, and when the next one is due if they stay the same, of ``time.monotonic`` [s]."""
+        """The nodes at the last decision, and when the next one is due if they stay the same, by ``time.monotonic`` [s]."""
         self._can_be_met, self._doubted_s = True, math.inf
-        """Whether the deadline was last reported as in reach, and since when the opposite holds, of ``time.monotonic`` [s]."""
+        """Whether the deadline was last reported as in reach, and since when the opposite holds, by ``time.monotonic`` [s]."""
 
     def labelled(self, scaling: ScalingConfig) -> ScalingConfig:
         """Return a copy of ``scaling`` for the run's resource request, with a label selector for each worker."""
@@ -119,7 +119,7 @@ class OnDemandNodes:
         return [{MARKET_LABEL: ON_DEMAND}] * ordered + [{MARKET_LABEL: f"!{ON_DEMAND}"}] * (number - ordered)
 
     def requested(self, number: int) -> int:
-        """Return how many workers to request instead of ``number``."""
+        """Return how many of ``number`` workers to request: fewer once the autoscaler has no nodes for more spot workers."""
         return number if self._problem else int(min(number, self._book.workers + self._spot_most))
 
     def look(
@@ -139,7 +139,7 @@ class OnDemandNodes:
             busy: node of each worker of the group that trains.
             bounds: limits of the run's workers now.
             progress: the run's progress.
-            is_saved: whether the store has the state that the last group has left in memory.
+            is_saved: whether the checkpoint store has the state that the last group left in memory.
 
         Returns:
             ``nodes``. A node that was given back has no places and leaves: the group leaves it, and no other starts there.
@@ -186,7 +186,7 @@ class OnDemandNodes:
         step_work = self._work.measure(progress.step - self._group_from, costs.step_s, len(busy))
         before = self._book.workers
         if step_work is None:
-            if busy or self._problem or now - self._begin_s < ORDER_S:  # spot nodes may still come
+            if busy or self._problem or now - self._begin_s < ORDER_S:  # wait: spot nodes may still come
                 return
             order = self._book.first(here, -(-bounds.min_workers // multiple) * multiple)
         else:
@@ -203,14 +203,14 @@ class OnDemandNodes:
             order = self._book.decide(deadline, here, done, passed_s, multiple)
         if order.workers > before:
             self._ordered_s, self._known = now, {one.id for one in here if one.on_demand}
-            for node in self._shared - {*busy}:  # the autoscaler may count it towards the order
+            for node in self._shared - {*busy}:  # keep a shared node: the autoscaler may count it towards the order
                 self._given.pop(node, None)
         self._give_back(order, {one.id: one for one in here}, entries, progress, now)
         if order.workers != before or order.give_back:
             self._post(order, progress.step)
 
     def _measure_order(self, here: Sequence[MarketNode], now: float) -> None:
-        """Note how long the newest order took until a worker on a new node was ready."""
+        """Record how long the newest order took until a worker on a newly started node was ready."""
         new = {one.id for one in here if one.on_demand} - self._known
         if self._ordered_s is not None and new and new & self._processes.ready(()).keys() | new & {*self._group}:
             self._orders_s.append(now - self._ordered_s)
@@ -224,14 +224,14 @@ class OnDemandNodes:
         progress: Progress,
         now: float,
     ) -> None:
-        """Have the group leave the nodes that ``order`` gives back, and have Ray end those on which no other run has
+        """Have the group leave the nodes that ``order`` gives back, and have Ray end those of them on which no other run has
         workers."""
         costs, reserve_s = progress.prospects, float(self._job.config.elastic.reserve)
         for node in order.give_back:
             in_s = costs.leaving_s(reserve_s, durable=False) + costs.step_s if here[node].in_group else 0.0
             self._given[node] = now + in_s
             if fits(entries[node]["Resources"], self._worker.items()) > here[node].places:
-                self._shared.add(node)  # the autoscaler ends it when the others have left it, too
+                self._shared.add(node)  # the autoscaler ends the node once the other runs have left it, too
                 continue
             try:
                 deadline_ms = int((time.time() + max(in_s, 1.0)) * 1000)
@@ -240,9 +240,9 @@ class OnDemandNodes:
                 _log.warning("node %s is given back, but Ray does not drain it: %s", node[:8], error)
 
     def _end_what_is_left(self, entries: Mapping[str, _Entry], busy: tuple[str, ...], is_safe: bool) -> None:
-        """End the run's processes and snapshot servers on given-back nodes, because Ray ends only idle nodes. This waits until
-        the group has left them, and the next group trains or the state is in the store. The snapshots there were copied to
-        nodes that stay."""
+        """End the run's processes and snapshot servers on given-back nodes, because Ray ends only idle nodes. Does so only once
+        the group has left these nodes, and the next group trains or the state is in the store. The snapshots there were copied
+        to nodes that stay."""
         left = [node for node in self._given if node in entries and node not in busy]
         if not left or not is_safe:
             return
@@ -283,7 +283,8 @@ class OnDemandNodes:
         self._mailbox_post(Ordered(step=step, workers=ordered, reason="", problem=self._problem))
 
     def _tell(self, found: Outlook, workers: int, step: int) -> None:
-        """Report when the deadline gets out of reach, with what could be met instead, and when it is in reach again."""
+        """Report when the deadline gets out of reach, with the earliest finish or the larger number of workers that is possible
+        instead, and when it is in reach again."""
         begun_s, until_s = self._plan.begun_s, self._plan.until_s
         finish_s = begun_s + found.finish_s
         spare_s, now = until_s - finish_s, time.monotonic()

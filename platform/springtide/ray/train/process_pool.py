@@ -1,5 +1,5 @@
-"""The pool of a run's worker processes, which outlive its groups. It tracks which are free, and which nodes are excluded and
-for how long."""
+"""The pool of a run's worker processes, which outlive its worker groups. It tracks which processes are free, and which nodes
+are excluded and for how long."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ from springtide.ray.train.worker import let_go, settle, warm_up
 _log = logging.getLogger(__name__)
 
 PATIENCE_S = 3.0
-"""How long a process may take to leave its group [s]."""
+"""How long a process may take to leave its worker group [s]."""
 START_S = 600.0
 """Most time for a new process to become ready: eight processes of a node may load torch over a network, and compile [s]."""
 _MEET_S = 180.0
 """Most time for ready processes to form a group [s]."""
 _LEAST_START_S = 20.0
-"""Lower bound of both time limits, however fast earlier starts were: a node may have to load Python and torch first [s]."""
+"""Lower bound of the time limits for starting a process and for forming a group, however fast earlier ones were: a node may
+have to load Python and torch first [s]."""
 _ALONE_S = 20.0
-"""Once enough processes for a group are ready: how long others are waited for after the newest of them became ready [s]."""
+"""How long more processes are waited for once enough for a group are ready, counted from the newest ready process [s]."""
 _SETTLE_S = 30.0
 """How long a process may take to store its shard of a lost group's state on its node [s]."""
 _LOOK_S = 1.0
@@ -68,7 +69,7 @@ class WorkerProcess(NamedTuple):
     ready: ObjectRef[Health]
     """Reference to the result of its checks (``warm_up``), which is available when the process is ready."""
     begin_s: float
-    """When it was started or became free, of ``time.monotonic`` [s]."""
+    """When it was started or became free, by ``time.monotonic`` [s]."""
     is_new: bool = True
     """Whether it has never been in a group."""
 
@@ -82,7 +83,8 @@ class WorkerProcessPool:
         self.plan: tuple[str, ...] = ()
         """The node of each worker of the next group."""
         self.not_before_s = 0.0
-        """Earliest start of the next group, of ``time.monotonic``: it pauses after a failure of the store or of a start [s]."""
+        """Earliest start of the next group, by ``time.monotonic``: there is a pause after the store or a group's start has
+        failed [s]."""
         self.setup_times = StartTimes(_LEAST_START_S, _MEET_S)
         """How long ready processes have taken to form a group."""
         self.is_cancelled: Callable[[], bool] = lambda: False
@@ -132,7 +134,8 @@ class WorkerProcessPool:
         return found
 
     def observe(self, nodes: Sequence[Node]) -> None:
-        """Take the current nodes, and forget those that are gone: new nodes are compared only with live nodes that stay."""
+        """Update the pool to the cluster's current ``nodes``, and forget nodes that are gone: the health of a new node is
+        compared only with that of live nodes that stay."""
         alive = {node.id for node in nodes}
         self._leaving = {node.id for node in nodes if node.leaves_at is not None}
         tables: tuple[dict[str, Any], ...] = (self._health, self._measured, self._failures, self._left_out)
@@ -154,13 +157,13 @@ class WorkerProcessPool:
         return {node: reason for node, (reason, until_s) in self._left_out.items() if now < until_s}
 
     def warm(self, nodes: Sequence[str], busy: Sequence[str]) -> None:
-        """Start processes until each node has one per occurrence in ``nodes``; those of the current group (``busy``) count. A
-        node whose process is unfit or does not come up is excluded for a while."""
+        """Start processes until each node has one per occurrence in ``nodes``; the processes of the current group, on the nodes
+        ``busy``, count. A node whose process is unfit or does not come up is excluded for a while."""
         have = Counter(busy) + Counter(process.node for process in self._free)
         self._free += [self._begin(node) for node in (Counter(nodes) - have).elements()]
         done = _done([process.ready for process in self._free], 0.0)
         self._fit &= done
-        for process in self._free:  # no group waits for these, so a cold node may take up to START_S
+        for process in self._free:  # no group waits for free processes, so a cold node may take up to START_S
             if process.ready not in done and time.monotonic() - process.begin_s > START_S:
                 self.exclude(process.node, _never_came_up(process))
         came_up = [process for process in self._free if process.ready in done and process.ready not in self._fit]
@@ -181,10 +184,10 @@ class WorkerProcessPool:
         return Counter(busy) + Counter(process.node for process in self._free)
 
     def take(self, start: Start) -> list[WorkerProcess]:
-        """Return one process per worker of the plan, as soon as all are ready. ``start`` starts those that are missing, and
-        later ones for ``warm``. If a process is gone or far slower than the others, the group fails, and the next one leaves
-        out its node. Raises WorkerGroupStartupFailedError if a process does not come up or is unfit, UnfitNodesError if others
-        did come up, StartCancelledError if ``is_cancelled`` returns True."""
+        """Return one process per worker of the plan, as soon as all are ready. ``start`` starts the processes that are missing
+        now, and those that ``warm`` needs later. If a process is gone or far slower than the others, the group fails, and the
+        next group leaves out the node of that process. Raises WorkerGroupStartupFailedError if a process does not come up or is
+        unfit, UnfitNodesError if other processes did come up, StartCancelledError if ``is_cancelled`` returns True."""
         self._start = start
         taken: list[WorkerProcess] = []
         lacking, left = Counter(self.plan), list[WorkerProcess]()
@@ -203,7 +206,7 @@ class WorkerProcessPool:
         for process in taken:
             if process.ready in done:
                 continue
-            if process.ready in gone:  # it may come back at any time, and is checked before it is used again
+            if process.ready in gone:  # a stopped process may resume at any time; it is checked before it is used again
                 why = "its worker does not answer: it is stopped, or its host"
                 self._left_out[process.node] = why, time.monotonic() + ban_s(0)
                 _log.warning("node %s is left out for %.0f s: %s", process.node[:8], ban_s(0), why)
@@ -221,8 +224,8 @@ class WorkerProcessPool:
         return taken
 
     def trim(self, places: Mapping[str, int], busy: Sequence[str]) -> None:
-        """End free processes beyond the ``places`` that this run has on each node now. Processes of the current group
-        (``busy``) take up places."""
+        """End the free processes on each node that exceed the number of workers that this run may have there (``places``).
+        Processes of the current group, on the nodes ``busy``, count towards that number."""
         room, kept = Counter(places) - Counter(busy), []
         for process in self._free:
             if room[process.node] > 0:
@@ -253,7 +256,7 @@ class WorkerProcessPool:
         if self.closed:  # another thread has closed the pool, and may have missed this actor
             self._end(actor)
             raise WorkerGroupStartupFailedError("the run's driver has ended all processes")
-        measure_network = self._measured.get(node) not in self._all  # the process that measured it may have ended
+        measure_network = self._measured.get(node) not in self._all  # the process that measured the node may have ended
         if measure_network:
             self._measured[node] = actor
         actor.execute.remote(load_worker)  # first: unpickling the job would import the same modules, more slowly
@@ -261,16 +264,16 @@ class WorkerProcessPool:
         return WorkerProcess(node, actor, ready, time.monotonic())
 
     def _await(self, processes: Sequence[WorkerProcess]) -> tuple[set[ObjectRef], set[ObjectRef]]:
-        """Wait for the processes to become ready. Returns early if the others are gone, or have taken far longer than earlier
-        starts of this run, or if enough for a group have been ready for a while. Returns the ``ready`` references that are
-        available, and those of processes that are gone."""
+        """Wait for the processes to become ready. Returns early if the processes that are not ready are gone, or have taken far
+        longer than earlier starts of this run, or if enough for a group have been ready for a while. Returns the ``ready``
+        references that are available, and those of processes that are gone."""
         done, gone, liveness = _done([process.ready for process in processes], 0.0), set[ObjectRef](), Liveness()
         begin_s = newest_s = time.monotonic()
         while waiting := {process.ready: process for process in processes if process.ready not in done}:
             left_s = self._start_times.limit_s() + max(one.begin_s for one in waiting.values()) - time.monotonic()
             if self._can_start(len(done)):
                 left_s = min(left_s, newest_s + _ALONE_S - time.monotonic())
-            # wait for a quarter of them at a time: the cost of a call grows with the number of references
+            # wait for a quarter of the processes at a time: the cost of a call grows with the number of references
             newly = _done(list(waiting), max(0.0, min(left_s, _LOOK_S)), at_least=-(-len(waiting) // 4))
             if time.monotonic() - begin_s > QUIET_S:
                 found = liveness.gone({one.actor: one.node for ref, one in waiting.items() if ref not in newly})
@@ -289,13 +292,14 @@ class WorkerProcessPool:
         return time.monotonic() - process.begin_s > self._start_times.limit_s()
 
     def _check(self, processes: Sequence[WorkerProcess]) -> dict[ObjectRef, bool | None]:
-        """Return the ``ready`` reference of each process -> the result of ``_is_fit``. Each is ready or has ended."""
+        """Return the ``ready`` reference of each process -> the result of ``_is_fit``. Each process must be ready or have
+        ended."""
         known = HealthTable({node: one for node, one in self._health.items() if node not in self._leaving})
         return {process.ready: self._is_fit(process, known) for process in processes}
 
     def _is_fit(self, process: WorkerProcess, known: HealthTable) -> bool | None:
-        """Return True if a process may train, None if it did not come up. It is ready or has ended. If it may not train, its
-        node is excluded."""
+        """Return True if a process, which is ready or has ended, may train; False if a check failed on its node; None if the
+        process did not come up. Unless the result is True, the node is excluded."""
         node = process.node
         try:
             health = ray.get(process.ready)
@@ -303,10 +307,10 @@ class WorkerProcessPool:
             self.exclude(node, f"no worker came up on it: {last_line(error)}", is_process_lost=True)
             return None
         before = self._health.get(node)
-        if before is not None and not health.network_bytes_per_s:  # another process of the node has measured it
+        if before is not None and not health.network_bytes_per_s:  # another process of the node measured it
             health = health._replace(network_bytes_per_s=before.network_bytes_per_s)
         reason = known.unfit(node, health)
-        # only its network is too slow: others may have used the network during the measurement
+        # only the node's network is too slow: measure again, because other processes may have used it during the measurement
         if reason and not known.unfit(node, health._replace(network_bytes_per_s=0.0)):
             health = health._replace(network_bytes_per_s=max(health.network_bytes_per_s, self._network(process)))
             reason = known.unfit(node, health)
@@ -331,8 +335,8 @@ class WorkerProcessPool:
         return 0.0
 
     def exclude(self, node: str, reason: str, is_process_lost: bool = False) -> None:
-        """Exclude a node whose process fails, hangs or is lost; longer each time. Logged as INFO instead of WARNING if the node
-        itself may be lost: Ray notices a lost node later than the end of its processes."""
+        """Exclude a node whose process fails, hangs or is lost, for a time that grows with each failure. Logged as INFO instead
+        of WARNING if the node itself may be lost: Ray notices a lost node later than the end of its processes."""
         is_silent = bool(silent_nodes([node]))
         if is_silent or (is_process_lost and not self._failures[node]):
             self._failures[node] += 1
@@ -355,8 +359,8 @@ class WorkerProcessPool:
 
     def reclaim(self, workers: Sequence[Worker], gone: Collection[str], wait_s: float = 2 * PATIENCE_S) -> None:
         """Take back the processes of an ended group; ``workers`` are ordered by rank. Processes that leave the group within
-        ``wait_s`` become free; the others are killed, those on ``gone`` nodes at once. If the survivors together have a whole
-        copy of the state, they first store it on their nodes."""
+        ``wait_s`` become free; the others are killed, processes on ``gone`` nodes at once. If the survivors together have a
+        whole copy of the state, they first store it on their nodes."""
         survivors = [rank for rank, worker in enumerate(workers) if worker.metadata.node_id not in gone]
         for worker in workers:
             if worker.metadata.node_id in gone:
@@ -387,7 +391,7 @@ class WorkerProcessPool:
         actors = list(self._all)
         for actor in actors:
             self._end(actor)
-        # wait: a process that still runs could restart actors that the caller ends next
+        # wait until they have ended: a process that still runs could restart actors that the caller ends next
         _done([actor.get_metadata.remote() for actor in actors], PATIENCE_S)
 
     def _keep(self, processes: list[WorkerProcess]) -> None:
@@ -408,7 +412,8 @@ Outcome = LiveShard | str | Literal[True]
 
 
 def _outcomes(asked: Sequence[tuple[Worker, ObjectRef]], wait_s: float) -> list[tuple[Worker, Outcome]]:
-    """Return each worker's answer. Workers whose process is gone are not waited for."""
+    """Return each worker with its answer to a request to leave its group or to store its shard. Workers whose process is gone
+    are not waited for."""
     done = answers({answer: (worker.actor, worker.metadata.node_id) for worker, answer in asked}, wait_s)
     found: list[tuple[Worker, Outcome]] = []
     for worker, answer in asked:
@@ -421,8 +426,8 @@ def _outcomes(asked: Sequence[tuple[Worker, ObjectRef]], wait_s: float) -> list[
 
 
 def _settled(outcomes: Sequence[tuple[Worker, Outcome]]) -> list[tuple[Worker, Outcome]]:
-    """Have the workers that together hold the newest whole state store their shards, and the others drop theirs. Returns the
-    last outcome of each worker."""
+    """Have the workers that together hold the newest whole state store their shards, and the other workers drop theirs. Returns
+    each worker with its final outcome."""
     offers = [(worker, offer) for worker, offer in outcomes if isinstance(offer, LiveShard)]
     ranks = newest_holders([offer for _, offer in offers])
     part = set(ranks)
@@ -444,5 +449,6 @@ def _never_came_up(process: WorkerProcess) -> str:
 
 
 def _done(refs: list[ObjectRef], timeout_s: float, at_least: int | None = None) -> set[ObjectRef]:
-    """Return those of ``refs`` that have a value or an error in time. Waits until all have one, or ``at_least`` of them."""
+    """Return those of ``refs`` that have a value or an error within ``timeout_s``. Waits until all of them have one, or
+    ``at_least`` this many."""
     return set(ray.wait(refs, num_returns=at_least or len(refs), timeout=timeout_s)[0]) if refs else set()

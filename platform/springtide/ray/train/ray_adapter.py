@@ -114,7 +114,7 @@ class _ReleasedReservation(WorkerGroupState):
     """The state of an ended group. Its worker processes are kept."""
 
     def shutdown(self) -> None:
-        """Do nothing: the worker processes stay for the next group."""
+        """Do nothing, unlike Ray: the worker processes stay for the next group."""
 
 
 class _NoSynchronization:
@@ -138,12 +138,12 @@ class PooledWorkerGroup(WorkerGroup):
     _taken_s = 0.0
     _watch: threading.Thread | None = None
     _formation_ended: threading.Event
-    """Whether the group trains or has failed."""
+    """Set when the group's formation has succeeded or failed."""
 
     def _start(self) -> None:
         """Start the group. If it fails to form, for whatever reason, free its processes and raise
         WorkerGroupStartupFailedError, so that Ray starts another group. Processes that do not leave the group in time are
-        killed, because they wait for a lost one."""
+        killed, because they wait for a lost process."""
         self._formation_ended = threading.Event()
         try:
             try:
@@ -151,7 +151,7 @@ class PooledWorkerGroup(WorkerGroup):
             finally:
                 self._formation_ended.set()
                 if self._watch is not None:
-                    self._watch.join()  # wait: it might kill a process that the next group has taken
+                    self._watch.join()  # else the thread might kill a process that the next group has taken
             self.processes.setup_times.add(time.monotonic() - self._taken_s, len(self._taken))
         except Exception as error:
             self._clear_state()
@@ -183,7 +183,7 @@ class PooledWorkerGroup(WorkerGroup):
                     workers.append(Worker(process.actor, ray.get(answer), resources_per_worker))
                     continue
                 processes.exclude(process.node, f"its worker does not answer in {_ANSWER_S:g} s")
-            except RayError:  # a process may be lost without its node
+            except RayError:  # the process is lost, but maybe not its node, which is not excluded
                 pass
             lost.append(process.node)
             processes.discard(process)
@@ -223,7 +223,7 @@ class PooledWorkerGroup(WorkerGroup):
 
     @property
     def is_silent(self) -> bool:
-        """Whether a worker has not answered the last poll yet; it may be lost."""
+        """Whether a worker has not answered the last poll yet, and so may be lost."""
         return bool(self._world_rank_to_ongoing_poll)
 
     def poll_status(self, timeout: float | None = None) -> WorkerGroupPollStatus:
@@ -239,7 +239,7 @@ class PooledWorkerGroup(WorkerGroup):
             fault_point("shutdown", "before")
             self.processes.reclaim(workers, silent_nodes({worker.metadata.node_id for worker in workers}))
             fault_point("shutdown", "after")
-            # the state has no workers left: Ray only calls its callbacks, and waits for none
+            # a state without workers: Ray then only calls its callbacks, and waits for no worker
             before = self.get_worker_group_state()
             self._worker_group_state: WorkerGroupState = _ReleasedReservation(
                 before.start_time, before.placement_group_handle, [], before.sync_actor
@@ -261,7 +261,8 @@ def _starter(resources: dict[str, float], environment: Mapping[str, object]) -> 
 
 
 class _BeforeRendezvous(WorkerGroupCallback):
-    """Marks the moment when Ray counts a group as started, but its workers have not formed a process group yet."""
+    """Reports a fault point (where tests inject failures) when Ray counts a group as started, but its workers have not formed a
+    process group yet."""
 
     def after_worker_group_start(self, worker_group: WorkerGroup) -> None:
         """Report a fault point. Ray calls this before all other callbacks."""
@@ -292,8 +293,8 @@ class Controller(TrainController):
         return await super()._poll_workers()
 
     def _execute_resize_decision(self, decision: ResizeDecision) -> TrainControllerLoopIterationResult:
-        """Resize the group. A resize to 0 workers, which Ray does not know, ends the group and all free processes; then the
-        next decision is awaited."""
+        """Resize the group. A resize to 0 workers, which Ray does not know, ends the group and all free processes; Ray then
+        asks the scaling policy for the next decision."""
         if decision.num_workers:
             return super()._execute_resize_decision(decision)
         if self._worker_group is not None:
@@ -306,8 +307,8 @@ class Controller(TrainController):
     def _make_and_handle_scaling_decision_for_non_running_worker_group(
         self, controller_state: TrainControllerState
     ) -> TrainControllerLoopIterationResult:
-        """End a failed group before the next decision. Only then is it known which of its processes are ready, so that a group
-        of these need not wait for a new process to replace a lost one."""
+        """End a failed group before the next decision. Only then is it known which of its processes are ready, so that the next
+        group can use these and need not wait for a new process in place of a lost one."""
         if self._worker_group is not None:
             self._shutdown_worker_group()
         return super()._make_and_handle_scaling_decision_for_non_running_worker_group(controller_state)
@@ -364,7 +365,7 @@ class _WithoutStops(logging.Filter):
         return not (record.exc_info and isinstance(record.exc_info[1], StoppedWaiting | StartCancelledError))
 
 
-# Run code that Ray expects in an actor in a thread of the driver. The only file that uses Ray's process context.
+# Run code in a thread of the driver, although Ray expects it to run in an actor. The only file that uses Ray's process context.
 
 _ACTING = threading.local()
 
@@ -384,7 +385,8 @@ class _Context(RuntimeContext):
 
 @contextlib.contextmanager
 def run_as_actor(actor: ActorHandle) -> Iterator[None]:
-    """Make Ray report ``actor`` as the current actor of this thread in the block. The actor must live as long as the block."""
+    """Make Ray report ``actor`` as the current actor of this thread in the block. The actor must stay alive until the block
+    ends."""
     before = ray.get_runtime_context()
     if not isinstance(before, _Context):
         replace_runtime_context(_Context(before.worker))

@@ -57,7 +57,7 @@ from springtide.ray.train.worker_lender import WorkerLender
 _ANSWER_S = 2.0
 _LOOK_S = 0.5
 _MOMENT_S = 1e-3
-"""Time added to the moment at which the nodes have settled, so that the next poll finds them settled [s]."""
+"""Time added to the moment at which no node has come or gone for ``settle_s``, so that the next poll is surely after it [s]."""
 _ORDER = (None, GroupRequest.SAVE, GroupRequest.LEAVE, GroupRequest.EVACUATE)
 """Requests to a worker group, weakest first. A request is replaced only by a stronger one."""
 _SOONER_S = 1.0
@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 
 
 class SpringtideScalingPolicy(ElasticScalingPolicy):
-    """Ray's elastic scaling policy with our decisions. Ray's part of it requests capacity."""
+    """Ray's elastic scaling policy, with the decisions of ``elastic/policy.py``. Ray's own code in it requests capacity."""
 
     def __init__(
         self,
@@ -97,9 +97,9 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._asked: GroupRequest | None = None
         """The newest request that this policy has sent to the training group; None if there is none."""
         self._asked_by_s = math.inf
-        """Deadline sent with ``_asked``: when the copy in memory must be safe, of ``time.monotonic`` [s]."""
+        """Deadline sent with ``_asked``: when the copy in memory must be safe, by ``time.monotonic`` [s]."""
         self._told_of: set[str] = set()
-        """The leaving nodes at the last check. A node that is not among them triggers a COPY request."""
+        """The leaving nodes at the last check. A leaving node that is not among them triggers a COPY request."""
         self._alive, self._mine = set[str](), dict[str, dict[str, float]]()
         self._others = ""
         """``WorkerShare.others`` at the last query: what this run waits for, or which runs get its workers."""
@@ -134,12 +134,13 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def make_decision_for_non_running_worker_group(self) -> ScalingDecision:
         """Start a group if there is room, else wait a moment. Raises StoppedWaiting when asked to stop, TrainingInterrupted
-        when ``elastic.wait`` is over or the state cannot be saved, RunExists when another driver has claimed the run."""
+        when the run has waited for nodes as long as ``elastic.wait`` allows or its state cannot be saved, RunExists when
+        another driver has claimed the run."""
         begin_s = time.thread_time()
         try:
             decision = self._look()
             self._failed_looks = 0
-        except (RayError, OSError) as error:  # Ray does not retry a controller's error in this state
+        except (RayError, OSError) as error:  # while no group trains, Ray does not retry a controller's error
             self._unseen(error)
             if self._failed_looks > MOST_STORE_FAILURES:
                 raise
@@ -175,7 +176,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         raise StoppedWaiting(reason)
 
     def _unseen(self, error: Exception) -> None:
-        """Count a failed query of the cluster; log only the first of a series."""
+        """Count a failed query of the cluster's nodes; log only the first of consecutive failures."""
         self._failed_looks += 1
         if self._failed_looks == 1:
             _log.warning("cannot query Ray for nodes, retrying: %s", error)
@@ -199,7 +200,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         busy = tuple(worker.metadata.node_id for worker in worker_group_state.workers)
         if not self._runs:
             self._runs = True
-            self._mailbox.group_runs(len(busy)).wait()  # wait: ``_progress`` reports its silence from now on
+            self._mailbox.group_runs(len(busy)).wait()  # wait: ``_progress`` reports the group's silence from now on
         progress = self._progress()
         if progress.step != self._began_at:
             self._limits.trained(len(busy))
@@ -208,13 +209,13 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         workers = worker_group_state.workers
         if progress.silent_s > progress.longest_s or self._is_stalled(workers, progress):
             return self._end_hung(workers, progress)
-        if self._hung is not None:  # it trains again: a save that began during the hang is outdated
+        if self._hung is not None:  # the group trains again: a save that began during the hang is outdated
             self._saver.cancel()
         self._hung = None
         try:
             nodes = self._nodes(busy, warm=True)
             self._failed_looks = 0
-        except (RayError, OSError) as error:  # the group keeps training
+        except (RayError, OSError) as error:  # the nodes are unknown; the group keeps training
             self._unseen(error)
             return NoopDecision()
         self._ask_for_copies(nodes)
@@ -241,7 +242,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
             wanted = GroupRequest.EVACUATE if decision.durable else GroupRequest.LEAVE
         elif isinstance(decision, Stay) and decision.save:
             wanted = GroupRequest.SAVE
-        elif self._asked is GroupRequest.SAVE:  # a later notice may request a save again
+        elif self._asked is GroupRequest.SAVE:  # no save is wanted now; a later notice may request one again
             self._asked = None
         by_s = decision.by_s if isinstance(decision, Leave) else math.inf
         sooner = wanted is self._asked and by_s < self._asked_by_s - _SOONER_S
@@ -279,7 +280,7 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         if not isinstance(decision, Start):
             if isinstance(decision, Stay) and decision.save:
                 self._saver.begin()
-            gives_back = busy and progress.left and self._share is not None  # other runs wait for its workers
+            gives_back = busy and progress.left and self._share is not None  # other runs wait for this group's workers
             return self._get_resize_decision(0) if gives_back else NoopDecision()
         self._saver.cancel()
         self._processes.prepare(decision.nodes, self._job, lambda workers: self._bounds.feasible(workers) > 0)
@@ -304,9 +305,9 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def _end_hung(self, workers: Sequence[Worker], progress: Progress) -> ScalingDecision:
         """Replace a hung group. Its ranks' stacks are written to the run's folder first."""
-        if self._hung is None:  # diagnosed once: the group is still here while the next one waits for room
+        if self._hung is None:  # diagnose a group once: it still exists while the next group waits for room
             found, silent = diagnose(workers, self._job.folder, progress.step, self._watch.silent)
-            for worker in silent:  # it would not react to ``let_go``
+            for worker in silent:  # a process that does not answer would not react to ``let_go``
                 ray.kill(worker.actor)
             self._hung = frozenset(rank for rank, worker in enumerate(workers) if worker in silent)
             why = f"{self._watch.why}; " if self._watch.why else ""
@@ -322,7 +323,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
     def _decide(
         self, nodes: list[Node], group: WorkerGroup | None, progress: Progress, silent: Collection[str] = ()
     ) -> Decision:
-        """Decide using only the ``nodes`` that are not ``silent``, and post an event for each newly ready process."""
+        """Return the policy's decision, made with only the ``nodes`` that are not ``silent``, and post an event for each newly
+        ready process."""
         seen = [node for node in nodes if node.id not in silent] if silent else nodes
         decision, self._memory = decide(self._bounds, seen, group, progress.prospects, self._memory, time.monotonic())
         for node, took_s in self._processes.newly_ready():
@@ -330,8 +332,8 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         return decision
 
     def _nodes(self, busy: tuple[str, ...] = (), warm: bool = False) -> list[Node]:
-        """Return the cluster's nodes, with this run's places on each. ``busy``: node of each worker of the current group.
-        ``warm``: start processes ahead on nodes where the next group would need more."""
+        """Return the cluster's nodes, each with its places (how many workers this run may have there). ``busy``: node of each
+        worker of the current group. ``warm``: start processes early on nodes where the next group would need more."""
         table = live()
         reserved = self._reserved(table, busy)
         seen = observed(table, reserved, self.scaling_config._resources_per_worker_not_none, self._deadlines)
@@ -425,7 +427,7 @@ class PrivateScalingPolicy(SpringtideScalingPolicy):
         """Request nothing."""
 
     def _cancel_resource_request(self) -> None:
-        """Nothing was requested."""
+        """Do nothing, because nothing was requested."""
 
     def _reserved(self, table: Sequence[dict[str, Any]], busy: Sequence[str]) -> dict[str, dict[str, float]]:
         return {node["NodeID"]: node["Resources"] for node in table}

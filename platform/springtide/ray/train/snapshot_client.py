@@ -1,5 +1,5 @@
-"""A rank's client of its run's snapshot servers. It has the rank's snapshots held and copied, and reads those of a lost
-group."""
+"""A rank's client of its run's snapshot servers, one per node. It has them hold and copy the rank's snapshots in memory, and
+reads the snapshots of a lost group."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class SnapshotClient:
         """Nodes of the group that will be taken away: they get no copies."""
         self._failures: Counter[str] = Counter()
         self._avoided: dict[str, float] = {}
-        """Node that failed to hold a copy -> until when it gets none, of ``time.monotonic`` [s]."""
+        """Node that failed to hold a copy -> until when it gets none, by ``time.monotonic`` [s]."""
         self._chosen_s = 0.0
         self._asked: dict[str, ObjectRef] = {}
         """Node outside the group -> the first answer of its server."""
@@ -91,9 +91,9 @@ class SnapshotClient:
 
     def pair(self, nodes: Sequence[str], domains: Sequence[Domain] = ()) -> None:
         """Choose peers to hold copies, among the nodes of all ranks. Nodes in other failure domains come first: see the module
-        ``springtide.elastic.copies``. If they are too few, nodes outside the group with room for workers are added once there
-        are some: the snapshots of a group on one node would be lost with it. ``domains``: failure domain of each rank's
-        node."""
+        ``springtide.elastic.copies``. If there are too few peers, nodes outside the group that have room for workers are added
+        as soon as there are any: the snapshots of a group on one node would be lost with that node. ``domains``: failure domain
+        of each rank's node."""
         self._nodes = dict(zip(nodes, domains or [()] * len(nodes), strict=True))
         self._choose()
 
@@ -119,7 +119,7 @@ class SnapshotClient:
         return bool(ray.wait([self._asked[node]], timeout=0)[0])
 
     def staying(self) -> list[str]:
-        """As ``SnapshotStore.staying``."""
+        """Return the nodes that are not about to be taken away (``SnapshotStore.staying``)."""
         return _told(staying)
 
     def evacuate(self, stay: Sequence[str]) -> bool:
@@ -129,7 +129,7 @@ class SnapshotClient:
         found = self._in_group()
         if (
             not found and self.node not in stay
-        ):  # only then: the check starts servers, which a leaving group would wait for
+        ):  # only if no node of the group can hold copies: the check starts servers, and the leaving group would wait for them
             found = self._beside([node for node in _told(accepting) if node in stay], self._copies)
             found.sort(key=lambda node: not self._stands(node))
         found = found[: max(1, self._copies)]
@@ -150,11 +150,12 @@ class SnapshotClient:
 
     def keep(self, snapshot: Snapshot, stage: StagingBuffer, needed_from: int) -> Future[None]:
         """Have the server of this node hold the staging buffer and copy it to the peers; returns a handle for ``settled``."""
-        fd = stage.fd  # in a thread of its own: neither a step nor the end of a group waits for a server
+        fd = stage.fd  # copy in a thread of its own: neither a step nor the end of a group waits for a server
         return in_thread("springtide-copies", lambda: self._hold(snapshot, fd, needed_from), daemon=True)
 
     def hold(self, snapshot: Snapshot, stage: StagingBuffer) -> None:
-        """As ``SnapshotStore.hold``, but gives up after ``_HOLD_S``, so that the next group does not wait."""
+        """Have the server of this node hold the staging buffer (``SnapshotStore.hold``). Gives up after ``_HOLD_S``, so that
+        the next group does not wait."""
         try:
             asked = self._mine.keep.remote(snapshot, snapshot.slot, os.getpid(), stage.fd, [])
             self._answer(asked, time.monotonic() + _HOLD_S)
@@ -173,7 +174,7 @@ class SnapshotClient:
             arguments = (snapshot, snapshot.slot, os.getpid(), fd, list(peers.values()), needed_from)
             try:
                 problems = self._answer(self._mine.keep.remote(*arguments), until_s)
-            except ray.exceptions.RayActorError as error:  # it may have run out of memory: start another
+            except ray.exceptions.RayActorError as error:  # the server may have run out of memory: start another
                 problem, self._mine = str(error).splitlines()[0], self._server(self.node)
                 continue
             is_held = True
@@ -193,7 +194,8 @@ class SnapshotClient:
             raise OSError(problem or "no other node holds a copy")
 
     def _answer(self, asked: ObjectRef[Any], until_s: float) -> Any:
-        """Return the answer of this node's server. Raises RayActorError if it is gone, OSError if it cannot keep a snapshot."""
+        """Return the answer of this node's server. Raises RayActorError if it is gone, OSError if it cannot keep a snapshot or
+        does not answer in time."""
         try:
             return ray.get(asked, timeout=max(0.0, until_s - time.monotonic()))
         except ray.exceptions.GetTimeoutError:
@@ -218,7 +220,8 @@ class SnapshotClient:
         return True
 
     def forget(self, before: int, kept: SnapshotPart | None = None) -> None:
-        """As ``SnapshotStore.forget``; a server that does not answer keeps what it has until another call reaches it."""
+        """Free old snapshots, as ``SnapshotStore.forget``. A server that does not answer keeps its snapshots until another call
+        reaches it."""
         what = None if kept is None else (kept.term, kept.meta.step)
         asked = {server: server.forget.remote(before, what) for server in servers_named(self._prefix)}
         answers = [answer for server, answer in asked.items() if server in self._answering]
@@ -226,8 +229,9 @@ class SnapshotClient:
             ray.wait(answers, num_returns=len(answers), timeout=ANSWER_S)
 
     def found(self) -> list[SnapshotPart]:
-        """Return the whole snapshot parts on the servers that answer, each with all places that hold it; nodes that stay come
-        first. A place where the part has other pieces does not count."""
+        """Return the whole snapshot parts (one rank's share each) on the servers that answer. Each has all server processes
+        that hold it, those on nodes that stay first. A copy whose worker group or table of tensor pieces differs from the first
+        copy's is left out."""
         stay, contents = staying(), contents_of(servers_named(self._prefix))
         self._answering = {one.server for one in contents}
         contents.sort(key=lambda one: one.where[0] not in stay)
@@ -241,7 +245,8 @@ class SnapshotClient:
         return [dataclasses.replace(part, held_at=places[key]) for key, part in known.items()]
 
     def source(self, parts: Sequence[SnapshotPart]) -> _Source:
-        """Return a source that reads ``parts`` from this node if possible. Raises OSError if a part is held nowhere."""
+        """Return a source that reads ``parts``, from this node's memory where possible. Raises OSError if no server holds a
+        part."""
         self._read_at, origins = {}, {}
         for part in parts:
             file = file_of(part.key)
@@ -253,7 +258,7 @@ class SnapshotClient:
         return _Source(origins, self._prefix)
 
     def exclude(self, file: str) -> None:
-        """As ``SnapshotStore.exclude``."""
+        """Read ``file`` from another server from now on, because this server's copy is wrong (``SnapshotStore.exclude``)."""
         self._excluded.add((file, self._read_at[file]))
 
     def _server(self, node: str) -> ActorHandle[SnapshotServer]:
@@ -287,7 +292,7 @@ class _Origin(NamedTuple):
     key: SnapshotKey
     place: HeldAt
     is_here: bool
-    """Whether it is memory of this node."""
+    """Whether the snapshot is in memory of this node."""
     size_bytes: int
 
 
@@ -302,7 +307,8 @@ class _Source:
         self._lock = threading.Lock()
 
     def table(self, parts: Sequence[SnapshotPart]) -> PieceTable:
-        """As ``SnapshotSource.table``. Sends one request to each server, all at the same time."""
+        """Return the pieces of ``parts``, as ``SnapshotSource.table``. Sends one request to each server, all at the same
+        time."""
         at: dict[str, list[SnapshotPart]] = {}
         for part in parts:
             at.setdefault(self._origins[file_of(part.key)].place.node, []).append(part)
@@ -356,8 +362,9 @@ class _Source:
 
 @contextlib.contextmanager
 def snapshot_servers_follow(run: Folder, mailbox: MailboxClient, orphaned: OrphanedRun | None = None) -> Iterator[None]:
-    """Keep the run's servers up in the block, also those of an earlier driver, and end them at its end. After an error they
-    stay up, so that a driver that resumes within a minute finds them. ``orphaned``: see ``SnapshotServer.follow``."""
+    """Keep the run's snapshot servers up in the block, also those that an earlier driver started, and end them with the block.
+    After an error they stay up, so that a driver that resumes within a minute finds them. ``orphaned``: see
+    ``SnapshotServer.follow``."""
     for server in servers_named(name_prefix(run)):
         server.follow.remote(mailbox, armed(), orphaned)
     yield

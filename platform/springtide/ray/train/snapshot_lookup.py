@@ -35,7 +35,7 @@ def servers_named(name: str) -> Iterator[ActorHandle]:
     """Yield handles of the servers that have names with the prefix ``name``."""
     for one in ray.util.list_named_actors(all_namespaces=True):
         if one["namespace"] == NAMESPACE and one["name"].startswith(name):
-            with contextlib.suppress(ValueError):  # it has ended meanwhile
+            with contextlib.suppress(ValueError):  # the server has ended meanwhile
                 yield ray.get_actor(one["name"], namespace=NAMESPACE)
 
 
@@ -50,9 +50,9 @@ class ServerContents(NamedTuple):
 
 
 def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
-    """Return what these servers hold. Servers that are up answer at once. A server that is lost, busy or starting is waited for
-    only while the newest snapshot that the others know is incomplete without it. After ``ANSWER_S`` it is waited for only if
-    its node is up and its process is not gone."""
+    """Return the snapshot parts that each of these servers holds. Servers that are up answer at once. A server that is lost,
+    busy or starting is waited for only while the newest snapshot that the other servers know of is incomplete without it. After
+    ``ANSWER_S`` a server is waited for only if its node is up and its process is not gone."""
     waiting = {server.found.remote(): server for server in asked}
     known: list[ServerContents] = []
     begin_s, liveness = time.monotonic(), Liveness()
@@ -77,14 +77,14 @@ def contents_of(asked: Iterable[ActorHandle]) -> list[ServerContents]:
 
 
 def num_unheard(servers: Sequence[ActorHandle], known: Sequence[ServerContents]) -> int:
-    """Return how many of ``servers`` did not answer and may hold the rest of a newer snapshot. 0 if the newest snapshot in
-    ``known`` is whole."""
+    """Return how many of ``servers`` did not answer and may hold the missing parts of a newer snapshot. 0 if the newest
+    snapshot in ``known`` is whole."""
     return 0 if is_newest_whole(known) else len(servers) - len(known)
 
 
 def is_newest_whole(known: Sequence[ServerContents]) -> bool:
     """Return True if the newest snapshot that these servers know of is whole among them. If not, another server may hold the
-    rest."""
+    missing parts."""
     parts = [part for one in known for part, _ in one.held]
     whole = newest_whole(parts)
     return bool(whole) and _age(whole[0]) == max(map(_age, parts))
@@ -94,15 +94,16 @@ def _take(waiting: dict[ray.ObjectRef, ActorHandle], known: list[ServerContents]
     """Wait until ``number`` servers have answered, or ``wait_s`` is over. Moves their answers from ``waiting`` to ``known``."""
     for answer in ray.wait(list(waiting), num_returns=number, timeout=wait_s)[0] if waiting else ():
         server = waiting.pop(answer)
-        with contextlib.suppress(ray.exceptions.RayError):  # it is gone with its node
+        with contextlib.suppress(ray.exceptions.RayError):  # the server is gone with its node
             where, held = ray.get(answer)
             known.append(ServerContents(where, held, server))
 
 
 def _drop_lost(waiting: dict[ray.ObjectRef, ActorHandle]) -> None:
-    """Forget servers on nodes that refuse a connection: nothing comes from there, and Ray notices it seconds later."""
+    """Remove the servers on nodes that refuse a connection from ``waiting``: no answer comes from there, and Ray notices the
+    loss seconds later."""
     if waiting:
-        with contextlib.suppress(ray.exceptions.RayError, OSError):  # it cannot be found out: they are waited for
+        with contextlib.suppress(ray.exceptions.RayError, OSError):  # if the probe fails, all servers are waited for
             gone = refusing(waiting.values(), _AT_ONCE_S)
             for answer in [answer for answer, server in waiting.items() if server in gone]:
                 del waiting[answer]

@@ -1,4 +1,4 @@
-"""Have the snapshot servers commit what they hold, while no group trains. The driver's side.
+"""Have the snapshot servers (one per node) commit the newest snapshot as a checkpoint while no group trains. The driver's side.
 
     no group will train soon --begin--> a thread: ask the servers -> claim a lease -> each holder writes its part -> Saved
     a group starts ------------cancel--> no lease is claimed from then on; the group's newer lease ends a save under way
@@ -43,11 +43,11 @@ if TYPE_CHECKING:  # servers import this file, and need no torch
 
 _LOOK_S = 0.2
 _WRITE_S = PARTS_S + 60.0
-"""How long the holders may take to write their parts [s]."""
+"""How long the servers may take to write the snapshot parts that they hold [s]."""
 _ORPHANED_S = PARTS_S
 """How long servers without a driver try to commit what they hold [s]."""
 _EACH_S = 0.05
-"""Pause of an orphaned server between two look-ups, for each server of the run: each of them queries all others [s]."""
+"""Pause of an orphaned server between two look-ups, for each server of the run, because each server queries all others [s]."""
 _log = logging.getLogger(__name__)
 
 
@@ -59,8 +59,8 @@ class OrphanedRun:
     url: str
     """URL of the run's folder."""
     owner: str
-    """Owner of the last driver's lease. Nothing is written if another owner has claimed the run since, and its lease has not
-    ended."""
+    """Owner of the last driver's lease. Nothing is written if another owner has claimed the run since then and the lease of
+    that owner has not ended."""
     keeps_snapshots: bool = True
 
     @property
@@ -75,7 +75,7 @@ class OrphanedRun:
 
         Args:
             here: node and process of this server, as ``SnapshotServer.found`` returns them.
-            is_over: whether a driver is back.
+            is_over: returns True if a driver is back.
         """
         saver, failures, pause_s, end_s = SnapshotSaver(self), 0, 0.0, time.monotonic() + _ORPHANED_S
         while not is_over() and time.monotonic() < end_s:
@@ -89,7 +89,7 @@ class OrphanedRun:
                     return
                 lacking = to_commit(self.folder, held, configs.fingerprint(self.config))
                 if not lacking and not num_unheard(servers, places):
-                    return  # else busy servers may hold the rest
+                    return  # else busy servers may hold the missing parts
                 if lacking and here == min(place.where for place in places):
                     saver.save_newest()
                     failures = 0
@@ -106,7 +106,8 @@ class SnapshotSaver:
     def __init__(self, job: TrainJob | OrphanedRun) -> None:
         self._job = job
         self._lock = threading.Lock()
-        """Held while a lease is claimed, so that ``cancel`` waits for that: the lease of a starting group must be newer."""
+        """Locked while a lease is claimed, so that ``cancel`` waits for the claim: the lease of a starting group must be
+        newer."""
         self._thread: threading.Thread | None = None
         self._attempt = 0
         """Number of the newest save. A save that a group has overtaken may neither claim a lease nor record its result."""
@@ -142,7 +143,7 @@ class SnapshotSaver:
             self._not_before_s = float("-inf")
             self.begin()
         while self._is_busy and not is_over():
-            time.sleep(_LOOK_S)  # between polls, while nothing else is to be done
+            time.sleep(_LOOK_S)  # between polls
         return self._problem
 
     @property
@@ -169,12 +170,13 @@ class SnapshotSaver:
                     return
                 self._failures += 1
                 self._not_before_s = time.monotonic() + store_pause_s(self._failures)
-                self._problem = "" if isinstance(error, RunExists) else str(error)  # RunExists: the new owner has it
+                # RunExists is no problem to report: the driver that has claimed the run has the state
+                self._problem = "" if isinstance(error, RunExists) else str(error)
             _log.warning("the newest snapshot could not be committed, and is tried again: %s", error)
 
     def save_newest(self, attempt: int = 0) -> Saved | None:
-        """Commit the newest snapshot; if a copy is corrupt, use other copies as long as there are any. Returns None if the
-        store has that step, no whole snapshot is left, or a group has overtaken the ``attempt``."""
+        """Commit the newest snapshot; if a copy in memory is corrupt, use other copies as long as there are any. Returns None
+        if the store has that step, no whole snapshot is left, or a group has overtaken the ``attempt``."""
         while True:
             excluded = len(self._excluded)
             try:
@@ -190,7 +192,7 @@ class SnapshotSaver:
         servers = list(servers_named(name_prefix(run)))
         places, stay = contents_of(servers), set(staying())
         self._silent = num_unheard(servers, places)
-        places.sort(key=lambda place: place.where[0] not in stay)  # copies on nodes that stay first
+        places.sort(key=lambda place: place.where[0] not in stay)  # prefer copies on nodes that stay
         held = [
             (part, place) for place in places for part, _ in place.held if (place.where, part.key) not in self._excluded
         ]
@@ -206,7 +208,7 @@ class SnapshotSaver:
                 term = leases.claim(run, job.owner, trains=False, again=not is_orphaned, yields=is_orphaned).term
             except RunExists as error:
                 last = leases.newest(run)
-                self.refused = error if last and last.owner != job.owner else None  # else its servers were faster
+                self.refused = error if last and last.owner != job.owner else None  # else own servers were faster
                 raise
         shown, checkpoint = configs.redact(config).model_dump(mode="json"), config.checkpoint
         jobs = jobs_for(run, term, parts, shown, Rule.of(checkpoint))
@@ -219,7 +221,7 @@ class SnapshotSaver:
             outcomes = _outcomes(asked)
         except BadFile as error:
             for part in parts:
-                if error.file == file_of(part.key):  # the next try takes it from another node
+                if error.file == file_of(part.key):  # the next try takes the part from another node
                     self._excluded.add((holders[part.key].where, part.key))
             raise
         finally:
@@ -232,11 +234,11 @@ class SnapshotSaver:
 
 
 def _outcomes(asked: Mapping[ObjectRef[Any], ActorHandle]) -> list[Committed]:
-    """Return what the holders of all parts have written. Raises the first error at once, because the holder of rank 0's part
-    waits for the others; OSError if some do not answer, or are gone.
+    """Return what the servers that hold the parts have written. Raises the first error at once, because the server with rank
+    0's part waits for the others; OSError if a server does not answer in time, or is gone.
 
     Args:
-        asked: the pending result of each holder -> its server.
+        asked: the pending result of each write -> the server that writes.
     """
     waiting, end_s, liveness = list(asked), time.monotonic() + _WRITE_S, Liveness()
     while waiting:

@@ -38,7 +38,7 @@ from springtide.ray.train.mailbox import MailboxClient
 from springtide.ray.train.snapshot_lookup import ANSWER_S
 from springtide.storage.host_limits import free_bytes
 
-if TYPE_CHECKING:  # that file imports this one
+if TYPE_CHECKING:  # avoids a circular import
     from springtide.ray.train.snapshot_saver import OrphanedRun
 
 THREADS = {"keep": 16, "copy": 16}
@@ -51,7 +51,8 @@ _COPY_S = 10.0
 _LOOK_S = 5.0
 
 Place = tuple[int, int, bool, int]
-"""Place of a snapshot: term, rank, whether it is a replica, and index of the rank's staging buffer."""
+"""Key under which a snapshot is held: its lease's number (term), its rank, whether it is a copy from another node, and the
+index of the rank's staging buffer."""
 
 
 class _Segment:
@@ -64,7 +65,7 @@ class _Segment:
         )
 
     def mark(self, found: bytes) -> None:
-        """Set the mark, as ``StagingBuffer.mark`` does."""
+        """Set the mark, which names the step and worker group of the bytes in the memory, as ``StagingBuffer.mark`` does."""
         self.map[: len(found)] = found
 
     @property
@@ -73,11 +74,12 @@ class _Segment:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the memory holds all of ``snapshot``. Its rank may have died while it copied the next snapshot into it."""
+        """Whether the memory holds all of ``snapshot``. Its rank may have died while it copied the next snapshot into the
+        memory."""
         return self.map[: len(self.snapshot.mark)] == self.snapshot.mark
 
     def close(self) -> None:
-        with contextlib.suppress(BufferError):  # a reader still has a view; the memory is freed with the last one
+        with contextlib.suppress(BufferError):  # a reader still has a view; the memory is freed with the last view
             self.map.close()
         os.close(self.fd)
 
@@ -86,7 +88,8 @@ class SnapshotServer:
     """The holder of one run's snapshots on one node."""
 
     def __init__(self, folder: str, limit_bytes: int | None, alone_s: float) -> None:
-        """``limit_bytes``: None is half of the memory that the node has free now. ``alone_s``: see ``SnapshotClient``."""
+        """``limit_bytes``: most memory for snapshots; None is half of the memory that the node has free now. ``alone_s``: see
+        ``SnapshotClient``."""
         self._held: dict[Place, _Segment] = {}
         self._promised: dict[Place, int] = {}
         """Memory that is being opened or allocated [bytes]."""
@@ -100,14 +103,14 @@ class SnapshotServer:
         threading.Thread(target=self._end_alone, args=(alone_s,), daemon=True).start()
 
     def follow(self, mailbox: MailboxClient, fault_points: str = "", orphaned: OrphanedRun | None = None) -> None:
-        """Stay up as long as the run of ``mailbox`` does. ``fault_points``: see ``TrainJob``. ``orphaned``: commits what is
-        held when the driver is gone; None commits nothing."""
+        """Stay up as long as the run of ``mailbox`` does. ``fault_points``: see ``TrainJob``. ``orphaned``: commits the
+        snapshots held here once the driver is gone; None commits nothing."""
         self._mailbox, self._orphaned = mailbox, orphaned
         arm(fault_points)
 
     def limit(self, limit_bytes: int | None) -> None:
-        """Set the limit, as in ``__init__``: an earlier driver may have started this server with another limit. If the limit
-        was None and is None again, it stays."""
+        """Set the memory limit, as in ``__init__``: an earlier driver may have started this server with another limit. If the
+        limit was None and is None again, it stays."""
         with self._lock:
             if limit_bytes is not None:
                 self._limit = limit_bytes
@@ -126,15 +129,15 @@ class SnapshotServer:
         needed_from: int = 0,
     ) -> list[str]:
         """Hold the memory that process ``pid`` has open as ``fd``, and copy it to ``peers``. Returns for each peer why it has
-        no whole copy, empty if it has one. Snapshots of terms before ``needed_from`` are freed first. Raises OSError past
-        the limit."""
+        no whole copy, empty if it has one. Snapshots of leases with a number (term) below ``needed_from`` are freed first.
+        Raises OSError past the memory limit."""
         self._called_s = time.monotonic()
         place, path = (snapshot.term, snapshot.rank, False, slot), f"/proc/{pid}/fd/{fd}"
         self.forget(needed_from)
         held = self._held.get(place)
         if held is None or os.stat(path).st_ino != os.fstat(held.fd).st_ino:
             with self._room(place, snapshot):
-                opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # it may be any file by now, even a pipe
+                opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # by now ``fd`` may be any file, a pipe too
                 held = self._put(place, _Segment(opened, snapshot, writable=False))
         held.snapshot = snapshot
         problems = [""] * len(peers)
@@ -163,7 +166,7 @@ class SnapshotServer:
         self, snapshot: Snapshot, slot: int, begin: int, part: np.ndarray, is_last: bool, needed_from: int = 0
     ) -> None:
         """Store a part of a peer's snapshot, from byte ``begin`` of its memory; ``needed_from`` is as in ``keep``. Raises
-        OSError past the limit, and for a part that comes too late: its place has another snapshot by now."""
+        OSError past the memory limit, and for a part that comes too late, when a newer snapshot has taken its memory."""
         self._called_s = time.monotonic()
         place = snapshot.term, snapshot.rank, True, slot
         self.forget(needed_from)
@@ -186,7 +189,8 @@ class SnapshotServer:
             held.mark(snapshot.mark)
 
     def forget(self, before: int, kept: tuple[int, int] | None = None) -> None:
-        """Free the snapshots of terms before ``before``, except the one of term and step ``kept``."""
+        """Free the snapshots of leases with a number (term) below ``before``, except the snapshot with term and step
+        ``kept``."""
         with self._lock:
             for place, held in list(self._held.items()):
                 if held.snapshot.term < before and (held.snapshot.term, held.snapshot.meta.step) != kept:
@@ -200,21 +204,23 @@ class SnapshotServer:
         return (ray.get_runtime_context().get_node_id(), os.getpid()), whole
 
     def pieces(self, keys: Sequence[SnapshotKey]) -> list[PieceTable | None]:
-        """Return the piece table of each of these parts; None for a part that is no longer held whole here."""
+        """Return the table of tensor pieces of each of these snapshot parts; None for a part that this server no longer holds
+        whole."""
         with self._lock:
             found = {held.snapshot.key: held.snapshot.table for held in self._held.values() if held.is_whole}
         return [found.get(key) for key in keys]
 
     @ray.method(concurrency_group="copy")
     def read(self, key: SnapshotKey, begin: int, end: int) -> np.ndarray:
-        """Return bytes of a snapshot, for a process on another node."""
+        """Return bytes ``begin`` to ``end`` of a snapshot part, for a process on another node."""
         with self._lock:
             [held, *_] = [held for held in self._held.values() if held.snapshot.key == key and held.is_whole]
         return np.frombuffer(held.map[MARK_BYTES + begin : MARK_BYTES + end], dtype=np.uint8)
 
     @ray.method(concurrency_group="keep")
     def save(self, job: CommitJob, key: SnapshotKey, tries: int) -> Committed | BaseException:
-        """Write a part that is held here to the store, with ``write_part``."""
+        """Write a snapshot part that this server holds to the checkpoint store, with ``write_part``. Returns an error instead
+        of raising it."""
         with self._lock:
             held = next((held for held in self._held.values() if held.snapshot.key == key and held.is_whole), None)
             if held is None:
@@ -231,8 +237,8 @@ class SnapshotServer:
 
     @contextlib.contextmanager
     def _room(self, place: Place, snapshot: Snapshot) -> Iterator[None]:
-        """Reserve room for a snapshot while it is put into ``place``: concurrent calls do not get the same room. Raises OSError
-        past the limit."""
+        """Reserve room for a snapshot while its memory is opened or allocated under the key ``place``, so that concurrent calls
+        do not use the same room. Raises OSError past the memory limit."""
         size = MARK_BYTES + snapshot.size_bytes
         with self._lock:
             taken = {other: held.size_bytes for other, held in self._held.items()} | self._promised
@@ -256,11 +262,11 @@ class SnapshotServer:
         is_alone = True
         while is_alone:
             seen = time.monotonic()
-            while time.monotonic() - max(seen, self._called_s) < alone_s:  # a group may outlive its driver
+            while time.monotonic() - max(seen, self._called_s) < alone_s:  # a group may still call without its driver
                 time.sleep(min(_LOOK_S, alone_s / 4))  # between polls
                 if self._has_driver():
                     seen = time.monotonic()
-            with contextlib.suppress(Exception):  # it ends in any case
+            with contextlib.suppress(Exception):  # this process ends in any case
                 if self._orphaned is not None:
                     self._orphaned.commit(self.found()[0], self._has_driver)
             is_alone = self._has_driver()
@@ -268,7 +274,7 @@ class SnapshotServer:
 
     def _has_driver(self) -> bool:
         """Return whether the run's driver is there, and trains this run."""
-        with contextlib.suppress(Exception):  # it is gone, or the cluster itself is ending
+        with contextlib.suppress(Exception):  # the mailbox is gone, or the cluster itself is ending
             return self._mailbox is not None and self._mailbox.progress().get(ANSWER_S) is not None
         return False
 
@@ -277,6 +283,6 @@ def _problem(copy: ObjectRef[None]) -> str:
     """Return why a completed call to another server has failed; empty if it succeeded."""
     try:
         ray.get(copy)
-    except ray.exceptions.RayError as error:  # it is lost, or has no room
+    except ray.exceptions.RayError as error:  # the other server is lost, or has no room
         return str(getattr(error, "cause", None) or error).strip().splitlines()[-1][:200]
     return ""

@@ -40,7 +40,7 @@ from springtide.training.compile_cache import key_of
 
 _POLL_S = 0.5
 _END_S = 10.0
-"""How long Ray Train's controller may take to see that all its workers are gone [s]."""
+"""How long Ray Train's controller may take to notice that all its workers are gone [s]."""
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -56,10 +56,10 @@ def train(
     begun_s: float = 0.0,
 ) -> None:
     """Train ``config`` to its end on the cluster that this process is connected to. ``listen`` receives every event. ``owner``
-    is the id under which the run was claimed. ``workers`` are those of an earlier run; they train this run, and are kept for
-    the next. ``begun_s``: when the run was first started, seconds since 1970, if it has a deadline.
+    is the id under which the run was claimed. ``workers`` are the workers of an earlier run; they train this run, and are kept
+    for the next run. ``begun_s``: when the run was first started, seconds since 1970, if it has a deadline.
 
-    SIGINT and SIGTERM ask for a checkpoint and stop; a second one raises KeyboardInterrupt at once. A worker's
+    SIGINT and SIGTERM ask for a checkpoint and stop; a second signal raises KeyboardInterrupt at once. A worker's
     SpringtideError is raised as itself, any other error as TrainingFailed with its rank and trace.
     """
     if place := may_be_taken_away(ray.get_runtime_context().get_node_id()):
@@ -130,7 +130,8 @@ def for_workers(config: Config) -> Config:
 
 def _trainer(run: Folder, term: int, job: TrainJob, workers: WorkerLender) -> SpringtideTrainer:
     config, elastic = job.config, job.config.elastic
-    # for Ray Train's own state. The run's name has the term, because Ray resumes by itself under a name that it has seen
+    # for Ray Train's own state. The name has the lease's number (term), because Ray resumes by itself under a name that it has
+    # seen
     filesystem = None if run.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(run.fs))
     resources = {"CPU": elastic.cpus_per_worker}
     if elastic.gpus_per_worker:

@@ -45,17 +45,17 @@ from springtide.training.preflight import preflight
 _log = logging.getLogger(__name__)
 
 _LET_GO = threading.Event()
-"""Set when this process's group is over. As ``World.aborted`` it keeps a step from using the results of an aborted
-collective."""
+"""Set when this process's group has ended. It is the group's ``World.aborted``: a step then does not use the results of an
+aborted collective."""
 _TRAINING = threading.Lock()
 _links: Connections | None = None
 """The connections of this process's group."""
 _clean = True
 """Whether no collective of this process's group can be in flight."""
 _live: LiveState | None = None
-"""This rank's part of the state of the group that trains, or of the group that was lost."""
+"""This rank's shard of the training state, in the group that trains or in the group that was lost."""
 _free_since_s = 0.0
-"""When this process left its newest group, of ``time.perf_counter``; 0 before [s]."""
+"""When this process left its newest group, by ``time.perf_counter``; 0 before [s]."""
 _LEFT_BYTES = 64 * 2**20
 """Device memory that a process may still hold after it has left a group; with more, the next group has no room [bytes]."""
 
@@ -74,7 +74,7 @@ def work(job: TrainJob) -> None:
             # free model, optimizer and feed, whose memory the next group needs; ``settle`` frees what ``_live`` has
             traceback.clear_frames(error.__traceback__)
             raise
-        if left:  # to return would tell Ray that training is over
+        if left:  # do not return: Ray would take that as the end of training
             _LET_GO.wait()
 
 
@@ -107,8 +107,8 @@ def let_go(patience_s: float, survivors: Sequence[int] = ()) -> LiveShard | bool
 
 
 def settle(ranks: Sequence[int]) -> bool:
-    """Keep the shard that ``let_go`` returned on this node if ``ranks`` is not empty, else drop it. Returns whether the process
-    is ready for another group."""
+    """Store the shard that ``let_go`` returned on this node, if ``ranks`` (the ranks that together have the whole state) is not
+    empty; else drop it. Returns whether the process is ready for another group."""
     global _live
     live, _live = _live, None
     try:
@@ -122,7 +122,7 @@ def settle(ranks: Sequence[int]) -> bool:
 
 
 def _is_ready() -> bool:
-    """Give back memory; return whether there is enough for another group."""
+    """Free this process's unused memory; return whether enough is free for another group."""
     global _free_since_s
     _free_since_s = time.perf_counter()
     with contextlib.suppress(AttributeError):  # glibc only: each group's thread leaves an arena full of freed memory
@@ -131,7 +131,7 @@ def _is_ready() -> bool:
 
 
 def _gave_memory_back() -> bool:
-    """Return whether the device's memory is free for another group."""
+    """Free the device's cached memory; return whether enough is free for another group."""
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated()
     if held > _LEFT_BYTES:
@@ -172,7 +172,7 @@ def _train(job: TrainJob) -> bool:
     device = "cuda" if config.elastic.gpus_per_worker else "cpu"
     here = world(device, context.get_local_rank(), config.parallel.shards, _LET_GO)
     if here.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(here.device)  # the peak that is reported is this group's
+        torch.cuda.reset_peak_memory_stats(here.device)  # the reported peak is that of this group alone
     data = open_data(config.data)
     global _links, _live
     _links = Connections()
@@ -216,7 +216,7 @@ def _train(job: TrainJob) -> bool:
 # Read a checkpoint's file again on another node. Used when a file looks bad and all ranks that could read it again are on the
 # node that found it bad.
 #
-# rank --can it see the run's folder?--> a task on the driver's node, else on others --> reads the file again
+# rank --can the node see the run's folder?--> a task on the driver's node, else on other nodes --> reads the file again
 #
 # The task runs in a new process without torch, because this is rarely needed.
 
@@ -249,7 +249,7 @@ def read_elsewhere(mailbox: MailboxClient, run: Folder, name: str, file: str, no
                 return str(ray.get(ray.remote(still_bad).options(**there).remote(run, name, file)))
         except RayError as error:
             if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-                raise OSError(str(error)) from None  # an error of the store
+                raise OSError(str(error)) from None  # the store's own error
             ray.cancel(seen, force=True)
             silent.append(node)
             _log.warning("node %s does not read %s again: %s", node[:8], file, error)

@@ -1,5 +1,5 @@
-"""What a driver keeps from one run to the next: its share of a pool, worker processes, their mailbox. Each takes a second or
-more to start."""
+"""What a driver keeps from one run to the next: its share of a worker pool, its worker processes and their mailbox. Each of
+these takes a second or more to start."""
 
 from __future__ import annotations
 
@@ -67,22 +67,22 @@ class WorkerLender:
                 f"run {config.run.id!r} is being trained on this cluster by another driver; wait for it or stop it"
             ) from None
         if self._limit != WorkerLimit():
-            self._mailbox.limit_workers(self._limit).wait()  # before the controller asks for it
+            self._mailbox.limit_workers(self._limit).wait()  # before the controller reads the limit
         return self._mailbox
 
     def ask(self, request: GroupRequest) -> None:
         """Send a request to the current run, if there is one."""
         mailbox = self._mailbox
         if mailbox is not None:
-            with contextlib.suppress(RayError):  # it has just ended
+            with contextlib.suppress(RayError):  # the run's mailbox has just ended
                 mailbox.ask(request).get()
 
     def limit(self, limit: WorkerLimit) -> None:
         """Limit the workers of the current run and of later ones."""
         self._limit = limit
-        mailbox = self._mailbox  # read after the limit is set: a mailbox that opens meanwhile has it
+        mailbox = self._mailbox  # read after the limit is set: a mailbox that opens meanwhile gets the limit
         if mailbox is not None:
-            with contextlib.suppress(RayError):  # it has just ended
+            with contextlib.suppress(RayError):  # the run's mailbox has just ended
                 mailbox.limit_workers(limit).get()
 
     def post(self, event: Event) -> None:

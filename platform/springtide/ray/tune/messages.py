@@ -27,8 +27,8 @@ class TrainFunction(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class TrialJob:
-    """The part of a trial's job that is the same for all trials. It has passwords: nothing that Tune saves in a file may refer
-    to it."""
+    """The part of a trial's job that is the same for all trials. It has passwords, so nothing that Tune saves in a file may
+    refer to it."""
 
     base: Config
     """Config of all trials, before a trial's point is applied."""
@@ -37,13 +37,13 @@ class TrialJob:
     pool: WorkerPoolHandle
     train: TrainFunction
     report: Callable[[Folder], None]
-    """Function that writes the page of the run in a folder."""
+    """Function that writes the HTML report of the run in a folder."""
     decided: frozenset[int] = frozenset()
     """Numbers of trials that an earlier start of the sweep has ended: they must not continue."""
     population: bool = False
     """Whether trials take over each other's state."""
     settled_step: int = 0
-    """The step up to which an earlier start of a population has the results of all its trials."""
+    """For a population: the step up to which an earlier start of the sweep has the results of all trials."""
 
 
 class TrialSpec(TypedDict):
@@ -64,8 +64,8 @@ class TrialParameters(TypedDict):
 
 
 class TrialResult(TypedDict, total=False):
-    """A trial's result, as its process sends it to the driver. If the trial was never evaluated, it has only the trial's number
-    and end, and the worst objective."""
+    """A trial's result, as its process sends it to the driver. If the trial was never evaluated, the result has only the
+    trial's number and end, and the worst objective."""
 
     number: int
     heldout_loss: float
@@ -90,7 +90,7 @@ class TrialResult(TypedDict, total=False):
     held: str
     """The error that names the other driver which holds the sweep or the run: nothing may be recorded for the trial."""
     done: bool
-    """Whether this is the trial's last result; Tune sets it, too, for a trial that it stops."""
+    """Whether this is the trial's last result; Tune also sets it for a trial that it stops."""
     over: bool
     """Whether the run has ended; Tune does not set it."""
 
@@ -102,8 +102,8 @@ def value_of(result: TrialResult, metric: str) -> float:
 
 
 def at_worst(result: TrialResult, sweep: Sweep) -> TrialResult:
-    """Return ``result`` as the last one of a trial that has failed, is held or was never evaluated: its objective is the
-    worst. Tune ends the whole sweep over a result without the objective."""
+    """Return ``result`` as the last result of a trial that has failed, belongs to another driver or was never evaluated: its
+    objective is set to the worst value. Tune would end the whole sweep at a result without the objective."""
     return cast("TrialResult", {**result, sweep.metric: sweep.worst, "done": True})
 
 
@@ -112,8 +112,8 @@ def at_worst(result: TrialResult, sweep: Sweep) -> TrialResult:
 
 @dataclasses.dataclass(frozen=True)
 class HeldSweep:
-    """A sweep's folder and the term of a driver's lease on it. Ray Tune pickles it into a file: it has no config, so no
-    password."""
+    """A sweep's folder, and the number (term) of the driver's lease on it. Ray Tune pickles it into a file: it has no config,
+    so no password."""
 
     folder: SweepFolder
     term: int

@@ -1,4 +1,4 @@
-"""Ray Tune's schedulers, in rungs of a sweep's budget."""
+"""Ray Tune's schedulers for a sweep. Their unit of time is a rung: the training between two evaluations."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ POPULATIONS = ("pbt", "pb2")
 
 
 def known_as(scheduler: TrialScheduler) -> str:
-    """Return the name under which ``scheduler_of`` makes such a scheduler, else the name of its class."""
+    """Return the name under which ``scheduler_of`` makes a scheduler of this class, else the name of the class."""
     return _NAMES.get(type(scheduler), type(scheduler).__name__)
 
 
 def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
-    """Return Tune's scheduler ``name``, in rungs of the budget. Raises ConfigError for an unknown one."""
+    """Return Tune's scheduler ``name``, with the rungs (evaluations of a trial) of the sweep's budget as its time. Raises
+    ConfigError for an unknown name."""
     if name not in SCHEDULERS:
         raise ConfigError(explain("--scheduler", name, "is not known", configs.nearest(name, SCHEDULERS)))
     asked = {"metric": sweep.metric, "mode": sweep.mode}
@@ -54,8 +55,8 @@ def scheduler_of(name: str, sweep: Sweep) -> TrialScheduler:
 
 
 class _RepeatableASHA(ASHAScheduler):
-    """An ASHA that stops no trial on a replayed result, which an earlier start of the sweep had, too. That start has recorded
-    which trials it stopped. Now trials may report in another order, which would give other decisions."""
+    """An ASHA that stops no trial on a replayed result, which an earlier start of the sweep had, too. The earlier start has
+    recorded which trials it stopped. Trials may now report in another order, which would lead to other decisions."""
 
     def on_trial_result(self, tune_controller: TuneController, trial: TuneTrial, result: TrialResult) -> str:
         """Handle a result. A replayed one stops no trial, but other results are compared with it."""
@@ -71,12 +72,12 @@ class _RepeatableMedian(MedianStoppingRule):
         decision: str = super().on_trial_result(tune_controller, trial, result)
         if decision != TrialScheduler.STOP or not result.get("replayed"):
             return decision
-        self._stopped_trials.discard(trial)  # else its next result is an error
+        self._stopped_trials.discard(trial)  # else the trial's next result is an error
         return TrialScheduler.CONTINUE
 
 
 class _SynchronousPBT(PopulationBasedTraining):
-    """A synchronous PBT that does not wait for ended members."""
+    """A synchronous PBT that does not wait for members (trials) that have ended."""
 
     _next_perturbation_sync: float
 
@@ -96,13 +97,13 @@ class _SynchronousPBT(PopulationBasedTraining):
 
     def _get_new_config(self, trial: TuneTrial, trial_to_clone: TuneTrial) -> tuple[TrialParameters, dict[str, object]]:
         """Return the new config, with the checkpoint that the state comes from. Tune would restore the state from its own
-        checkpoint, and may restore the trial's own checkpoint instead, if that was still being written."""
+        checkpoint, and may restore the trial's own checkpoint instead, if the checkpoint to restore was still being written."""
         config: TrialParameters
         config, changes = super()._get_new_config(trial, trial_to_clone)
         return {"trial": {**config["trial"], "of": self._trial_state[trial_to_clone].last_result["state"]}}, changes
 
     def _go_on(self, tune_controller: TuneController, over: TuneTrial | None = None) -> None:
-        """Move to the next rung if all live members have reached this one."""
+        """Move to the next rung (evaluation) if all live members have reached the current rung."""
         live = [one for one in tune_controller.get_live_trials() if one is not over]
         reached = [self._trial_state[one].last_train_time for one in live]
         if reached and min(reached) >= self._next_perturbation_sync:
@@ -110,13 +111,14 @@ class _SynchronousPBT(PopulationBasedTraining):
 
 
 class _SynchronousPB2(_SynchronousPBT, PB2):
-    """A synchronous PB2 that does not wait for ended members."""
+    """A synchronous PB2 that does not wait for members (trials) that have ended."""
 
 
 def _population(name: str, sweep: Sweep, asked: dict[str, object]) -> TrialScheduler:
-    """Return a population's scheduler. Members wait for each other at each rung, so that the result does not depend on which
-    of them lost workers. PBT changes the point that is taken over by a fifth, or draws a new one; PB2 takes the next point from
-    a Gaussian process (Parker-Holder et al., 2020), along the ranges of the space, in logs where the space uses them."""
+    """Return a population's scheduler. Members (trials) wait for each other at each rung (evaluation), so that the result does
+    not depend on which members lost workers. PBT changes the point that is taken over by a fifth, or draws a new one; PB2 takes
+    the next point from a Gaussian process (Parker-Holder et al., 2020), along the ranges of the space, in logs where the space
+    uses them."""
     if name == "pb2":
 
         def explore(config: TrialParameters) -> TrialParameters:

@@ -1,7 +1,7 @@
-"""A trial's process: Tune's Trainable around the runs of a trial.
+"""A trial's process: a Trainable of Ray Tune that trains the runs of a trial.
 
 A trial's state is its run's folder, not a checkpoint of Tune's. A trial that was paused, lost or resumed continues from there:
-it reads its earlier results from its journal and reports them again, so that a restarted scheduler gets the same ones. A
+it reads its earlier results from its journal and reports them again, so that a restarted scheduler gets the same results. A
 trial of a population that takes over another's state continues in a new run, its next generation.
 """
 
@@ -47,7 +47,7 @@ class Trial(tune.Trainable):
         self._take_on(config)
 
     def _take_on(self, config: TrialParameters) -> None:
-        self._number = number_of(str(self.trial_name))  # the config may be another trial's, with its state
+        self._number = number_of(str(self.trial_name))  # from the name: the config may be another trial's
         self._spec = config["trial"]
         self._lineage: list[Generation] = []
         self._runner: TrialRunner | None = None
@@ -56,8 +56,8 @@ class Trial(tune.Trainable):
     def step(self) -> TrialResult:
         """Wait for the next evaluation; return its metrics, with ``done`` if it is the last.
 
-        The last result is returned after the run has ended: Tune stops the trial on it, and a worker lost just before would
-        leave steps to train again."""
+        The last result is returned only after the run has ended: Tune stops the trial when it gets this result, and if a worker
+        were lost just before, the last steps would have to be trained again."""
         try:
             runner = self._runner = self._runner or self._begin()
         except RunExists as held:
@@ -78,9 +78,9 @@ class Trial(tune.Trainable):
                     return self._held(error)
                 case Failed(
                     TrainingInterrupted() | StoreUnavailable() as error
-                ):  # Tune tries again, as may a resumed sweep
+                ):  # Tune retries, and so may a resumed sweep
                     raise error
-                case Failed(SpringtideError() as error):  # it would fail again: the trial ends, and reports why
+                case Failed(SpringtideError() as error):  # the error would recur: the trial ends and reports it
                     return {**at_worst(self._last, self._job.sweep), "failed": str(error)[:500]}
                 case Failed(error):
                     raise error
@@ -91,7 +91,7 @@ class Trial(tune.Trainable):
         return {"reported": self._reported}
 
     def load_checkpoint(self, checkpoint: dict[str, int] | None) -> None:
-        """Continue after the last reported step."""
+        """Continue reporting after the last reported step."""
         self._reported = (checkpoint or {}).get("reported", self._job.settled_step)
 
     def reset_config(self, new_config: TrialParameters) -> bool:

@@ -1,6 +1,6 @@
 """Train a run of a trial in a thread. Its progress is a queue of messages:
 
-Evaluated*  Finished | Failed       evaluations of an earlier start come first, from the journal
+Evaluated*  Finished | Failed       evaluations of an earlier start of the sweep come first, from the journal
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAVED_S = 300.0
 
 @dataclasses.dataclass(frozen=True)
 class Finished:
-    """The run is trained to its end, was stopped with everything saved, or may not continue."""
+    """The run was trained to its end, was stopped after its state was saved, or must not continue."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,20 +45,20 @@ Message = Evaluated | Finished | Failed
 
 
 class ReportWriter:
-    """Writes the pages of ended runs in a thread: the next trial does not wait for them."""
+    """Writes the HTML reports of ended runs in a thread, so that the next trial does not wait for them."""
 
     def __init__(self, report: Callable[[Folder], None]) -> None:
-        """``report``: function that writes the page of the run in a folder."""
+        """``report``: function that writes the HTML report of the run in a folder."""
         self._report = report
         self._thread: threading.Thread | None = None
 
     def write(self, run: Folder) -> None:
-        """Start to write the page of ``run``."""
+        """Start to write the HTML report of ``run``."""
         self._thread = threading.Thread(target=self._report, args=(run,), daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the last page."""
+        """Wait for the last report."""
         if self._thread is not None:
             self._thread.join(SAVED_S)
 
@@ -73,7 +73,7 @@ class TrialRunner:
         self._messages: queue.Queue[Message] = queue.Queue()
         self._steps: dict[int, StepDone] = {}
         self.judged_step = 0
-        """The step up to which an earlier start has decided on the evaluations."""
+        """The step up to which an earlier start of the sweep has decided, by the evaluations, whether the trial continues."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -82,12 +82,13 @@ class TrialRunner:
         return list(self._steps.values())
 
     def start(self, *, decided: bool, saved_only: bool) -> None:
-        """Repeat the evaluations of an earlier start, then train the remaining steps in a thread.
+        """Put the evaluations of an earlier start of the sweep into the queue again, then train the remaining steps in a
+        thread.
 
         Args:
-            decided: whether the trial may not continue.
-            saved_only: evaluate again after the newest checkpoint. For a population, whose members take over each other's
-                saved states.
+            decided: whether the sweep has recorded that the trial must not continue.
+            saved_only: drop earlier evaluations after the newest checkpoint, and evaluate again there. For a population,
+                whose members take over each other's saved states.
         """
         events = read_journal(self.folder) if self.folder.exists(configs.RUN_CONFIG) else []
         if saved_only:
@@ -98,7 +99,7 @@ class TrialRunner:
         ended = [event for event in events if isinstance(event, Stopped)]
         is_over = decided or bool(ended and ended[-1].status == "finished")
         known = sorted({event.step for event in events if isinstance(event, Evaluated)})
-        # the driver may have been gone when the newest evaluation came
+        # the newest evaluation may be undecided: the driver may have been gone when it came
         self.judged_step = max(known if is_over else known[:-1], default=0)
         if is_over or self._closed():
             self._messages.put(Finished())
@@ -107,7 +108,7 @@ class TrialRunner:
         self._thread.start()
 
     def next(self) -> Message:
-        """Wait for the next message; once the worker pool is closed stop the run, everything saved, and return Finished."""
+        """Wait for the next message; once the worker pool is closed, save and stop the run, and return Finished."""
         while True:
             try:
                 return self._messages.get(timeout=_LOOK_S)
@@ -117,10 +118,10 @@ class TrialRunner:
                     return Finished()
 
     def stop(self) -> None:
-        """Stop the run, with everything saved."""
+        """Stop the run after its state is saved."""
         deadline = time.monotonic() + SAVED_S
         while self._thread is not None and self._thread.is_alive() and time.monotonic() < deadline:
-            self._workers.ask(GroupRequest.STOP)  # repeated: the run may not listen yet
+            self._workers.ask(GroupRequest.STOP)  # repeat it: the run may not receive requests yet
             self._thread.join(_ASK_AGAIN_S)
 
     def _closed(self) -> bool:
@@ -131,7 +132,7 @@ class TrialRunner:
             self._workers.claim(self.config)
             self._train_when_free()
             self._messages.put(Finished())
-        except BaseException as error:  # raised or reported in Tune's thread
+        except BaseException as error:  # the error is raised or reported in Tune's thread
             self._messages.put(Failed(error))
         finally:
             self._workers.free()
@@ -139,7 +140,7 @@ class TrialRunner:
                 self._reports.write(self.folder)
 
     def _train_when_free(self) -> None:
-        """Train; retry while the processes of a killed driver still hold the run."""
+        """Train the run; retry while the processes of a killed driver still hold its lease."""
         deadline = time.monotonic() + _FREE_S
         while True:
             resume = self.folder.exists(configs.RUN_CONFIG)

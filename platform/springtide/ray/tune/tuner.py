@@ -44,13 +44,16 @@ if TYPE_CHECKING:
     from ray.tune.experiment import Trial as TuneTrial
 
 _FAILURES = 3
-"""Failures of a trial's process, or of what its training needs, before the trial is given up until the sweep is resumed."""
+"""How often Tune restarts a trial after its process, or something that its training needs, has failed. After that the trial
+ends, until the sweep is resumed."""
 
 Say = Callable[[str], None]
 BeginTrial = Callable[[int, Point], bool]
-"""Function that records a point, by its trial's number, before it is tried; returns False if it may not."""
+"""Function that records a trial's number and point (its settings) before the trial starts; returns False if the trial may not
+start."""
 EndTrial = Callable[[int, str, str], bool]
-"""Function that records that a trial, by number, must not continue: how it ended, and why; returns False if it may not."""
+"""Function that records that a trial must not continue: its number, how it ended, and why. Returns False if nothing could be
+recorded."""
 _P = ParamSpec("_P")
 
 
@@ -94,11 +97,11 @@ class SearchAdapter(Searcher):
         return {"trial": {"number": number, "point": point}}
 
     def on_trial_complete(self, trial_id: str, result: TrialResult | None = None, error: bool = False) -> None:
-        """Report an ended trial to the search, and check whether another one is worth its price."""
+        """Report an ended trial to the search, and check whether another trial is worth its cost."""
         values = None
         if not error and result and "failed" not in result and "held" not in result:
             value = value_of(result, self._sweep.metric)
-            if math.isfinite(value):  # else it diverged, or was never evaluated
+            if math.isfinite(value):  # else the trial diverged, or was never evaluated
                 secondary = [value_of(result, self._sweep.secondary.metric)] if self._sweep.secondary else []
                 values = [value, *secondary]
         self._search.tell(self._numbers[trial_id], values)
@@ -106,15 +109,16 @@ class SearchAdapter(Searcher):
         self.worthless = self._exhausted or self._is_worthless()
 
     def _is_worthless(self) -> str:
-        """Return why another trial is not worth its price; empty if it is. Compares the results of complete trials with the
-        cost of all trials."""
+        """Return why another trial is not worth its cost; empty if it is. Compares the results of complete trials with the cost
+        of all trials."""
         least, known = self._sweep.budget.min_improvement_per_dollar, list(self._results.values())
         paid, what = sum(one.get("dollars", 0.0) for one in known), "dollar"
         if not paid:
             paid, what = sum(one.get("worker_s", 0.0) for one in known) / 3600.0, "worker-hour"
         if not least or not paid:
             return ""
-        # half a rung less: with another batch size, the last step ends at another number of tokens
+        # half a rung (the tokens between two evaluations) less than a whole trial: batch sizes differ, and so does the number
+        # of tokens at a trial's last step
         furthest = self._sweep.budget.tokens_per_trial * (1.0 - 0.5 / self._sweep.budget.rungs)
         complete = [
             (self._points[trial_id], value_of(one, self._sweep.metric))
@@ -127,7 +131,7 @@ class SearchAdapter(Searcher):
         return f"another trial can gain at most {worth:.3g} per {what}; min_improvement_per_dollar is {least:g}"
 
     def save(self, checkpoint_path: str) -> None:
-        """Do nothing: a resumed sweep reads its results again."""
+        """Do nothing: a resumed sweep reads its trials' results from their journals."""
 
     def restore(self, checkpoint_path: str) -> None:
         """Do nothing, for the same reason as ``save``."""
@@ -153,7 +157,7 @@ class ProgressCallback(tune.Callback):
         self._of: dict[str, str] = {}
 
     def on_step_begin(self, iteration: int, trials: list[TuneTrial], **info: object) -> None:
-        """Count the live trials; Tune calls this once or more per result."""
+        """Count the trials that run or are about to; Tune calls this once or more per result."""
         self._points.live = sum(one.status in ("PENDING", "RUNNING") for one in trials)
         self._spent.running = sum(one.status == "RUNNING" for one in trials)
 
@@ -192,7 +196,8 @@ class ProgressCallback(tune.Callback):
             self._say(f"{name}: stopped {reason}, {self._sweep.metric} {value:.4f}")
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: object) -> None:
-        """Report a trial that was interrupted too often. It may continue: no end of it is recorded."""
+        """Report a trial that was interrupted too often. No end is recorded for the trial, so that a resumed sweep may continue
+        it."""
         self._over.add(_name(trial))
         self._say(f"{_name(trial)}: interrupted {_FAILURES + 1} times, can be resumed; see {trial.path}")
 
@@ -204,8 +209,8 @@ class BudgetStopper(tune.Stopper):
     def __init__(
         self, budget: Budget, pool: WorkerPoolHandle, before: Sequence[TrialOutcome], interrupted: threading.Event
     ) -> None:
-        """``before``: what trials have spent so far. Some of these trials are not reported again, and the others report step by
-        step."""
+        """``before``: outcomes of the sweep's earlier trials, whose costs count from the start: some of these trials report no
+        result again, and the other trials report their costs step by step."""
         self._budget, self._pool, self._interrupted = budget, pool, interrupted
         self._by_trial = {one.name: (float(one.tokens), one.worker_s, one.dollars) for one in before}
         self.over = ""
@@ -213,7 +218,7 @@ class BudgetStopper(tune.Stopper):
         self.running = 0
         """Number of trials that run."""
         self.failure: OSError | None = None
-        """Why the sweep's folder could not be written, after all tries."""
+        """Why the sweep's folder could not be written, after all retries; None if it could."""
         self._over_s = math.inf
         self._lost = False
 
@@ -223,8 +228,8 @@ class BudgetStopper(tune.Stopper):
         return {**self.__dict__, "_interrupted": None, "failure": None}
 
     def __call__(self, trial_id: str, result: TrialResult) -> bool:
-        """Add a trial's result; returns False, because no trial is stopped alone. The largest costs that were reported for a
-        trial count: an earlier result may be reported again, and a failure has no costs."""
+        """Add the costs in a trial's result; returns False, because this stopper ends all trials or none. The largest costs
+        that were reported for a trial count: an earlier result may be reported again, and a failure has no costs."""
         name = name_of(result["number"])
         tokens, worker_s, dollars = self._by_trial.get(name, (0.0, 0.0, 0.0))
         self._by_trial[name] = (
@@ -235,8 +240,9 @@ class BudgetStopper(tune.Stopper):
         return False
 
     def unless_lost(self, write: Callable[_P, None]) -> Callable[_P, bool]:
-        """Wrap ``write`` to return True if it has written. If another driver has taken over the sweep, this driver ends its
-        trials. A store that cannot be reached is tried again for half an hour; after that the sweep ends."""
+        """Wrap ``write``, which writes to the sweep's folder, to return True if it has written. If another driver has taken
+        over the sweep, this driver ends its trials. A store that cannot be reached is tried again for half an hour; after that
+        the sweep ends."""
 
         def checked(*arguments: _P.args, **named: _P.kwargs) -> bool:
             failures = 0
@@ -278,7 +284,7 @@ class BudgetStopper(tune.Stopper):
 
 @dataclasses.dataclass(frozen=True)
 class TrialTuner:
-    """Tries points of a sweep under Ray Tune."""
+    """Runs the trials of a sweep under Ray Tune. Each trial trains with one point (a set of settings)."""
 
     job: TrialJob
     concurrent: int
@@ -316,7 +322,7 @@ class TrialTuner:
         begin = spent.unless_lost(held.begin_trial)
         points = SearchAdapter(search, sweep, lambda number, point: not spent.over and begin(number, point), most)
         progress = ProgressCallback(sweep, points, spent, say, spent.unless_lost(held.end_trial), known_as(scheduler))
-        # on the head, because it stays; their workers are wherever the pool has room
+        # the trials' processes run on the head node, because it stays; their workers run wherever the pool has room
         here = tune.PlacementGroupFactory([{"CPU": 0, HEAD: round(0.99 / room(), 3) if knows_all else 0.001}])
         tuner = tune.Tuner(
             tune.with_resources(tune.with_parameters(Trial, job=self.job), here),
@@ -343,7 +349,7 @@ class TrialTuner:
         try:
             with without_tune_signals():
                 tuner.fit()
-        except tune.TuneError as error:  # of Tune itself, not of a trial; its text is a stack trace
+        except tune.TuneError as error:  # an error of Tune itself, not of a trial; its text is a stack trace
             problem = f"an error inside Ray Tune: {last_line(error)}"
             if not spent.over:
                 raise TrainingInterrupted(f"{problem}; resume with --resume") from error
@@ -370,13 +376,13 @@ class Room:
 
 
 def _filesystem(folder: SweepFolder) -> pyarrow.fs.FileSystem | None:
-    """Return Tune's access to the folder; None for a local one."""
+    """Return the file system through which Tune reaches the sweep's folder; None for a local folder."""
     root = folder.root
     return None if root.is_local else pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(root.fs))
 
 
 def _members(sweep: Sweep, points: Sequence[Point]) -> dict[str, object]:
-    """Return a population in Tune's form: all members exist from the start."""
+    """Return the trials of a population as Tune's search space, a grid: all trials exist from the start."""
     members: list[TrialSpec] = [
         {"number": number, "point": point, "shares": shares(sweep, point)} for number, point in enumerate(points)
     ]

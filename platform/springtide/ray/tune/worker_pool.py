@@ -48,14 +48,14 @@ class WorkerPool:
         self._heard_s[claim.client_id] = time.monotonic()
 
     def set_score(self, client_id: str, score: float, speeds: Mapping[int, float]) -> None:
-        """Set a client's score, and use its run's speed at each world size [tokens/s] to learn how many workers a run can
+        """Set a client's score, and use its run's speed at each world size [tokens/s] to estimate how many workers any run can
         use."""
         if client_id in self._claims:
             self._claims[client_id] = self._claims[client_id]._replace(score=score)
         self._most = useful(speeds) or self._most
 
     def beat(self, client_id: str) -> None:
-        """Note that a client is there, if it has a request."""
+        """Record that a client is alive, if it has a request."""
         if client_id in self._claims:
             self._heard_s[client_id] = time.monotonic()
 
@@ -105,7 +105,7 @@ WorkerPoolHandle: TypeAlias = "ActorHandle[WorkerPool]"
 
 
 class WorkerPoolClient:
-    """A process's client of a pool, for several runs in turn."""
+    """A process's client of a worker pool, for the process's runs, one after another."""
 
     def __init__(self, pool: WorkerPoolHandle) -> None:
         self._pool, self._client_id = pool, uuid.uuid4().hex
@@ -118,14 +118,14 @@ class WorkerPoolClient:
         workers = elastic.min_workers, elastic.max_workers
         request = ResourceRequest(self._client_id, *workers, worker_multiple=worker_multiple)
         ray.get(self._pool.claim.remote(request))
-        if self._request is None:  # heartbeats cover the minutes in which its processes start
+        if self._request is None:  # heartbeats cover the minutes in which the run's processes start
             self._released = threading.Event()
             name, given = "springtide-worker-pool", (self._released,)
             threading.Thread(target=self._beat, args=given, name=name, daemon=True).start()
         self._request = request
 
     def set_score(self, score: float, speeds: Mapping[int, float]) -> None:
-        """Report how well the run does, and how fast at each world size [tokens/s]."""
+        """Report how well the run does, and its speed at each world size [tokens/s]."""
         self._pool.set_score.remote(self._client_id, score, speeds)
 
     def release(self) -> None:
@@ -135,8 +135,8 @@ class WorkerPoolClient:
         self._pool.release.remote(self._client_id)
 
     def mine(self, timeout_s: float, holds: Mapping[str, int] | None = None, most: int = 0) -> WorkerShare:
-        """Return the workers that the run may use. ``holds`` and ``most`` do not count here. Raises RayError if the pool does
-        not answer."""
+        """Return the workers that the run may use. ``holds`` and ``most`` are ignored: they are for ``QueueClient``. Raises
+        RayError if the pool does not answer."""
         if self._request is None:
             return WorkerShare({})
         return WorkerShare(ray.get(self._pool.mine.remote(self._request), timeout=timeout_s))
@@ -151,7 +151,7 @@ class WorkerPoolClient:
             return False
 
     def _beat(self, released: threading.Event) -> None:
-        # a call without a cluster would start one
+        # check the connection first: a call to an actor without one would start a cluster
         while not released.wait(_BEAT_S) and ray.is_initialized():
             with contextlib.suppress(RayError):
                 self._pool.beat.remote(self._client_id)
