@@ -1,9 +1,10 @@
-"""Execute the commands to a run (``run.control``) while its driver trains it.
+"""Execute the commands that users give to a run (save, pause, resize, stop; ``run.control``) while its driver trains the run.
 
     command file in the run's folder -> this thread -> request to the worker group, or limit on its workers
     event that shows the effect      -> this thread -> result file of the command
 
-Training never waits for this. The thread polls every second, on an object store every ten seconds, with one request per poll.
+Training never waits for this thread. It polls for commands every second, on an object store every ten seconds, with one request
+per poll.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from springtide.run.folder import Run
 _LOOK_S, _LOOK_AT_STORE_S = 1.0, 10.0
 """Time between two polls for a command, in a local folder and in an object store [s]."""
 _LIST_EVERY = 20
-"""Number of polls after which the folder is listed, to find commands beyond a gap in the numbers."""
+"""Number of polls after which the folder is listed. The other polls check only the next command number, and a number may be
+missing."""
 _END_S = 10.0
 _log = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class Controls:
     """Executes the commands to one run. It is also a listener of the run's events, which show when a command takes effect."""
 
     def __init__(self, config: Config, run: Run, workers: Workers, step: int = 0) -> None:
-        """Apply the limits that earlier commands have set. ``step``: the last step that was trained."""
+        """Apply the worker limit and the pause that earlier commands have set. ``step``: the last step that was trained."""
         before = standing(run.folder)
         self._config, self._run, self._workers = config, run, workers
         self._next, self._unanswered = before.following, before.unanswered
@@ -68,17 +70,18 @@ class Controls:
         self._pending: list[tuple[Command, int]] = []
         """(command, step at which it was accepted) of each command that has not taken effect yet, oldest first."""
         self._results: list[CommandResult] = []
-        """Results that the thread has yet to write."""
+        """Results of commands that the thread has yet to write to the run's folder."""
         self._step, self._workers_now = step, 0
         self._rests = False
         """True if the run is paused and its workers are released."""
         self._unheard = self._ended = False
-        """``_unheard``: a pending save must be requested again. ``_ended``: the run has ended."""
+        """``_unheard``: the worker group may have missed a save request, which must be repeated. ``_ended``: the run has
+        ended."""
         workers.limit(self._limit)
 
     @property
     def remarks(self) -> list[str]:
-        """Remarks for the user on the limits that earlier commands have set."""
+        """Remarks for the user on a worker limit or a pause that earlier commands have set."""
         name, found = self._run.id, list[str]()
         if self._limit.paused_by:
             found.append(
@@ -99,7 +102,7 @@ class Controls:
             with self._changed:
                 self._ended = True
                 self._changed.notify()
-            thread.join(_END_S)  # a store that does not answer must not hold up the end
+            thread.join(_END_S)  # a store that does not respond must not delay the end of the run
 
     def __call__(self, event: Event) -> None:
         """Settle the pending commands whose effect an event of the run shows."""
@@ -109,13 +112,14 @@ class Controls:
                     self._step = event.step
                 case Started():
                     self._step, self._workers_now, self._rests = event.step, event.world_size, False
-                    # the group may start below the step at which a save was accepted: accept a save from its start on
+                    # the new group may start at an earlier step than the one at which a save was requested: then its first save
+                    # is the result
                     self._pending = [(one, min(at, event.step)) for one, at in self._pending]
                     self._settle("resize", _train(event.world_size), self._is_small_enough)
-                    self._unheard = True  # the previous group may have missed a save request
+                    self._unheard = True  # the group that ended may have missed a save request: repeat it
                 case Saved():
                     self._settle("save", f"{event.name} is committed", lambda _, at: event.step >= at, event.step)
-                    self._unheard = True  # this save may have begun before the request, at an earlier step
+                    self._unheard = True  # if a save is still pending, this one began before the request: repeat it
                 case SaveSkipped():
                     self._unheard = True
                 case SaveFailed():
@@ -183,8 +187,8 @@ class Controls:
             _log.warning("the result of command %d could not be written: %s (%s)", result.number, result.text, error)
 
     def _drop_withdrawn(self) -> None:
-        """Drop commands that their callers have withdrawn, and apply the limits without them. A save or a stop that was already
-        requested still happens."""
+        """Drop commands that their callers have withdrawn, and apply the worker limit and the pause that hold without them. A
+        save or a stop that the workers were already asked for still happens."""
         with self._changed:
             waiting = [one for one, _ in self._pending]
         gone = [one.number for one in waiting if read_result(self._run.folder, one.number) is not None]
@@ -196,14 +200,14 @@ class Controls:
         self._set(self._limit._replace(workers=before.workers, paused_by=before.paused_by))
 
     def _set(self, limit: WorkerLimit) -> None:
-        """Apply a limit to the workers. The new serial number makes the controller report a pause again, even if the limit is
-        the same."""
+        """Apply a limit to the workers. A new serial number makes the controller report a pause again, even if the limit has
+        not changed."""
         self._limit = limit._replace(serial=self._limit.serial + 1)
         self._workers.limit(self._limit)
 
     def _answer_old(self) -> None:
-        """Answer the commands that were given while no driver trained the run. Limits and pauses take effect; saves and stops
-        must be given again."""
+        """Write results for the commands that were given while no driver trained the run. Limits and pauses take effect; saves
+        and stops must be given again."""
         while self._unanswered:
             number, *rest = self._unanswered
             one = self._read(number)
@@ -231,8 +235,8 @@ class Controls:
             _log.warning("the limits of %s could not be written: %s", self._run.folder.url, error)
 
     def _take_new(self, listed: Sequence[int]) -> None:
-        """Read and execute the next command and those after it. ``listed``: numbers of known commands, which may lie beyond a
-        gap."""
+        """Read and execute all new commands, in the order of their numbers. ``listed``: numbers of new commands from a listing
+        of the folder, which also finds commands after a missing number."""
         waiting = list(listed)
         while waiting or has_command(self._run.folder, self._next):
             self._next = max(self._next, waiting.pop(0) if waiting else 0)
@@ -298,7 +302,7 @@ class Controls:
                 self._settle("pause", "it was paused already")
 
     def _ask_again(self) -> None:
-        """Repeat a request that a group may have missed while it was starting or leaving."""
+        """Repeat a stop or save request that a worker group may have missed while it was starting or ending."""
         with self._changed:
             verbs, unheard, self._unheard = {one.verb for one, _ in self._pending}, self._unheard, False
         if "stop" in verbs:

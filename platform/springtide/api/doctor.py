@@ -1,4 +1,5 @@
-"""Checks of this machine before training. Each returns a value, a limit and a remedy; a hanging check does not block others."""
+"""Checks of this machine before training. Each check returns a measured value, a limit and a remedy. A check that hangs does
+not block the others."""
 
 from __future__ import annotations
 
@@ -28,19 +29,20 @@ if TYPE_CHECKING:  # Ray loads only when needed
     from springtide.ray.cluster.upload import Upload
 
 _USUAL_S = 20.0
-"""Usual timeout of a check [s]. Checks take milliseconds, except for measurements, which have longer timeouts."""
+"""Timeout of most checks [s]; they take milliseconds. Checks that measure a speed have longer timeouts."""
 _T = TypeVar("_T")
 _LARGE_BYTES = 64 * 2**20
 _LEAST_BYTES_PER_S = 20 * 2**20
-"""Warn below this speed: a checkpoint of 1B parameters (12 GB with the optimizer) would take more than ten minutes."""
+"""Warn if a store writes more slowly than this: a checkpoint of 1B parameters (12 GB with the optimizer) would take more than
+ten minutes."""
 _CLOCKS_APART_S = 2.0
 _LONGEST_S = 1.0
-"""Warn if one small request takes longer [s]: a commit makes a few in a row."""
+"""Warn if one small request to a store takes longer than this [s]: the commit of a checkpoint makes a few in a row."""
 _USUAL_BYTES = 10 * 2**20
-"""Warn if the upload is larger: code and settings are smaller, so it probably contains data by mistake."""
+"""Warn if the working directory to upload for a Ray job is larger than this: it probably contains data by mistake."""
 _MIB = 2**20
 _NAMED = 12
-"""Most names that a line lists."""
+"""Most file names that one line of output lists."""
 
 
 class CheckPlan(NamedTuple):
@@ -60,7 +62,7 @@ def doctor(
     """Check this machine. Yields the results of each check as soon as it ends.
 
     Args:
-        store: folder or URL to measure, such as ``run.root``; empty: none. The test files in it are removed afterwards.
+        store: folder or URL whose speed is measured, such as ``run.root``; empty: none. Its test files are removed afterwards.
         root: local folder of runs, whose disk must have room.
         environment: environment variables to check; None: those of this process.
         upload: folder to be submitted as the working directory of a Ray job; empty: none.
@@ -113,7 +115,7 @@ def carry_out(plan: CheckPlan) -> list[Check]:
 
 
 class StoreCheck:
-    """Measures one store."""
+    """Measures the speed and latency of one store, a local folder or an object store."""
 
     def __init__(self, url: str) -> None:
         """``url``: folder or URL of the store. Raises ConfigError if it is not a supported URL."""
@@ -134,8 +136,8 @@ class StoreCheck:
             self._folder.remove()
             left = self._folder.names()
         except OSError as error:
-            left = [str(error)[:100]] if found[0].status != "fail" else []  # if it failed, nothing may be there
-        for one in made:  # the folders that this check has created
+            left = [str(error)[:100]] if found[0].status != "fail" else []  # a failed check may have no folder
+        for one in made:  # remove the folders that this check has created, if they are empty
             with contextlib.suppress(OSError):
                 one.rmdir()
         if left:
@@ -230,7 +232,7 @@ def _timed(call: Callable[[], _T]) -> tuple[float, _T]:
 
 
 def _not_sent(found: Upload) -> Iterator[Check]:
-    """Yield a check on the files that Ray would not upload, and one on the links that lead out of the folder."""
+    """Yield a check result about files that Ray would not upload, and one about links that lead out of the folder to upload."""
     if found.left_out:
         counts = {
             name: f" ({count:,} file{'s' * (count != 1)})" * name.endswith("/")
@@ -292,7 +294,8 @@ _FIELDS = (
     "clocks_throttle_reasons.active,mig.mode.current"
 )
 _THROTTLED = {0x8: "hardware slowdown", 0x20: "thermal (software)", 0x40: "thermal (hardware)", 0x80: "power brake"}
-"""Bits of NVML's clock event reasons that mean a problem. The bit of the power cap is left out: it is usual under load."""
+"""Bit of NVML's clock event reasons -> the problem that lowers a GPU's clock. The power cap is left out: it is usual under
+load."""
 _LEAST_DRIVER = {13: 580, 12: 525, 11: 450}
 """CUDA's major version -> branch of the oldest driver that runs it. Source: NVIDIA, CUDA Compatibility, minor versions."""
 _LOST = ("is lost", "fallen off the bus", "Unable to determine the device handle")
@@ -301,7 +304,8 @@ _LOST_REMEDY = "look for Xid 79 in the kernel's log (dmesg), and reboot the host
 _NVIDIA, _DISPLAYS = "0x10de", ("0x0300", "0x0302")
 """PCI vendor id of NVIDIA, and the PCI classes of GPUs: VGA and 3D controllers."""
 _GLOO_BYTES_PER_S = 100 * 2**20
-"""Warn below this speed: the gradient of 100M parameters (fp32) would take more than four seconds per step."""
+"""Warn if gloo's all-reduce is slower than this: the gradient of 100M parameters (fp32) would take more than four seconds per
+step."""
 
 
 def gpus(environment: Mapping[str, str], sys: str = "/sys", dev: str = "/dev") -> list[Check]:
@@ -389,7 +393,7 @@ def given(dev: str = "/dev") -> int:
 
 
 def together(lines: Sequence[str], expected: int) -> list[Check]:
-    """Return the checks that need all GPUs of this machine: whether one is missing, and whether all are of one kind.
+    """Return one check per problem that shows only when all GPUs of this machine are compared: one is missing, or kinds differ.
 
     Args:
         lines: output of nvidia-smi, one line per GPU.
@@ -423,7 +427,7 @@ def network_of_gpus(sys: str = "/sys", shm: str = "/dev/shm") -> list[Check]:
 
 
 def _after(text: str) -> str:
-    """Return the part of ``text`` after the first colon, which is the remedy."""
+    """Return the remedy in an error text: the part after the first colon."""
     return text.partition(": ")[2]
 
 
@@ -492,7 +496,7 @@ def torch_check(facts: Mapping[str, Any], driver: str) -> Check:
     if driver and not cuda:
         remedy = f"pip install torch --index-url https://download.pytorch.org/whl/{wheels(driver)}"
         return Check("torch", "fail", f"{figure}, and the driver is {driver}", "a build with CUDA", remedy)
-    if not seen and branch.isdigit() and int(branch) < needed:  # NVIDIA's compatibility package makes some exceptions
+    if not seen and branch.isdigit() and int(branch) < needed:  # if seen: NVIDIA's compatibility package is in use
         remedy = f"a newer driver, or torch from https://download.pytorch.org/whl/{wheels(driver)}"
         return Check(
             "torch", "fail", f"{figure}; driver {driver}", f"driver {needed} or newer for CUDA {major}", remedy

@@ -20,19 +20,19 @@ from springtide.storage.host_limits import free_bytes
 Status = Literal["ok", "warn", "fail"]
 _GIB = 2**30
 _NAMED = ("torch", "ray", "mlflow", "pyarrow", "obstore", "pydantic")
-"""Packages whose versions are shown; all requirements are checked."""
+"""Packages whose installed versions are shown. The versions of all requirements are checked."""
 _EXTRAS = ("", "ray")
 _LEAST_SHM = 512 * 2**20
-"""Shared memory that the object store of a private Ray cluster takes."""
+"""Shared memory that Ray's object store takes on a private cluster, one that is started for a single run."""
 _RAY_SHARE = 0.3
-"""Share of the memory that Ray's object store takes on a cluster by default, if /dev/shm has it."""
+"""Fraction of a node's memory that Ray's object store takes by default, if /dev/shm has room for it."""
 _LEAST_FILES, _USUAL_FILES = 1024, 65_536
-"""Limits of open files: fail below the first, warn below the second, as Ray does when it starts."""
+"""Number of files that a process may open: fail below the first number, warn below the second, as Ray does when it starts."""
 _LEAST_DISK, _USUAL_DISK = _GIB, 10 * _GIB
 _FULL = 0.95
-"""Share of a disk in use above which Ray no longer spills objects to it."""
+"""Used fraction of a disk above which Ray no longer spills objects to it."""
 _LEAST_MEMORY = 2 * _GIB
-"""A driver, Ray's processes and one worker take about this much."""
+"""Memory that a driver, Ray's processes and one worker take together."""
 _BITE = {
     "CUDA_LAUNCH_BLOCKING": ("1", "unset it: each kernel waits for the one before"),
     "PYTORCH_NO_CUDA_MEMORY_CACHING": ("1", "unset it: each tensor is allocated by the driver"),
@@ -40,7 +40,7 @@ _BITE = {
     "NCCL_DEBUG": ("TRACE", "set it to WARN: each call is logged"),
     "CUDA_VISIBLE_DEVICES": ("", "unset it: it is empty, so no GPU is seen"),
 }
-"""Environment variable -> (harmful value, remedy)."""
+"""Environment variable that slows training down or breaks it -> (its harmful value, remedy)."""
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 _LOOPBACK = ("localhost", "127.0.0.1")
 
@@ -119,7 +119,7 @@ def memory(proc: str = "/proc", cgroup: str = "/sys/fs/cgroup") -> list[Check]:
 def _lines(folder: str, name: str) -> list[str]:
     try:
         return Path(folder, name).read_text().splitlines()
-    except OSError:  # no such file, as outside of a container
+    except OSError:  # no cgroup file: this process is in no container
         return []
 
 
@@ -154,7 +154,7 @@ def open_files() -> list[Check]:
 
 
 def disks(root: str) -> list[Check]:
-    """Check the free space on the disk of the runs' folder, if it is local, and of the temporary folder, where Ray keeps files.
+    """Check the free disk space in the folder of runs, if it is local, and in the temporary folder, where Ray keeps its files.
 
     Args:
         root: folder or URL of the runs (``run.root``).

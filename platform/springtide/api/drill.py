@@ -1,5 +1,5 @@
-"""A drill: real training on a local cluster of several raylets, whose nodes get notices, are killed and are added; and the
-same training undisturbed (the twin), for comparison."""
+"""A drill: real training on a local cluster of several raylets (Ray nodes) while nodes are announced as lost, killed and added.
+The same training without faults (the twin) is run for comparison."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from springtide.tracking.ledger import Ledger
 
 Say = Callable[[str], None]
 _SAME_LOSS = 1e-4
-"""Largest difference between the losses of two runs that count as the same [nats]."""
+"""Two losses count as equal if they differ by no more than this [nats]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,13 +38,13 @@ class DrillResult:
     digests_match: bool
     """True if every step trained on the same samples as in the undisturbed twin."""
     is_verified: bool
-    """True if every step trained on the samples of the order; see ``run.verify``."""
+    """True if every step trained on the samples that the run's fixed order of samples gives for it; see ``run.verify``."""
     loss_max_abs_diff: float
     """Largest difference between the losses of the run and its twin at the same step [nats]."""
     ledger: Ledger
-    """Where the time went; its ``restarts`` have the gaps and the lost steps."""
+    """How the run's time was spent. Its ``restarts`` list the time and the steps that each restart cost."""
     events: tuple[ActDone, ...]
-    """The acts on the nodes, in order of time."""
+    """What the drill did to the nodes (notice, kill, add), in order of time."""
     leftovers: dict[str, int]
     """Actors and placement groups that the drill left in the cluster: name -> number."""
     steps: int
@@ -52,22 +52,22 @@ class DrillResult:
     commits_lost: int = 0
     """Number of worker groups that started from an earlier step than the newest committed checkpoint's."""
     left_undone: tuple[str, ...] = ()
-    """The acts of the scenario that were not carried out, because training had ended."""
+    """Faults of the scenario that the drill did not cause, because training had already ended."""
     predicted_goodput: float | None = None
-    """The simulator's prediction of the goodput, from 0 to 1; None unless the scenario is a trace."""
+    """The simulator's prediction of the goodput, from 0 to 1; None unless the scenario replays a record of spot capacity."""
     kept: tuple[Kept, ...] = ()
     """How the run handled each notice, each hang, and each loss of all copies."""
 
     @property
     def ok(self) -> bool:
-        """True if all acts were carried out, training was not changed, nothing was left in the cluster, and no promise was
-        broken."""
+        """True if the drill caused all its faults, training was not changed by them, nothing was left in the cluster, and the
+        run handled each fault as promised (see ``broken``)."""
         same = self.digests_match and self.is_verified and self.loss_max_abs_diff <= _SAME_LOSS
         return same and not (self.commits_lost or self.leftovers or self.left_undone or self.broken)
 
     @property
     def broken(self) -> list[str]:
-        """The broken promises, as text; empty if all held."""
+        """The promises about handling a fault that the run broke, as text; empty if it kept all."""
         return [one.broken for one in self.kept if one.broken]
 
     def as_dict(self) -> dict[str, Any]:
@@ -95,7 +95,8 @@ class DrillResult:
         return found
 
     def describe(self) -> str:
-        """Return the result as text: four lines, one per entry of ``kept``, and one per broken promise."""
+        """Return the result as text: four lines on costs and losses, one line per handled fault (``kept``), and one per broken
+        promise."""
         same = "the same samples at every step" if self.digests_match else "OTHER SAMPLES THAN THE UNDISTURBED TWIN"
         predicted = "" if self.predicted_goodput is None else f", {self.predicted_goodput:.1%} predicted"
         restarts = self.ledger.restarts
@@ -156,11 +157,11 @@ def carry_out(
     """Train the run of a scenario and its twin.
 
     Args:
-        scenario: the acts on the nodes, and when they happen.
+        scenario: the faults of nodes, and when they happen.
         config: config of both runs, as ``config_of`` returns it.
         say: receives each event as a line of text, as it happens.
         cluster_of: makes a cluster with the given number of nodes, such as ``LocalCluster``.
-        stage_of: makes the object that carries out the acts, such as ``Stage``.
+        stage_of: makes the object that causes the faults, such as ``Stage``.
     """
     from springtide.api.prepare import prepare
     from springtide.api.train import train
@@ -178,7 +179,7 @@ def carry_out(
         return train(twin, listen=lambda event: _stop(twin, event, last))
 
     def train_drilled(stage: Stage) -> Run:
-        """Train the run that the drill is about."""
+        """Train the run whose nodes are lost."""
         drilled = config.override({"run.id": "drilled"})
 
         def listen(event: Event) -> None:
@@ -214,14 +215,14 @@ def carry_out(
         predicted_goodput=predict(scenario, run, twin, stage.done) if scenario.most else None,
         kept=_kept(scenario, config, run, stage.done),
     )
-    if found.left_undone:  # a drill that was not carried out proves nothing
+    if found.left_undone:  # report faults that did not happen: without them the drill proves nothing
         progress(f"NOT DONE, because training was over: {', '.join(found.left_undone)}")
     return found
 
 
 def _kept(scenario: Scenario, config: Config, run: Run, done: Sequence[ActDone]) -> tuple[Kept, ...]:
-    """Return how the run handled the act of a scenario with only one act. Several acts affect each other, so nothing is
-    promised for them, and the result is empty."""
+    """Return how the run handled the fault of a scenario with a single fault. For a scenario with several the result is empty:
+    faults affect each other, so nothing is promised."""
     if len(scenario.acts) > 1:
         return ()
     return kept_of(run.events, done, float(config.elastic.reserve), live=scenario.strategy == "ddp")
@@ -234,8 +235,8 @@ def _stop(config: Config, event: Event, last: int) -> None:
 
 
 def compare(run: Run, twin: Run, events: Sequence[ActDone], leftovers: dict[str, int], last: int) -> DrillResult:
-    """Compare a drilled run with its twin, up to step ``last``; either may have trained further. ``events``: the acts that were
-    carried out on the nodes; ``leftovers``: number of actors and placement groups left in the cluster, by name."""
+    """Compare a drilled run with its undisturbed twin, up to step ``last``; either may have trained further. ``events``: the
+    faults that the drill caused; ``leftovers``: number of actors and placement groups left in the cluster, by name."""
     mine, theirs = ({one.step: one for one in each.steps if one.step <= last} for each in (run, twin))
     both = mine.keys() & theirs.keys()
     return DrillResult(
@@ -251,7 +252,7 @@ def compare(run: Run, twin: Run, events: Sequence[ActDone], leftovers: dict[str,
 
 
 def commits_lost(events: Sequence[Event]) -> int:
-    """Return the number of worker groups that started from an earlier step than the newest checkpoint committed before."""
+    """Return the number of worker groups that started from an earlier step than the newest checkpoint committed until then."""
     newest = lost = 0
     for event in events:
         if isinstance(event, Saved):
@@ -261,10 +262,12 @@ def commits_lost(events: Sequence[Event]) -> int:
 
 
 def predict(scenario: Scenario, run: Run, twin: Run, done: Sequence[ActDone]) -> float:
-    """Return the goodput that the simulator predicts for the changes as they happened.
+    """Return the goodput that the simulator predicts for the node losses and additions of a drill, at the times when they
+    happened.
 
-    Measured inputs: the times of a step, a median restart, the first start and each new process, and the twin's share of waits
-    for saves and data. Simulated: when to restart, with which workers, and the total cost."""
+    Measured inputs: the times of a step, of a median restart, of the first start and of starting a process, and the fraction of
+    time in which the undisturbed twin waited for saves and data. Simulated: when to restart, with which workers, and the total
+    cost."""
     begin_s, steps, book = min(event.time_s for event in run.events), run.steps, run.ledger
     joined = {one.node: one.time_s - begin_s for one in done if one.what == "add"}
     gone = {one.node: one.time_s - begin_s + one.notice_s for one in done if one.what == "drain"}
@@ -288,9 +291,9 @@ def predict(scenario: Scenario, run: Run, twin: Run, done: Sequence[ActDone]) ->
     return found.goodput * spent["productive"] / (spent["productive"] + spent["data_stall"] + spent["checkpoint_stall"])
 
 
-# Promises that a drill checks in its run's events, besides equal losses. After a notice, training continues until the last safe
-# moment. A hung worker is found in time, and its rank is named. If the remaining devices hold a whole state, the run resumes
-# from it.
+# What a drill checks in its run's events besides equal losses: how the run must handle each fault. After a notice, training
+# continues until the last safe moment. A hung worker is found in time, and its rank is named. If the remaining devices hold the
+# whole training state, the run resumes from it.
 #
 # act of the drill (a notice, a stop, two nodes killed) -> the run's reaction, with times -> the promises that it broke
 
@@ -298,7 +301,7 @@ _LOOKS_S = 0.5
 """Tolerance for the controller's polling [s]: it polls the nodes several times in this time, and can ask a group to leave only
 then."""
 _LIVE = "live copy"
-"""Prefix of ``resumed_from`` if a group took its state from the devices of workers that stayed."""
+"""Prefix of ``resumed_from`` if a worker group took its state from the devices of workers that survived."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,7 +335,7 @@ class NoticeKept:
         return ""
 
     def describe(self) -> str:
-        """Return the reaction as a line of text."""
+        """Return the run's reaction to the fault as a line of text."""
         last = f"{self.steps} steps later the last one ends, {self.left_s:.2f} s before it"
         asked = f"asked to leave {self.asked_s:.2f} s before the loss, measured margin {self.margin_s:.2f} s"
         return f"notice of {self.notice_s:g} s: {asked}; {last}; {self.steps_lost} steps lost"
@@ -363,7 +366,7 @@ class HangFound:
         return ""
 
     def describe(self) -> str:
-        """Return the reaction as a line of text."""
+        """Return the run's reaction to the fault as a line of text."""
         how = "named by what the others do" if self.named else "NOT NAMED"
         found = f"found {self.found_s:.2f} s after the last step, limit {self.limit_s:.2f} s"
         return f"hang: {found}; {how}; {self.steps_lost} steps lost"
@@ -371,27 +374,27 @@ class HangFound:
 
 @dataclasses.dataclass(frozen=True)
 class CopiesLost:
-    """How a run resumed after it had lost a part of its newest snapshot together with all copies of that part."""
+    """How a run resumed after the loss of all nodes that held some part of its newest in-memory snapshot."""
 
     resumed_from: str
     steps_lost: int
 
     @property
     def broken(self) -> str:
-        """The broken promise as text; empty if none. Promised: the run resumes from the devices that stay, which hold the state
-        after the last step, so no step is lost."""
+        """The broken promise as text; empty if none. Promised: the run resumes from the devices of the surviving workers, which
+        hold the state after the last step, so no step is lost."""
         if not self.resumed_from.startswith(_LIVE) or self.steps_lost:
             return f"the loss of all copies was answered from {self.resumed_from}, with {self.steps_lost} steps lost"
         return ""
 
     def describe(self) -> str:
-        """Return the reaction as a line of text."""
+        """Return the run's reaction to the fault as a line of text."""
         return f"all copies of a snapshot lost: resumed from {self.resumed_from}; {self.steps_lost} steps lost"
 
 
 @dataclasses.dataclass(frozen=True)
 class NotSeen:
-    """An act to which the run's events show no reaction."""
+    """A fault to which the run's events show no reaction."""
 
     act: str
     node: str
@@ -399,11 +402,12 @@ class NotSeen:
 
     @property
     def broken(self) -> str:
-        """The missing reaction as text. It counts as broken, because a drill on a node without a worker proves nothing."""
+        """The missing reaction as text. It counts as a broken promise, because a fault on a node without a worker proves
+        nothing."""
         return f"the run shows no answer to {self.act} of node {self.node}"
 
     def describe(self) -> str:
-        """Return the act as a line of text."""
+        """Return the fault and the missing reaction as a line of text."""
         return f"{self.act}: no answer"
 
 
@@ -411,13 +415,13 @@ Kept = NoticeKept | HangFound | CopiesLost | NotSeen
 
 
 def kept_of(events: Sequence[Event], done: Sequence[ActDone], reserve_s: float, live: bool = False) -> tuple[Kept, ...]:
-    """Return how the run handled each notice, each hang, and each loss of all copies.
+    """Return how the run handled each notice, each hang, and each loss of all in-memory copies of a part of its state.
 
     Args:
         events: events of the drilled run, from its journal.
-        done: the acts that were carried out on its nodes.
+        done: the faults that the drill caused on its nodes.
         reserve_s: value of elastic.reserve [s].
-        live: True if each worker has the whole state on its device, so that a loss of all copies costs no step.
+        live: True if each worker has the whole state on its device, so that losing all in-memory copies costs no step.
     """
     ordered = sorted(events, key=lambda event: event.time_s)
     found: list[Kept] = []
@@ -489,7 +493,7 @@ def _copies(events: Sequence[Event], lost_s: float) -> Iterator[CopiesLost]:
 
 
 def _lost(events: Sequence[Event], since_s: float) -> int:
-    """Return how many steps the first worker group that starts after ``since_s`` trains again."""
+    """Return the number of steps that are lost: those that the first worker group started after ``since_s`` trains again."""
     done = 0
     for event in events:
         if isinstance(event, StepDone):

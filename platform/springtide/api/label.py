@@ -43,7 +43,7 @@ def label(
             log-probability of the token that actually comes next.
         out: folder or URL to create; labels that the same call wrote there before are reused.
         k: number of ids at each position, for ``topk``.
-        progress: receives the name of a stage, the number of its jobs done, and the number of its jobs in all.
+        progress: receives the name of a stage of the labelling, how many of its jobs are done, and how many it has.
         trust_code: run the code of the user's own model if the run names one (``model.source``).
 
     Returns:
@@ -89,8 +89,8 @@ def label(
 
 
 def _is_sealed(target: Folder, facts: Labels) -> bool:
-    """Return True if ``target`` already holds exactly the labels of ``facts``, sealed; False if it is empty or holds a part of
-    them. Raises ConfigError if it holds anything else."""
+    """Return True if ``target`` already holds complete labels (sealed) of the same model, dataset and options as ``facts``;
+    False if it is empty or holds a part of them. Raises ConfigError if it holds anything else."""
     wanted = facts.model_dump(mode="json", exclude={"groups"})
     if target.exists(LABELS):
         found: Any = load_labels(target).model_dump(mode="json", exclude={"groups"})
@@ -139,11 +139,11 @@ def _run(jobs: Sequence[LabelJob]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _held(model: Labeller, facts: Labels) -> Iterator[None]:
-    """Have the run keep the checkpoint while it is read: a run that still trains would remove it. If the labelling is killed,
-    the run keeps the checkpoint until the same labelling is resumed and ends."""
+    """Protect the labelling model's checkpoint while it is read: its run, if still training, would remove old checkpoints. If
+    the labelling is killed, the protection stays until the same labelling is resumed and ends."""
     who = f"labels-{facts.digest[:12]}"
     if model.checkpoint:
-        with contextlib.suppress(OSError):  # nobody trains a run that cannot be written
+        with contextlib.suppress(OSError):  # a run with a read-only folder removes no checkpoint
             hold(model.folder, model.checkpoint, who)
     yield
     if model.checkpoint:

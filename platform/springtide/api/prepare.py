@@ -25,14 +25,14 @@ CARD = "card.html"
 
 
 def prepare(config: Config, progress: Progress | None = None) -> Config:
-    """Find the dataset of ``config`` or make it.
+    """Find the dataset that ``config`` describes, or make it from its corpus.
 
     A small corpus is prepared in this process. A larger one is prepared by Ray Data tasks, if Ray is installed, on the cluster
     that training would use. A killed prepare resumes where it stopped.
 
     Args:
         config: settings; the sections ``corpus`` and ``shards`` determine the contents of the dataset.
-        progress: receives the name of a stage, the number of its jobs done, and the number of its jobs in all.
+        progress: receives the name of a stage, how many of its jobs are done, and how many it has.
 
     Returns:
         The config with the dataset's URL filled in, as ``shards.dataset`` or for the empty URLs in ``stream.mixture``. It is
@@ -50,7 +50,7 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
     mixture = config.stream.mixture
     if (mixture and "" not in mixture.values()) or (config.shards.dataset and not mixture):
         return config
-    if config.shards.dataset:  # which to use is not clear: it may be left from an earlier config
+    if config.shards.dataset:  # is it meant for the mixture, or left from an earlier config?
         empty = ", ".join(name for name, url in mixture.items() if not url)
         problem = f"is set, and stream.mixture leaves {empty} empty, which is prepared from the corpus"
         remedy = f"name the dataset of {empty} in stream.mixture, or leave shards.dataset empty"
@@ -68,7 +68,7 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
     if units:
         write_card(url)
     elif not Folder(url).exists(CARD):  # the call that sealed the dataset was killed before it wrote the card
-        with contextlib.suppress(OSError):  # the dataset may be another user's, and read-only
+        with contextlib.suppress(OSError):  # a read-only dataset of another user gets no card
             write_card(url)
     if mixture:
         return config.override({"stream.mixture": {name: known or url for name, known in mixture.items()}})
@@ -76,7 +76,8 @@ def prepare(config: Config, progress: Progress | None = None) -> Config:
 
 
 def as_begun(config: Config, before: Config) -> tuple[Config, list[str]]:
-    """Fill in the sealed datasets that a run began with, so that a resume reads them even if the corpus has changed since.
+    """Fill in the sealed (complete) datasets that a run began with, so that a resume reads them even if the corpus has changed
+    since.
 
     Args:
         config: settings that the user gives now. If they name a dataset, or another corpus, nothing is filled in.
@@ -111,7 +112,8 @@ def _of_datasets(config: Config) -> str:
 
 
 def _remarks_on_corpus(config: Config, datasets: set[str]) -> list[str]:
-    """Return a remark if the corpus can no longer be read, or would now be prepared as none of ``datasets``; else none."""
+    """Return a remark if the corpus can no longer be read, or if preparing it now would give none of the run's ``datasets``
+    (URLs); else no remark."""
     theirs = ", ".join(sorted(datasets))
     try:
         if dataset_folder(config.corpus, config.shards).name in {Folder(url).name for url in datasets}:

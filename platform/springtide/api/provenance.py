@@ -20,17 +20,17 @@ _OURS = "springtide"
 _RAY_WORKER = "default_worker.py"
 _MOST_DATASETS = 100
 _EMPTY = "SPRINGTIDE_EMPTY"
-"""Name of an empty environment variable. ``git --config-env`` reads a setting's value from a variable, whatever characters the
-setting's name contains."""
+"""Environment variable with an empty value, to blank out git settings: ``git --config-env`` reads a setting's value from a
+variable, whatever characters the setting's name contains."""
 _SCOPES_OF_THE_USER = ("system", "global", "command")
-"""Scopes of git settings that a checkout cannot change."""
+"""Scopes of git settings that belong to the user: the content of a checkout cannot set them."""
 
 
 def origin_of(command: Sequence[str], directory: str) -> Origin:
     """Return the command and, if it ran in a git checkout, the commit, branch and remote.
 
-    Arguments are kept only for ``springtide`` itself: its secrets are in URLs, which are redacted. Arguments of another program
-    may contain any secret, so they are dropped.
+    Arguments are kept only for ``springtide`` itself, whose only secrets are in URLs, which are redacted. Arguments of another
+    program may contain any secret, so they are dropped.
 
     Args:
         command: command line of a process, as ``sys.argv``.
@@ -44,7 +44,7 @@ def origin_of(command: Sequence[str], directory: str) -> Origin:
         'mine.py'
     """
     program = command[0] if command else ""
-    if os.path.basename(program) == _RAY_WORKER:  # a trial: Ray's arguments hold the token of its cluster
+    if os.path.basename(program) == _RAY_WORKER:  # Ray's arguments to a sweep's trial hold the token
         said = _OURS
     elif os.path.basename(program) in ("", _OURS) or program.endswith(f"{_OURS}/__main__.py"):
         said = shlex.join([_OURS, *map(redacted, command[1:])])
@@ -55,7 +55,8 @@ def origin_of(command: Sequence[str], directory: str) -> Origin:
 
 
 def checkout(directory: str, command: str = "") -> Origin:
-    """Return ``command`` with git's facts about ``directory``; without them if it is in no checkout, or git does not answer."""
+    """Return ``command`` with commit, branch and remote of the git checkout at ``directory``; the command alone if there is no
+    checkout, or git fails."""
     head = _git(directory, "rev-parse", "HEAD", "--abbrev-ref", "HEAD").split()
     if len(head) != 2:
         return Origin(command)
@@ -70,7 +71,7 @@ def _own_filters(directory: str) -> list[str]:
     """Return the names of the filter settings in a checkout's own git config: with them git would run programs on its files."""
     pattern = r"^filter\..*\.(clean|process|required)$"
     options = ("--null", "--show-scope", "--name-only", "--get-regexp", pattern)
-    found = _git(directory, "config", *options, errors="surrogateescape").split("\0")  # names need not be UTF-8
+    found = _git(directory, "config", *options, errors="surrogateescape").split("\0")  # setting names need not be UTF-8
     return [name for scope, name in zip(found[::2], found[1::2], strict=False) if scope not in _SCOPES_OF_THE_USER]
 
 
@@ -83,7 +84,7 @@ def _git(directory: str, *arguments: str, without: Sequence[str] = (), errors: s
         without: names of settings to replace by an empty value.
         errors: how to decode bytes that are not UTF-8, as for ``bytes.decode``.
     """
-    # for a missing object git would contact the remote, whose settings may also name a program
+    # forbid network access: for a missing object git would contact the remote, whose settings may name a program to run
     variables = ["GIT_ALLOW_PROTOCOL=none", "GIT_NO_LAZY_FETCH=1", f"{_EMPTY}="]
     emptied = [f"--config-env={name}={_EMPTY}" for name in without]
     options = ["--no-optional-locks", "-c", "core.fsmonitor=false", *emptied, "-C", directory]
@@ -92,7 +93,7 @@ def _git(directory: str, *arguments: str, without: Sequence[str] = (), errors: s
         done = subprocess.run(
             command, capture_output=True, stdin=subprocess.DEVNULL, timeout=_GIT_PATIENCE_S, check=True
         )
-    except (OSError, ValueError, subprocess.SubprocessError):  # ValueError: a zero byte in a path
+    except (OSError, ValueError, subprocess.SubprocessError):  # ValueError: a path or argument contains a zero byte
         return ""
     return done.stdout.decode(errors=errors).strip()
 
@@ -103,7 +104,7 @@ def tags_of(found: ResolvedRun, origin: Origin) -> dict[str, str]:
     git = {"commit": origin.commit, "branch": origin.branch, "repoURL": origin.repository}
     git["dirty"] = str(origin.is_changed).lower() if origin.commit else ""
     return {
-        # two words only: MLflow's pages show what follows the last slash, which may be in an argument
+        # two words only: MLflow shows the source name from its last slash on, and an argument may contain a slash
         "mlflow.source.name": " ".join(command.split()[:2]) if command.startswith(f"{_OURS} ") else command,
         "mlflow.source.type": "LOCAL",
         **{f"mlflow.source.git.{name}": text for name, text in git.items() if text},

@@ -15,7 +15,7 @@ _NOBODY = "no run is in the queue"
 
 
 class QueueTable(NamedTuple):
-    """The runs that share a cluster, in the order in which they are served."""
+    """The runs that share a cluster, in the order in which they get workers."""
 
     rows: list[QueueRow]
     quotas: dict[str, int]
@@ -40,7 +40,7 @@ class QueueTable(NamedTuple):
 
 
 def _cells(one: QueueRow) -> tuple[str, ...]:
-    """Return the cells of a row of the table."""
+    """Return the texts of a run's row in the table."""
     of = f"{one.min_workers} to {one.max_workers}"
     return one.run, one.queue, str(one.priority), str(one.holds), of, one.others
 
@@ -49,7 +49,8 @@ def queue(quotas: Mapping[str, int | None] | None = None) -> QueueTable:
     """Set quotas, if any are given, and return the runs that share a cluster: the connected one, else that of ``RAY_ADDRESS``.
 
     Args:
-        quotas: queue -> the most workers that its runs may have together; None for no limit. Other queues keep their quotas.
+        quotas: queue -> the most workers that its runs may have together; None for no limit. Queues that are not named here
+            keep their quotas.
 
     Raises:
         ConfigError: no cluster is named, or a quota is not a number of workers.

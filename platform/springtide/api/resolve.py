@@ -2,8 +2,8 @@
 
     find its folder -> prepare its data -> decide where it starts -> fit it to the cluster -> ResolvedRun
 
-Only preparing writes: the sealed dataset stays, and the next start uses it. A run that is refused leaves no folder, no lease,
-no run in MLflow.
+Only preparing the data writes: the dataset stays, and the next start of the run uses it. A run that is refused leaves no
+folder, no lease (a driver's exclusive claim on the run) and no run in MLflow.
 """
 
 from __future__ import annotations
@@ -60,11 +60,12 @@ class ResolvedRun:
     starts_from: str
     """URL of the checkpoint to start from; empty for step 0. A newer snapshot in memory is used instead, if there is one."""
     remarks: tuple[str, ...]
-    """Remarks for the user: settings that changed or were decided, checkpoints that would be set aside."""
+    """Remarks for the user: settings that changed or were decided, and checkpoints that would be set aside (kept, but not
+    resumed from)."""
     from_scratch: bool = False
     accept_changes: bool = False
     finished: bool = False
-    """True if nothing is left to train; the other settings are then not decided."""
+    """True if nothing is left to train; settings such as ``train.micro_batch`` are then not decided."""
     dashboard: str = ""
     """Host and port of the dashboard of the connected cluster; empty without one."""
     is_private: bool = False
@@ -84,11 +85,11 @@ def resolve(
     from_scratch: bool = False,
     progress: Progress | None = None,
 ) -> ResolvedRun:
-    """Decide what ``train`` with the same arguments would train, and train nothing.
+    """Return the run that ``train`` with the same arguments would train, with all settings decided. Nothing is trained.
 
     Prepares the data if needed. A run that resumes reads the sealed datasets that it began with, even if its corpus has
-    changed, unless the config names others or the run restarts from scratch. The size of device memory is queried from the
-    cluster of ``RAY_ADDRESS``, or from this machine.
+    changed, unless the config names other datasets or the run restarts from scratch. The size of device memory is queried from
+    the cluster of ``RAY_ADDRESS``, or from this machine.
 
     Args:
         config: settings of the run.
@@ -134,8 +135,8 @@ def resolved(
     trains: bool,
 ) -> Iterator[ResolvedRun]:
     """Yield the result of ``resolve``. During the ``with`` block this process is connected to the cluster, unless nothing is
-    left to train. A private cluster starts as soon as there is data. Meanwhile this process imports torch, and with ``trains``
-    the trainer, and decides the remaining settings."""
+    left to train. A private cluster starts once the data is prepared. While it starts, this process imports torch (with
+    ``trains`` also the trainer) and decides the remaining settings."""
     from springtide.ray.cluster import session  # Ray loads only when needed
 
     session.check_before_start(config)
@@ -193,8 +194,8 @@ def resolved(
 
 
 def _rate_jump(before: Config, config: Config, start: str) -> list[str]:
-    """Return a remark if the learning rate of the next step differs between ``config`` and ``before``, the config until now.
-    ``start``: URL of the checkpoint to start from."""
+    """Return a remark if the next step's learning rate under ``config`` differs by more than 2% from that under ``before``, the
+    config until now. ``start``: URL of the checkpoint to start from."""
 
     from springtide.training.state import rate_after
 
@@ -208,8 +209,9 @@ def _rate_jump(before: Config, config: Config, start: str) -> list[str]:
 
 
 def _check_parameters(config: Config) -> None:
-    """Raise ConfigError if an adapter, an anchor, new blocks or parameter groups do not fit the model. With the user's own
-    model code, the worker group checks the parameter groups and where the adapter applies."""
+    """Raise ConfigError if an adapter, an anchor (Fisher information against forgetting), new blocks or parameter groups do not
+    fit the model. With the user's own model code, the worker group checks the parameter groups and where the adapter
+    applies."""
     from springtide.model import make
     from springtide.optim.parameter_groups import check_groups
     from springtide.training.start_check import check_adapter
@@ -285,8 +287,8 @@ def fitted(config: Config, data: Data) -> tuple[Config, list[str]]:
 
 
 def absolute(config: Config) -> Config:
-    """Return ``config`` with absolute paths. Relative paths start at the driver's working directory, which other nodes and
-    processes do not share."""
+    """Return ``config`` with absolute paths. Relative paths are resolved against the driver's working directory, which other
+    nodes and processes do not share."""
     # an empty URL in the mixture stands for a dataset that is yet to be prepared
     mixture = {name: url and Folder(url).url for name, url in config.stream.mixture.items()}
     eval_datasets = {name: Folder(url).url for name, url in config.stream.eval_datasets.items()}
@@ -325,7 +327,7 @@ def with_epochs(
 ) -> Config:
     """Return ``config`` with a ``train.total`` that reads its dataset ``epochs`` times, rounded up to whole steps.
 
-    Prepares the dataset if needed. For a run that resumes, the rows of the dataset that it began with are counted. Increases
+    Prepares the dataset if needed. A run that resumes counts the rows of the dataset that it began with. Increases
     ``stream.max_epochs`` if it is too low for ``epochs``.
 
     Args:
@@ -370,13 +372,13 @@ def begun_s(run: Run) -> float:
     """Return the time of the first event of a run, seconds since 1970; the present time if it has none."""
     first = next(
         stream_journal(run.folder), None
-    )  # only up to the first event, because reading a long journal takes seconds
+    )  # only up to the first event, because reading the whole journal of a long run takes seconds
     return time.time() if first is None else first.time_s
 
 
 def check_deadline(config: Config, run: Run) -> None:
-    """Raise ConfigError if the run's deadline has passed or is more than a year away, if a price is missing or spot nodes cost
-    no less than others, or if the run shares nodes with other runs (``run.queue``)."""
+    """Raise ConfigError if the run's deadline has passed or is more than a year away, if the price of spot or of other nodes is
+    missing, if spot nodes are not cheaper than others, or if the run shares nodes with other runs (``run.queue``)."""
     deadline, track = config.elastic.deadline, config.track
     if not deadline.is_set:
         return
@@ -402,7 +404,8 @@ def check_deadline(config: Config, run: Run) -> None:
 
 
 def remarks_on_markets(config: Config) -> list[str]:
-    """Return a remark if the run has a deadline and nodes of the connected cluster have no known market label."""
+    """Return a remark if the run has a deadline and some nodes of the connected cluster have no known market label (spot or
+    on-demand)."""
     if not config.elastic.deadline.is_set:
         return []
     from springtide.ray.cluster.nodes import markets  # Ray loads only when needed

@@ -61,7 +61,7 @@ if TYPE_CHECKING:  # Ray loads only when needed
     from springtide.ray.tune.worker_pool import WorkerPoolHandle
 
 _OF_TAKEOVER = ("train.start_from", "train.start_with")
-"""Settings that a trial of a population has only because it continues from another trial's state."""
+"""Settings that a trial of population-based training gets only when it continues from another trial's state."""
 
 
 def sweep(
@@ -89,9 +89,9 @@ def sweep(
         name: name of the sweep and of its folder; generated if empty.
         search: how points are chosen: random, grid or tpe.
         scheduler: which trials are stopped early: none, asha, hyperband, median, pbt or pb2.
-        seed: seed of the points.
+        seed: seed of the random choice of points.
         concurrent: number of trials at a time; 0: all that fit the cluster.
-        resume: continue the sweep ``name``; "auto" starts it if it does not exist.
+        resume: continue the sweep ``name``; "auto" creates the sweep if it does not exist.
         say: receives lines of text on the sweep's progress.
         dashboard: start Ray's dashboard with a private cluster.
 
@@ -118,14 +118,14 @@ def sweep(
 
     table = read_file(space, base) if isinstance(space, str) else read(space, base)
     _check(base, name, scheduler)
-    base = absolute(base)  # the drivers of trials are other processes
+    base = absolute(base)  # each trial has a driver process of its own, with another working directory
     uri = mlflow_uri(base)
     judges = scheduler_of(scheduler, table)
     root = Folder(base.run.root)
     folder = SweepFolder(root / (name or time.strftime("sweep-%Y%m%d-%H%M%S-") + secrets.token_hex(2)))
     plan, points = started_with(folder, plan_of(base, table, search, seed), resume), folder.points()
     check_finalists(folder, table.budget)
-    with hold_sweep(folder) as held:  # claim first: a refused driver has written nothing
+    with hold_sweep(folder) as held:  # claim the sweep first: a refused driver writes nothing
         known, distinct = list(points.values())[: table.budget.trials], plan.get("distinct") is True
         asked = search_of(search, table, base, seed, known, distinct)
         members = _members(folder, table, asked, search, scheduler) if scheduler in POPULATIONS else []
@@ -136,7 +136,8 @@ def sweep(
                 say(remark)
             base = prepare(base)
         sink = SweepSink(configs.flatten(configs.redact(base)), folder.root, uri) if uri != OFF else None
-        # a URI from the environment may have a password: trials get it through ``tracking_uri``, not in their config
+        # a URI from the environment may have a password, so it is not written into the trials' configs: ``tracking_uri`` passes
+        # it on
         own = uri if uri == default_uri(root) else base.track.mlflow_uri
         changes = {"run.root": folder.trials.url, "track.progress": False, "track.mlflow_uri": own}
         base = base.override({**changes, "track.parent": sink.id if sink else ""})
@@ -163,7 +164,7 @@ def sweep(
 
 @dataclasses.dataclass(frozen=True)
 class SweepDriver:
-    """Runs a sweep whose lease it holds: trains all trials, then ranks them."""
+    """Runs a sweep on which it has the exclusive claim (lease): trains all trials, then ranks them."""
 
     held: HeldSweep
     table: Sweep
@@ -196,7 +197,8 @@ class SweepDriver:
         )
 
     def projected_cost(self, tokens_per_s: float) -> str:
-        """Return the cost as text if no trial is stopped early. ``tokens_per_s``: speed of one worker with the base config."""
+        """Return, as text, the cost of the sweep if no trial is stopped early. ``tokens_per_s``: speed of one worker with the
+        base config."""
         budget, track = self.table.budget, self.base.track
         trials = budget.trials + budget.finalists * (budget.seeds - 1)
         tokens = trials * budget.tokens_per_trial
@@ -216,10 +218,11 @@ class SweepDriver:
         members: Sequence[Point],
         interrupted: threading.Event,
     ) -> str:
-        """Train a trial at every point, then repeat the finalists with other seeds. Returns why the sweep ended early, or "".
+        """Train a trial at every point of the search, then repeat the best trials (finalists) with other seeds. Returns why the
+        sweep ended early, or "" if it did not.
 
         Args:
-            members: the points at which a population's trials start; empty for other schedulers.
+            members: the points at which the trials of population-based training start; empty for other schedulers.
             interrupted: set when all trials are to save their state and end.
         """
         from springtide.ray.tune.schedulers import scheduler_of
@@ -276,7 +279,8 @@ class SweepDriver:
         )
 
     def _finalists(self, outcomes: Sequence[TrialOutcome]) -> list[int]:
-        """Return the trial numbers of the finalists. Chooses and records them, unless an earlier start of the sweep has."""
+        """Return the trial numbers of the finalists, the best trials, which are repeated with other seeds. Chooses and records
+        them, unless they were chosen before the sweep was resumed."""
         budget = self.table.budget
         if self.folder.finalists(budget) is None:
             best = finalists(self.table, outcomes)[: budget.finalists]
@@ -284,12 +288,12 @@ class SweepDriver:
         return self._chosen()
 
     def _chosen(self) -> list[int]:
-        """Return the trial numbers of the finalists; empty before they are chosen."""
+        """Return the trial numbers of the finalists (best trials) that were recorded; empty before they are chosen."""
         chosen = self.folder.finalists(self.table.budget)
         return chosen.numbers if chosen else []
 
     def _reseeded(self, chosen: Sequence[int]) -> list[Point]:
-        """Return the points of the finalists ``chosen``, each once per further seed."""
+        """Return the points at which to repeat the trials ``chosen``: each trial's point once per further seed."""
         points = [self.folder.lineage(number, {})[-1].point for number in chosen]
         return [other_seed(self.base, point, seed) for point in points for seed in range(1, self.table.budget.seeds)]
 
@@ -301,7 +305,7 @@ class SweepDriver:
         self.folder.write_result(verdict)
         mattered = importance(self.table, [one for one in verdict.outcomes if one.repeats < 0])
         pages = {}
-        for one in verdict.outcomes:  # a killed driver may not have written all reports
+        for one in verdict.outcomes:  # a driver that was killed may have left trials without a report
             for run in self.reader.runs(one.number, one.point):
                 pages[one.number] = f"{self.folder.trials.name}/{run.id}/{REPORT}"
                 if not run.folder.exists(REPORT):
@@ -311,8 +315,8 @@ class SweepDriver:
             self.folder.write_best(self._best_config(best))
 
     def _best_config(self, best: TrialOutcome) -> Config:
-        """Return the config to train the best trial's settings outside of the sweep: the present base config, with all settings
-        of the trial that affect training."""
+        """Return the config to train outside of the sweep like the best trial: the present base config, with all settings of
+        the trial that affect training."""
         config = trial_config(self.base, self.table.budget, best.name, best.point)
         ran = configs.difference(config, self.reader.runs(best.number, best.point)[-1].config)
         own = {name: value for name, (_, value) in configs.changes_the_run(ran).items() if name not in _OF_TAKEOVER}
@@ -326,7 +330,7 @@ def _report(run: Folder) -> None:
 def _check(base: Config, name: str, scheduler: str) -> None:
     from springtide.ray.tune.schedulers import POPULATIONS
 
-    for field in BESIDE_THE_MODEL & base.sources.keys():  # if the code is not found, fail here and not in each trial
+    for field in BESIDE_THE_MODEL & base.sources.keys():  # if the user's code is missing, fail before any trial starts
         find_code(field, base.sources[field])
     if not re.fullmatch(NAME, name):
         limit = "is not the name of a folder below run.root"
@@ -350,8 +354,8 @@ def _check(base: Config, name: str, scheduler: str) -> None:
 
 
 def _members(folder: SweepFolder, table: Sweep, asked: Search, search: str, scheduler: str) -> list[Point]:
-    """Return the points at which a population's trials start; after a resume, the points that they had reached. Raises
-    ConfigError for a search that needs results first."""
+    """Return the points at which the trials of population-based training start; after a resume, the points that they had
+    reached. Raises ConfigError for a search that chooses points by earlier trials' results."""
     if not isinstance(asked, PointList):
         remedy = "use random or grid"
         raise ConfigError(
@@ -370,9 +374,9 @@ def _worker(base: Config) -> dict[str, float]:
 
 _OF_POINTS = ("search", "seed", "space")
 _OF_TRIALS = ("train.total", "train.eval_every")
-"""Settings that a trial takes from the sweep's budget."""
+"""Settings whose value in a trial comes from the sweep's budget, not from the base config."""
 _OF_VALUES = ("train.eval_tokens",)
-"""Settings that are free in a run, but must be equal in all trials of a sweep, whose values are compared."""
+"""Settings that may change when a run resumes, but not when a sweep does: the results of its trials are compared."""
 
 
 def plan_of(base: Config, table: Sweep, search: str, seed: int) -> dict[str, Any]:
@@ -397,7 +401,7 @@ def plan_of(base: Config, table: Sweep, search: str, seed: int) -> dict[str, Any
 
 
 def started_with(folder: SweepFolder, plan: dict[str, Any], resume: bool | Literal["auto"]) -> dict[str, Any]:
-    """Return the plan of the sweep's earlier start if there was one, else ``plan``.
+    """Return the plan that the sweep was created with if it exists already (an earlier start), else ``plan``.
 
     Raises RunExists if there was an earlier start and ``resume`` is not set. Raises ConfigError if ``resume`` is True and there
     was none. Also raises ConfigError if the earlier start had another space, search, seed or base config, or a retired setting
@@ -422,8 +426,9 @@ def started_with(folder: SweepFolder, plan: dict[str, Any], resume: bool | Liter
 
 
 def check_finalists(folder: SweepFolder, budget: Budget) -> None:
-    """Raise ConfigError if the finalists were chosen under another BUDGET.trials or BUDGET.seeds. These two determine the trial
-    numbers of the finalists' repeats, so other trials would be taken for repeats."""
+    """Raise ConfigError if the finalists (best trials, repeated with other seeds) were chosen under another BUDGET.trials or
+    BUDGET.seeds. These two determine the trial numbers of the finalists' repeats, so other trials would be taken for
+    repeats."""
     chosen = folder.finalists(budget)
     for name in ("trials", "seeds") if chosen else ():
         before, now = getattr(chosen, name), getattr(budget, name)
@@ -433,8 +438,8 @@ def check_finalists(folder: SweepFolder, budget: Budget) -> None:
 
 
 def _under_new_names(plan: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the plan of an earlier start with the present names of settings, and without retired settings. Raises ConfigError
-    for a retired setting without which the trials would train something else."""
+    """Return the plan that a sweep was created with, with renamed settings under their present names and without retired
+    settings. Raises ConfigError for a retired setting without which the trials would train something else."""
     base, space = (plan or {}).get("base"), (plan or {}).get("space")
     if plan is not None and isinstance(base, dict):
         sections: dict[str, dict[str, Any]] = {}
@@ -454,8 +459,9 @@ def _under_new_names(plan: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _changed(before: object, now: Mapping[str, Any]) -> str:
-    """Return, as text, the settings of the base config that differ from those of an earlier start (``before``). Old sweeps that
-    did not record their base count as equal. A setting that did not exist then had the value that changes nothing."""
+    """Return, as text, the settings of the base config that differ from those of an earlier start (``before``). A sweep of an
+    old version, which recorded no base config, counts as equal. A setting that did not exist then counts as if it had the value
+    with no effect."""
     known = {**ADDED_SETTINGS, **before} if isinstance(before, Mapping) else {}
     differ = [name for name in now if name in known and known[name] != now[name]]
     return "; ".join(f"{name} was {known[name]!r}, is {now[name]!r}" for name in differ)
@@ -478,13 +484,14 @@ class SweepReader:
         return [self._outcome(number, point) for number, point in self.folder.points().items()]
 
     def interrupted(self, outcomes: Sequence[TrialOutcome]) -> list[str]:
-        """Return the names of trials that were interrupted and may be resumed. The driver records the end of each trial that
-        must not continue. A failed run without that record was interrupted, for example by a store that was unreachable."""
+        """Return the names of trials that were interrupted and may be resumed. The sweep's driver records the end of each trial
+        that must not continue. A trial whose run failed without such a record was interrupted, for example by an unreachable
+        store."""
         ended = self.folder.ended()
         return [one.name for one in outcomes if one.status != "finished" and one.number not in ended]
 
     def runs(self, number: int, point: Point) -> list[Run]:
-        """Return the runs of a trial that have started and can be read, oldest first."""
+        """Return the runs of trial ``number`` that have started and can be read, oldest first."""
         return [run for run in self._started(self.folder.lineage(number, point)) if config_or_problem(run)[0]]
 
     def begun(self) -> Config | None:
@@ -495,11 +502,11 @@ class SweepReader:
         )
 
     def last_settled_rung(self, members: Sequence[Point]) -> int:
-        """Return the step of the last rung that all members of a population have reached and at least one has continued from:
-        the takeovers at that rung are decided."""
+        """Return the last rung (step at which trials are compared) that all members of a population have reached and at least
+        one has continued from. At that rung it is decided which trials continue from another trial's state."""
         lineages = [self.folder.lineage(number, point) for number, point in enumerate(members)]
         started = [self._started(generations) for generations in lineages]
-        started = [runs for runs in started if not self._problem(runs)]  # ignore trials that cannot be read
+        started = [runs for runs in started if not self._problem(runs)]  # leave out trials that cannot be read
         rungs = [[rung.step for rung in self._rungs(runs)] for runs in started]
         reached = min((max(steps, default=0) for steps in rungs), default=0)
         taken_over = any(one.of.endswith(step_name(reached)) for generations in lineages for one in generations)
@@ -540,17 +547,17 @@ class SweepReader:
         return chosen.repeated_by(number) if chosen else -1
 
     def _started(self, generations: Sequence[Generation]) -> list[Run]:
-        """Return the runs of ``generations`` that have started."""
+        """Return the runs that have started among ``generations``, the successive runs of one trial."""
         runs = [Run(self.folder.trials / one.run) for one in generations]
         return [run for run in runs if run.folder.exists(configs.RUN_CONFIG)]
 
     def _problem(self, runs: Sequence[Run]) -> str:
-        """Return in one line why the runs of a trial cannot be read; empty if they can."""
+        """Return in one line why some run of a trial cannot be read; empty if all can be read."""
         return next((problem for _, problem in map(config_or_problem, runs) if problem), "")
 
     def _rungs(self, runs: Sequence[Run]) -> list[Rung]:
-        """Return the rungs of a trial's runs in order of steps. Where a run continued from another trial's state, the earlier
-        runs' rungs after that step are dropped."""
+        """Return the rungs (evaluations at which trials are compared) of a trial's runs, in order of steps. Where a run
+        continued from another trial's state, the earlier runs' rungs after that step are dropped."""
         metric, rungs = self.table.metric, dict[int, Rung]()
         for run in runs:
             config, losses = run.config, {step.step: step.loss for step in run.steps}

@@ -19,13 +19,14 @@ _CREDENTIALS = (
     *("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_AUTH"),
     *("MLFLOW_TRACKING_AWS_SIGV4", "MLFLOW_TRACKING_CLIENT_CERT_PATH"),
 )
-"""Environment variables whose values MLflow's clients send to any server that they are given."""
+"""Environment variables with passwords and tokens that MLflow's clients send to whichever server is configured."""
 _CREDENTIALS_FILE = Path("~/.mlflow/credentials")
 _LOCAL, _HTTP = ("", "file", "sqlite", "databricks"), ("http", "https")
-"""URI schemes that a config may name. The host of a ``databricks`` URI comes from the user's profile. Every other scheme is a
-plug-in or a database: its URI may load a driver, read a file of this machine, or get a password from a file."""
+"""URI schemes that a config may name, local and HTTP. The host of a ``databricks`` URI comes from the user's profile, so it
+counts as local. Every other scheme is a plug-in or a database: its URI may load a driver, read a file of this machine, or get a
+password from a file."""
 _AMBIGUOUS = re.compile(r"[\s\\\x00-\x1f\x7f]")
-"""Characters that programs parse differently in a URL: the host of ``http://a\\@b`` is a or b."""
+"""Characters that make programs disagree about the host of a URL: the host of ``http://a\\@b`` is a or b."""
 _Server = tuple[str, str, int | None]
 _named: set[_Server] = set()
 
@@ -39,16 +40,18 @@ def mlflow_uri(config: Config, given: str = "", must_be_named: bool = False) -> 
     """Return the MLflow URI for a run. It may contain a password, so it must not be written to a file.
 
     Args:
-        config: settings of the run; the config file may be a stranger's.
-        given: URI that the caller names.
+        config: settings of the run; its file may come from somebody else, who must not get the user's credentials.
+        given: URI that the caller chooses; empty: none.
         must_be_named: refuse a server that only the config names, even if it would get no credentials: the server's answers
             decide where MLflow writes files.
 
     Returns:
-        ``given``, else the config's URI, else the environment's, else that of a sqlite file next to the runs.
+        The first that is set of: ``given``, the config's URI, the environment's URI; else the URI of a sqlite file next to the
+        runs.
 
     Raises:
-        ConfigError: only the config names the server, and it would get credentials from the environment, or ``must_be_named``.
+        ConfigError: only the config names the server, and either the server would get credentials from the environment or
+            ``must_be_named`` is set.
     """
     # MLflow's client would retry an unreachable server for minutes by default
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -61,8 +64,8 @@ def mlflow_uri(config: Config, given: str = "", must_be_named: bool = False) -> 
 
 
 def _pass_proxies_by() -> None:
-    """If the environment names a proxy, exempt this machine from it (``no_proxy``): clients of MLflow and of stores must reach
-    local servers directly, because a proxy cannot."""
+    """If the environment names a proxy, exempt this machine from it (``no_proxy``): clients of MLflow and of stores must
+    connect to local servers directly, because the proxy cannot reach them."""
     if not any(
         os.environ.get(name) or os.environ.get(name.upper()) for name in ("http_proxy", "https_proxy", "all_proxy")
     ):
@@ -109,8 +112,8 @@ def _netrc_has(host: str) -> bool:
 
 
 def _server_of(uri: str) -> _Server:
-    """Return scheme, host and port of an HTTP server. For another scheme return the whole URI in place of the host, because the
-    query of a database's URI may also name a host. Raises ConfigError if ``uri`` is not a URI."""
+    """Return scheme, host and port of an HTTP server. For a database URI, or any other, return the whole URI in place of the
+    host, because its query may also name a host. Raises ConfigError if ``uri`` is not a URI."""
     try:
         found = urlsplit(uri)
         scheme, port = found.scheme.lower(), found.port

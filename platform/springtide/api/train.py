@@ -57,13 +57,15 @@ def train(
     Args:
         config: settings of the run.
         resume: continue the run ``run.id`` (or the newest run of this config) from its newest good checkpoint; "auto" starts a
-            new run if there is none. Without ``resume`` an existing run is refused. A finished run is left as it is.
+            new run if there is no run to continue. Without ``resume`` an existing run is refused. A finished run is left as it
+            is.
         accept_changes: resume also under a config that changes what is learned.
-        from_scratch: with ``resume``, restart the run at step 0; its checkpoints are set aside.
-        listen: receives every event in this process, in order of arrival.
+        from_scratch: with ``resume``, restart the run at step 0; its checkpoints are set aside (kept, but not used).
+        listen: function that is called in this process with every event of the run, in order of arrival.
         progress: receives the progress of ``prepare``.
         dashboard: start Ray's dashboard in a private cluster, once it has trained for a while.
-        workers: for a trial of a sweep: the ``WorkerLender`` of the sweep, which then also writes the report.
+        workers: for a trial of a sweep: the sweep's ``WorkerLender``, which lends it workers; the sweep then also writes the
+            report.
         tracking_uri: MLflow URI, not written to any file; if empty: the config's, else the environment's.
 
     Returns:
@@ -74,8 +76,8 @@ def train(
         CorpusError: the corpus is missing, empty or too small; before anything starts.
         RunExists: the run exists and ``resume`` is not set, or the config would train something else; before anything starts.
         CheckpointError: no checkpoint of the run can be read, or none has the config's order of samples.
-        TrainingFailed: the training code raised an error; its subclass ``StoreLost``: a store stayed unreachable. A worker's
-            SpringtideError is raised as it is instead. The run can be resumed after each of these errors.
+        TrainingFailed: the training code raised an error; its subclass ``StoreLost``: a store stayed unreachable. A
+            SpringtideError of a worker is raised unchanged instead. After each of these errors the run can be resumed.
 
     Examples:
         >>> run = st.train(st.recipes.tiny(), resume="auto")  # doctest: +SKIP
@@ -102,16 +104,17 @@ def train(
 def _claim_and_train(
     found: ResolvedRun, uri: str, listen: Callable[[Event], None] | None, workers: Any, dashboard: bool
 ) -> None:
-    """Claim the run and train it to its end, or until it is stopped. ``dashboard``: start Ray's dashboard once it trains."""
+    """Take the run's lease (exclusive claim) and train the run to its end, or until it is stopped. ``dashboard``: start Ray's
+    dashboard once the run trains."""
     hears = [listen] if listen else []
     if found.config.run.queue:
         from springtide.ray.cluster.worker_queue import check_quota
 
         check_quota(found.config)
-    with _lease(found) as lease, contextlib.ExitStack() as stack:  # claim first: a refused driver has written nothing
+    with _lease(found) as lease, contextlib.ExitStack() as stack:  # claim it first: a refused driver writes nothing
         _begin(found, lease.term)
         before = found.run.timeline.last_try
-        if workers is not None:  # a trial: commands go to its sweep
+        if workers is not None:  # a trial of a sweep obeys the sweep, not commands
             _train(found, lease, uri, hears, workers, before, reports=False)
             return
         from springtide.api.control import Controls  # Ray loads only when needed
@@ -138,8 +141,8 @@ def _lease(found: ResolvedRun) -> Iterator[leases.Lease]:
 
 
 def _begin(found: ResolvedRun, lease: int) -> None:
-    """Write the decisions of ``resolve``: mark checkpoints that no longer count, have other runs keep the checkpoints that this
-    run needs, and store the config and the origin."""
+    """Write the decisions of ``resolve``: mark checkpoints that this run must not resume from any more, have other runs keep
+    the checkpoints that this run needs, and store the config and the origin (command and commit)."""
     run, config = found.run, found.config
     if found.from_scratch:
         begin_from_scratch(run.folder, lease)
@@ -165,8 +168,8 @@ def _train(
     dashboard: bool = False,
 ) -> None:
     """Train a claimed run to its end, and pass its events to all listeners. ``hears``: additional listeners; ``before``: the
-    last step that earlier starts trained; ``reports``: write the report, also after an error; ``remarks``: additional remarks
-    to print; ``dashboard``: start Ray's dashboard."""
+    last step trained before this start of the run; ``reports``: write the HTML report, also after an error; ``remarks``:
+    additional remarks to print; ``dashboard``: start Ray's dashboard."""
     from springtide.ray.cluster.session import (
         LateDashboard,  # Ray and torch load only when needed
         dashboard_hint,
@@ -203,7 +206,7 @@ def _train(
         def on_event(event: Event) -> None:
             nonlocal before, has_started
             has_started = has_started or isinstance(event, Started)
-            if isinstance(event, Stopped) and not has_started:  # the run stays at the checkpoint to start from
+            if isinstance(event, Stopped) and not has_started:  # no group trained: report its checkpoint's step
                 event = dataclasses.replace(event, step=max(event.step, saved))
             tell_all(event)
             if isinstance(event, Started) and event.step < before:
@@ -211,7 +214,7 @@ def _train(
                     f"steps {event.step + 1} to {before} were trained before and not saved: they are trained again"
                 )
                 before = 0  # report this only once
-            if isinstance(event, Stopped):  # after this, others read the run from its journal
+            if isinstance(event, Stopped):  # callers read the end from the journal
                 journal.flush()
 
         try:
@@ -219,7 +222,7 @@ def _train(
             with live_report(run.folder, console.say) if reports else contextlib.nullcontext():
                 train_on_ray(config, run.folder, journal.term, labels, lease.owner, on_event, workers, since_s)
         except BaseException as error:
-            if not tell_all.finished:  # later errors do not change how the run ended
+            if not tell_all.finished:  # an error after the end does not change the run's status
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 reason = f"{type(error).__name__}: {error}"[:2000]
                 on_event(Stopped(step=max(before, tell_all.last_step), status=status, reason=reason))
@@ -230,7 +233,7 @@ def _train(
 
 
 def _report(run: Run, say: Callable[[str], None]) -> None:
-    """Write the report; a store error must not hide how the run ended."""
+    """Write the run's HTML report. A store error is only printed, so that it does not hide how the run ended."""
     try:
         run.write_report()
     except OSError as error:
@@ -269,7 +272,7 @@ def sample(
         >>> found.step, found.prompt, len(found.text) > 0
         (8, 'import ', True)
     """
-    step = step_of(run.checkpoint_at()) or 0  # fixed now, because a live run may commit a newer one
+    step = step_of(run.checkpoint_at()) or 0  # choose it once: a live run may commit a newer checkpoint meanwhile
     [found] = run.generate(
         prompt, tokens or run.config.train.sample_tokens, temperature, seed=seed, step=step, trust_code=trust_code
     )

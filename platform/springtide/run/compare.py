@@ -21,7 +21,7 @@ from springtide.tracking.journal import last_steps
 from springtide.tracking.ledger import Prices, ledger
 
 _PLACES = 10
-"""Number of points of the loss curves, at even distances in tokens."""
+"""Number of points of the compared loss curves, at even distances in tokens."""
 _AROUND = 50
 """A point of a loss curve is the mean over the last 1/50 of the steps up to it."""
 
@@ -42,7 +42,7 @@ class RunSummary:
     goodput: float
     dollars: float
     energy_kwh: float
-    """Energy that the workers measured [kWh]; 0 if they did not measure it."""
+    """Energy that the run's workers measured [kWh]; 0 if they measured none."""
     starts: int
 
 
@@ -64,7 +64,7 @@ class Comparison:
     first_other_loss: int | None
     """The first common step at which the losses differ in any bit; None if there is none."""
     curves: list[tuple[int, float, float]]
-    """Points of both loss curves: number of tokens, loss of the first run, loss of the second."""
+    """Points of both loss curves: (number of tokens, loss of the first run, loss of the second run)."""
 
     @property
     def identical(self) -> bool:
@@ -82,7 +82,7 @@ class Comparison:
 
 
 def compare_runs(one: Run, other: Run) -> Comparison:
-    """Compare two runs. Reads both journals once.
+    """Compare settings, samples, losses and costs of two runs. Reads both journals once.
 
     Args:
         one: the first run.
@@ -144,7 +144,7 @@ def _summary(name: str, config: Config, events: Sequence[Any], steps: Sequence[S
 
 
 def _curves(one: Sequence[StepDone], other: Sequence[StepDone]) -> list[tuple[int, float, float]]:
-    """Return (tokens, loss of ``one``, loss of ``other``) of each point, up to the end of the shorter run."""
+    """Return (tokens, loss of ``one``, loss of ``other``) for points at even distances, up to the end of the shorter run."""
     if not one or not other:
         return []
     end = min(one[-1].tokens, other[-1].tokens)

@@ -5,8 +5,9 @@
                                   or by the caller when it timed out and withdrew the command
                 limits.json       worker limit and pause after all commands below a number: a driver need not read these again
 
-Everybody who can write to the run's folder can control the run; there is no other permission. Commands reach the driver also
-while its workers restart. A worker limit or a pause stays in force until the next command, also for later drivers.
+Everybody who can write to the run's folder can control the run; there is no other permission. Commands reach the driver even
+while its workers restart. A worker limit or a pause stays in force until the next command changes it, even if the driver is
+restarted.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ _LIMITS = "limits.json"
 _UNREADABLE = (DamagedFile, FileNotFoundError, IsADirectoryError, PermissionError)
 _TRIES = 100
 _MOST = 10**9
-"""Command numbers are below this: a file's name has at most nine digits."""
+"""Command numbers are below this, because the name of a command's file has at most nine digits."""
 _MOST_GAP = 10_000
-"""Longest gap in the command numbers. A file with a number beyond a longer gap is ignored: numbers are given in turn."""
+"""Longest gap in the command numbers. A file whose number follows a longer gap is ignored: real numbers are assigned one after
+the other."""
 _LOOK_S, _LOOK_AT_STORE_S = 0.2, 2.0
-"""Time between two polls for a result, in a local folder and in an object store [s]."""
+"""Time between two polls for a command's result, in a local folder and in an object store [s]."""
 
 
 class Command(BaseModel):
@@ -54,11 +56,11 @@ class Command(BaseModel):
     caller: str = Field(max_length=200)
     """USER@HOST, as the caller reports it; not verified."""
     time_s: float = Field(ge=0, le=1e11, allow_inf_nan=False)
-    """Seconds since 1970, by the caller's clock."""
+    """Time of the command, in seconds since 1970, by the caller's clock."""
 
 
 class CommandResult(BaseModel):
-    """The result of a command."""
+    """The result of a command to a run, as its file stores it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -92,7 +94,7 @@ class Standing(NamedTuple):
     unanswered: tuple[int, ...]
     """Numbers of the commands without a result, ascending."""
     following: int
-    """Number of the next command to be given."""
+    """Number that the next command will get."""
 
 
 _COMMAND: TypeAdapter[Command] = TypeAdapter(Command)
@@ -101,12 +103,13 @@ _LIMITS_OF: TypeAdapter[Limits] = TypeAdapter(Limits)
 
 
 def has_command(run: Folder, number: int) -> bool:
-    """Return True if the file of command ``number`` exists. Takes one request."""
+    """Return True if the file of command ``number`` exists. Takes one request to the store."""
     return (run / _FOLDER).exists(_file(number))
 
 
 def read_command(run: Folder, number: int) -> Command:
-    """Return command ``number``. Raises DamagedFile if its file is missing, unreadable, or not this command."""
+    """Return command ``number``. Raises DamagedFile if its file is missing, unreadable, or contains a command with another
+    number."""
     folder = run / _FOLDER
     try:
         found = folder.read_as(_file(number), _COMMAND)
@@ -118,17 +121,17 @@ def read_command(run: Folder, number: int) -> Command:
 
 
 def numbers_from(run: Folder, first: int) -> list[int]:
-    """Return the numbers of all commands from ``first`` on, ascending. Takes one listing."""
+    """Return the numbers of all commands from ``first`` on, ascending. Takes one listing of the folder."""
     return [number for number in _numbers(run)[0] if number >= first]
 
 
 def write_limits(run: Folder, limits: Limits) -> None:
-    """Write the combined effect of the commands before ``limits.before``."""
+    """Write the combined effect (worker limit and pause) of all commands with a number below ``limits.before``."""
     (run / _FOLDER).write_json(_LIMITS, limits.model_dump(mode="json"))
 
 
 def read_result(run: Folder, number: int) -> CommandResult | None:
-    """Return the result of a command; None if it has none yet. Raises DamagedFile."""
+    """Return the result of a command; None if the command has no result yet. Raises DamagedFile."""
     try:
         return (run / _FOLDER).read_as(_file(number, done=True), _RESULT)
     except FileNotFoundError:
@@ -145,7 +148,8 @@ def write_result(run: Folder, result: CommandResult) -> bool:
 
 
 def standing(run: Folder) -> Standing:
-    """Return the combined effect of the commands so far. Refused, failed, withdrawn and damaged commands are ignored."""
+    """Return the combined effect (worker limit, pause) of all commands to a run so far. Refused, failed, withdrawn and damaged
+    commands are ignored."""
     numbers, answered = _numbers(run)
     workers: int | None = None
     paused_by: str | None = None
@@ -155,7 +159,7 @@ def standing(run: Folder) -> Standing:
         known = Limits(workers=0, paused_by="", before=0)
     for number in reversed(numbers):
         if number < known.before or (workers is not None and paused_by is not None):
-            break  # newest first: older commands are overruled, or contained in ``known``
+            break  # older commands are overruled, or contained in ``known``
         try:
             one, result = read_command(run, number), read_result(run, number) if number in answered else None
         except _UNREADABLE:
@@ -194,15 +198,15 @@ def give(run: Folder, verb: Verb, workers: int = 0) -> Command:
             (run / _FOLDER).create(_file(number), to_json(one.model_dump(mode="json")).encode())
             return one
         except FileExistsError:
-            continue  # another caller took this number
+            continue  # another caller took this number: try the next one
     raise CommandFailed(
         f"{run.url}: no command can be written after number {first} of its folder {_FOLDER}; look at it"
     )
 
 
 def await_result(run: Folder, command: Command, wait_s: float) -> CommandResult:
-    """Wait up to ``wait_s`` seconds for the result of a command, and return it. After that, withdraw the command, so that no
-    driver executes it later. After ``stop``, also wait for the driver to end, within the same time.
+    """Wait up to ``wait_s`` seconds for the result of a command, and return it. If there is none in this time, withdraw the
+    command, so that no driver executes it later. For ``stop``, also wait until the driver has ended, within the same time.
 
     Raises:
         CommandFailed: the command was refused, failed, or has no result within ``wait_s``.
@@ -215,12 +219,12 @@ def await_result(run: Folder, command: Command, wait_s: float) -> CommandResult:
             why += "may take longer (--wait), and still happens if it has begun; or the driver is gone"
             if write_result(run, CommandResult(number=command.number, done=False, step=0, text=why)):
                 raise CommandFailed(f"{command.verb}: {why}")
-            continue  # the driver's result arrived before ours was written: read it
+            continue  # the driver wrote a result just before us: read it
         time.sleep(min(look_s, left_s))
     if not result.done:
         raise CommandFailed(f"{command.verb}: {result.text}")
     while command.verb == "stop" and leases.why_over(run) is None and time.monotonic() < until_s:
-        time.sleep(look_s)  # the driver still writes its report; a new driver can start only after that
+        time.sleep(look_s)  # wait for the driver to write its report and end: until then no other can start
     return result
 
 
@@ -228,7 +232,8 @@ class RunControl:
     """Commands to a run that trains on Ray; anyone who can write to its folder can give them. Each method waits until the
     command has taken effect, and returns the step at which it did. The methods are idempotent.
 
-    Every method raises CommandFailed if the run is not being trained, refuses, or does not answer within ``wait_s``.
+    Every method raises CommandFailed if the run is not being trained, if its driver refuses the command, or if there is no
+    result within ``wait_s``.
     """
 
     folder: Folder
@@ -270,12 +275,12 @@ class RunControl:
         return self._ask("continue", wait_s)
 
     def resize(self, workers: int, wait_s: float = 60.0) -> CommandResult:
-        """Limit the number of workers from now on, also after restarts. The run shrinks to the limit; ``elastic.grow`` decides
-        whether it grows to it.
+        """Limit the number of workers from now on, also after restarts. A larger worker group shrinks to the limit. Whether a
+        smaller one grows to the limit depends on ``elastic.grow``.
 
         Args:
             workers: maximum number, from elastic.min_workers to elastic.max_workers; 0 lifts the limit.
-            wait_s: how long to wait until no more than ``workers`` train [s].
+            wait_s: how long to wait until at most ``workers`` workers train [s].
 
         Examples:
             >>> st.open_run("runs/live").resize(2).done  # doctest: +SKIP
@@ -300,8 +305,8 @@ class RunControl:
 
 
 def _numbers(run: Folder) -> tuple[list[int], set[int]]:
-    """Return the numbers of all commands, ascending, and the set of numbers that have a result. Files after a gap of more than
-    ``_MOST_GAP`` numbers are ignored."""
+    """Return the numbers of all commands to a run, ascending, and the set of those numbers that have a result. Files after a
+    gap of more than ``_MOST_GAP`` numbers are ignored."""
     matches = [match for name in (run / _FOLDER).names() if (match := _NAME.fullmatch(name))]
     found = [(int(one[1]), bool(one[2])) for one in matches if one[0] == _file(int(one[1]), bool(one[2]))]
     end = 0
@@ -314,7 +319,7 @@ def _numbers(run: Folder) -> tuple[list[int], set[int]]:
 
 
 def _following(numbers: list[int], answered: set[int]) -> int:
-    """Return the number of the next command: one above all numbers that a command or a result has."""
+    """Return the number for the next command: one above the highest number of any command or result file."""
     return max([*numbers, *answered], default=-1) + 1
 
 
@@ -325,6 +330,6 @@ def _file(number: int, done: bool = False) -> str:
 def _caller() -> str:
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # in a container the user id may have no name
+    except (KeyError, OSError):  # in a container, the user id may have no user name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"[:200]

@@ -1,7 +1,7 @@
 """Find from a run's journal what limits its speed: findings with numbers and a remedy, the most costly first.
 
-Shares are fractions of the worker-time that the run held (``tracking/ledger.py``). They may overlap: a slow rank also lowers
-MFU.
+Shares are fractions of the worker-time that the run held (``tracking/ledger.py``). Shares of different findings may overlap: a
+slow rank also lowers MFU.
 """
 
 from __future__ import annotations
@@ -35,36 +35,41 @@ from springtide.tracking.timeline import Timeline
 _RECENT_STEPS = 200
 """Number of newest steps that medians are taken over: enough to be stable, few enough to show the present."""
 _DATA = 0.05
-"""Report waits for data from this share of time. A feed that prefetches waits below 1 %; the rest allows for one slow read."""
+"""Report waits for data from this share of time on. With prefetching, waits are normally below 1 %; the margin allows for one
+slow read."""
 _COMMUNICATION = 0.30
-"""Report exposed communication above this share of a profiled step. Published runs of dense models, which overlap communication
-with computation, stay below."""
+"""Report exposed communication (not overlapped with computation) above this share of a profiled step. Published runs of dense
+models stay below it."""
 _IDLE = 0.30
-"""Report an idle device above this share of a profiled step."""
+"""Report an idle device if it is idle for more than this share of a profiled step."""
 _REACHED_MFU = 0.40
 """MFU that large dense models reach in bf16, by published figures (PaLM 46 %, Llama 3 38 to 43 %)."""
 _LOW_MFU = 0.25
-"""Report an MFU below this: more than a third of the computation's time could be saved."""
+"""Report an MFU below this value: compared with ``_REACHED_MFU``, more than a third of the computation's time could be
+saved."""
 _RESTARTS = 0.05
-"""Report restarts, with the steps trained again, from this share of time."""
+"""Report restarts if they and the steps trained again because of them take at least this share of time."""
 _START_UP = 0.10
-"""Report start-up from this share of time. Start-up takes as long in a short run as in a long one, so short runs exceed it."""
+"""Report start-up if it takes at least this share of time. Start-up takes as long in a short run as in a long one, so short
+runs exceed it."""
 _SAVES = 0.03
-"""Report saves from this share of time. Saves are written in the background; only the copy to memory stalls training."""
+"""Report checkpoint saves if training waits for them for at least this share of time. Saves are written in the background; only
+the copy to memory stalls training."""
 _WAITING = 0.03
-"""Report waits for capacity from this share of time."""
+"""Report waits for free nodes (capacity) if they take at least this share of time."""
 _EVALUATION = 0.05
-"""Report evaluations that training waits for from this share of time."""
+"""Report evaluations if training waits for them for at least this share of time."""
 _PAUSED = 0.03
-"""Report pauses by ``train.only_when`` from this share of time."""
+"""Report pauses by ``train.only_when`` if they take at least this share of time."""
 _SKIPPED = 0.01
-"""Report skipped updates from this share of steps. A dynamic loss scale skips a few steps at the start."""
+"""Report skipped weight updates if at least this share of steps skips its update. A dynamic loss scale skips a few steps at the
+start."""
 _SLOW_READER = 2.0
 """Name the rank that waits longest for data if its wait is above this multiple of the others' median wait."""
 _MOST_NAMED = 5
-"""Most stragglers that get a finding of their own."""
+"""Most stragglers (slow ranks) that get a finding of their own."""
 _SHOWN = 120
-"""Most characters of a reason that are shown."""
+"""Most characters of an event's reason that are quoted in a finding."""
 
 REMEDIES = {
     "data": "feed.reads_in_flight and feed.read_bytes, feed.cache, a nearer store (docs/how-to/slow.md)",
@@ -83,14 +88,14 @@ REMEDIES = {
     "pauses": "wider limits in train.only_when",
     "device": "nothing is wrong: faster devices, more workers, or a smaller model",
 }
-"""Name of a finding -> remedies to try."""
+"""Name of a finding (something that limits speed) -> remedies to try."""
 
 
 class Finding(NamedTuple):
-    """One thing that limits a run."""
+    """One thing that limits a run's speed, with numbers and a remedy."""
 
     name: str
-    """A key of ``REMEDIES``."""
+    """Name of the kind of finding, a key of ``REMEDIES``."""
     share: float
     """Upper bound of the saving: a share of the run's worker-time, from 0 to 1. For ``device``: the goodput."""
     text: str
@@ -98,10 +103,10 @@ class Finding(NamedTuple):
     evidence: dict[str, float | int | str]
     """The numbers behind ``text``; their names end in the unit."""
     remedy: str
-    """Settings and pages that help."""
+    """Settings that help, and pages of the documentation."""
 
     def describe(self) -> str:
-        """Return the finding as one line for people."""
+        """Return the finding as one line of text for people."""
         share = f", {self.share:.1%} of the time" if self.share > 0 else ""
         return f"{self.name}{share}: {self.text}"
 
@@ -111,17 +116,18 @@ class Diagnosis:
     """What limits a run's speed."""
 
     step: int
-    """The step last trained; 0 before the first."""
+    """The last step that was trained; 0 before the first step."""
     held: float
-    """Worker-time that the run held so far [worker-seconds]."""
+    """Time for which the run has occupied workers so far, summed over workers [worker-seconds]."""
     goodput: float
-    """Productive time / time held, from 0 to 1."""
+    """Time of new steps / time for which workers were occupied (held), from 0 to 1."""
     spent: dict[str, float]
     """Kind of time, as in ``Ledger.spent`` -> its share of the time held, the largest first. Kinds without time are omitted."""
     findings: list[Finding]
-    """The most costly first. Only ``device`` if nothing is wrong; empty before the first step if nothing is known yet."""
+    """The findings, the most costly first. If nothing is wrong, only the finding ``device``; empty before the first step if
+    nothing is known yet."""
     not_measured: list[str]
-    """What the journal has no numbers for, each with the setting that measures it, if there is one."""
+    """Quantities that the journal has no numbers for, each with the setting that measures it, if there is one."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as plain data, as ``springtide run status --json`` prints it."""
@@ -129,16 +135,16 @@ class Diagnosis:
 
 
 class DiagnosisBuilder:
-    """Updates a diagnosis event by event, in the order of the journal. Of the steps it keeps only the newest."""
+    """Updates a diagnosis of a run event by event, in the order of the journal. It stores only the newest steps."""
 
     def __init__(self, prices: Prices | None = None) -> None:
         self.book = LedgerBuilder(prices or Prices())
         self.last: StepDone | None = None
-        """The step last trained."""
+        """The event of the last step that was trained."""
         self.started: Started | None = None
         """The newest start of a worker group."""
         self.recent: deque[StepDone] = deque(maxlen=_RECENT_STEPS)
-        """The newest steps, which medians are taken over."""
+        """The newest steps, over which the medians of step time and others are taken."""
         self._num_steps = self._num_skipped = 0
         self._skipped_s = self._paused_s = self._stall_s = self._longest_stall_s = 0.0
         self._counts: Counter[str] = Counter()
@@ -155,8 +161,8 @@ class DiagnosisBuilder:
         """Reason of the newest decision to wait for capacity."""
 
     def take(self, timeline: Timeline) -> list[Event]:
-        """Add the events of a part of a journal, and return them condensed (``Timeline.condensed``): a million steps in a row
-        become a few events."""
+        """Add the events of a part of a journal, and return them in a shorter form for the ledger (``Timeline.condensed``): a
+        million steps in a row become a few events."""
         events = timeline.condensed(whole=_RECENT_STEPS, newest=self.book.newest)
         self._num_steps += len(timeline.tries) - sum(isinstance(event, StepDone) for event in events)
         for event in events:
@@ -164,7 +170,7 @@ class DiagnosisBuilder:
         return events
 
     def add(self, event: Event) -> None:
-        """Add one event."""
+        """Update the diagnosis with one event of the run."""
         self.book.add(event)
         match event:
             case StepDone():
@@ -199,7 +205,7 @@ class DiagnosisBuilder:
         self.last = event
         self.recent.append(event)
         slowest = min(self._slow.items(), key=lambda item: item[1], default=None)
-        if slowest is not None:  # every rank waits for the slowest one, so only that one costs time
+        if slowest is not None:  # all ranks wait for the slowest rank: charge only that rank
             lost_s = (event.step_time_s - event.data_wait_s) * event.world_size * (1.0 - slowest[1])
             self._slow_s[slowest[0]] = self._slow_s.get(slowest[0], 0.0) + max(0.0, lost_s)
 
@@ -345,9 +351,9 @@ class DiagnosisBuilder:
         return [_finding("skipped updates", self._skipped_s / book.held, text, evidence)]
 
     def _shares(self, book: Ledger) -> list[Finding]:
-        """Return the findings that need only a kind's share of time: start-up, capacity, evaluation, pauses."""
+        """Return the findings that follow from the share of time of one kind alone: start-up, capacity, evaluation, pauses."""
         phases = dict(self.started.phases_s) if self.started else {}
-        phases.pop("rendezvous", None)  # the time between two groups, not part of a start-up
+        phases.pop("rendezvous", None)  # time between two worker groups, which is not part of start-up
         longest = max(phases, key=lambda name: phases[name], default="")
         phase = f", of which {longest[:40]} took longest, {phases[longest]:.1f} s" if longest else ""
         in_workers = f"the workers' own part of the last start was {sum(phases.values()):.1f} s{phase}"

@@ -31,21 +31,22 @@ _FORMATS = ("hf", "peft")
 _UNFINISHED = "importing.json"
 """Marker file: the import into this folder is not complete."""
 _WRITTEN = frozenset({"checkpoints", "leases", TOKENIZER, CHAT_TEMPLATE, GENERATION, configs.RUN_CONFIG, _UNFINISHED})
-"""Names of everything that an import writes."""
+"""Names of all files and folders that an import writes into the run's folder."""
 
 
 def export_model(
     run: Run, to: str, step: int | None = None, dtype: str = "", ema: bool = False, format: str = "hf"
 ) -> Exported:
     """Write a committed checkpoint as a folder that ``transformers`` loads: weights, tokenizer and a model card. An adapter is
-    merged, or written alone (``format``). Needs little memory and no GPU, and is safe while the run trains.
+    merged into the weights, or written alone (``format``). The export needs little memory and no GPU, and is safe while the run
+    trains.
 
     Args:
         run: the run of the checkpoint.
         to: folder or URL to create; an earlier export there is replaced.
         step: step of the checkpoint; None: the newest.
         dtype: ``fp32``, ``bf16`` or ``fp16``; empty: as the weights are stored.
-        ema: write the averaged weights (``optim.ema_half_life``).
+        ema: write the moving average of the weights (``optim.ema_half_life``) instead of the weights.
         format: ``hf``: the whole model; ``peft``: only the adapter (``model.adapter``), which ``peft`` loads on its base model.
 
     Returns:
@@ -73,8 +74,8 @@ def export_model(
     if format == "peft":
         base = manifest.meta.labels.get(IMPORTED) or _base_of(config)
         return export_adapter(run.folder, name, config.model, Folder(to), facts, base, dtype, ema)
-    # folders to search for the chat template: an imported model has it in its own folder, while a plain-text dataset that it
-    # was trained on has none
+    # folders to search for the chat template: an imported model has the template in its own folder, while a plain-text dataset
+    # that it was fine-tuned on has none
     folders = [*(Folder(url) for url in urls if url), run.folder, *(split(url)[0] for url in ancestors)]
     return export_checkpoint(run.folder, name, config.model, Folder(to), facts, folders, dtype, ema)
 
@@ -82,8 +83,9 @@ def export_model(
 def import_model(folder: str, to: str, adapter: str = "") -> Run:
     """Import a ``transformers`` folder as a run's folder that holds weights only.
 
-    You can evaluate it, sample from it, or start a run from it with ``train.start_with = weights``. Needs little memory; no
-    code in the folder is executed. A failed import leaves nothing behind; the next import replaces a killed one.
+    The new run can be evaluated, generate text, or be the start of another run (``train.start_with = weights``). The import
+    needs little memory and executes no code of the folder. A failed import leaves nothing behind. The files of a killed import
+    are replaced by the next import.
 
     Args:
         folder: folder or URL with config.json and safetensors files of a supported model family; on the Hugging Face Hub
@@ -127,11 +129,11 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
         changes["corpus.begin_of_text"] = found.begin_of_text
     config = usual.override(changes)
     target.write_json(_UNFINISHED, {"of": redacted(found.folder.url)})
-    lease = leases.claim(target, secrets.token_hex(8))  # before clearing: the files there may be of a running import
+    lease = leases.claim(target, secrets.token_hex(8))  # claim it before clearing: another import may be running
     try:
         _clear(target, _WRITTEN - {"leases", _UNFINISHED})  # remains of a killed import
         write_checkpoint(found, target, config.model_dump(mode="json"), configs.fingerprint(config), lease=lease)
-        leases.check(target, lease.term, lease.owner)  # raises if another import took over
+        leases.check(target, lease.term, lease.owner)  # raises if another import took over the folder
         if found.tokenizer:
             target.write(TOKENIZER, found.tokenizer)
         if found.template:
@@ -141,7 +143,7 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
         run = Run(target)
         run.write_config(config)
     except BaseException:
-        with contextlib.suppress(Exception):  # report the first error; the next import clears what stays
+        with contextlib.suppress(Exception):  # errors of clearing are dropped: the next import clears the rest
             leases.check(target, lease.term, lease.owner)  # raises if another import owns the folder by now
             _clear(target, _WRITTEN)
             if not existed:
@@ -153,7 +155,8 @@ def import_model(folder: str, to: str, adapter: str = "") -> Run:
 
 
 def _clear(target: Folder, written: frozenset[str]) -> None:
-    """Remove the files ``written`` by an import, the marker file last: a removal that is killed can be repeated."""
+    """Remove the files ``written`` by an import. The marker file of an incomplete import goes last, so that a removal that is
+    killed is repeated by the next import."""
     names = target.names()
     for name in sorted(written.intersection(names), key=lambda one: one == _UNFINISHED):
         target.remove(name)
@@ -162,7 +165,7 @@ def _clear(target: Folder, written: frozenset[str]) -> None:
 
 
 def _base_of(config: Config) -> str:
-    """Return the base model of the adapter of a run of ``config``: the imported folder, or a checkpoint's URL."""
+    """Return the base model on which a run with ``config`` trains its adapter: the imported folder, or a checkpoint's URL."""
     for url in lineage(config):
         try:
             manifest = read_manifest(*split(url))

@@ -1,4 +1,4 @@
-"""Find the run that a start belongs to: a new run, or the run that it resumes."""
+"""Find the run that a call of ``train`` belongs to: a new run, or an existing run that it resumes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from springtide.storage import Folder, to_json
 from springtide.storage.errors import may_pass
 
 _DECIDED_LATER = {"shards.dataset": "", "train.micro_batch": "auto"}
-"""Setting -> the value that leaves the choice to the start. Such a value is not a change of the run's config."""
+"""Setting -> the value with which the setting is decided when the run starts. A config with such a value does not count as
+changed."""
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +46,7 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
         config = config.override({"objective.teacher": teacher})
     if exists:
         _check_resume(run, config, bool(resume), accept_changes)
-        # steps that the run has skipped stay skipped
+        # keep the list of skipped steps of the run's earlier starts
         config = config.override({"stream.skip": sorted({*config.stream.skip, *run.config.stream.skip})})
     elif resume and resume != "auto":
         remedy = f"omit --resume{_or_root_of_model(config)}"
@@ -60,8 +61,8 @@ def find_run(config: Config, resume: bool | Literal["auto"], accept_changes: boo
 
 
 def config_or_problem(run: Run) -> tuple[Config | None, str]:
-    """Return a run's config and an empty text; or, if the config cannot be read, None and the reason in one line. Raises the
-    store's error if it may be temporary: it does not mean that the run is damaged."""
+    """Return a run's config and an empty text; or, if the config cannot be read, None and the reason in one line. An error of
+    the store that may be temporary is raised, because it does not mean that the run is damaged."""
     try:
         return run.config, ""
     except (SpringtideError, OSError) as error:
@@ -71,8 +72,9 @@ def config_or_problem(run: Run) -> tuple[Config | None, str]:
 
 
 def check_taken_up(config: Config, run: Run) -> None:
-    """Raise ConfigError if ``config`` lacks a dataset that was added to the run during training. Runs could do that until
-    commit 0ba2dd87; each addition left a record in ``followed/``. The run's stored config names all added datasets."""
+    """Raise ConfigError if ``config`` lacks a dataset that was added to the run during training. Until commit 0ba2dd87,
+    datasets could be added to a running run; each addition left a record in ``followed/``. The run's stored config names all
+    added datasets."""
     if not run.folder.exists("followed/0000.json"):
         return
     known = run.config.stream.model_dump(mode="json")
@@ -86,7 +88,7 @@ def check_taken_up(config: Config, run: Run) -> None:
 
 def trusted_code(config: Config) -> str:
     """Return the digest of the code that this user trusted at the last start of the run that ``config`` would resume; empty if
-    there is no such run or code."""
+    there is no such run, or if it has no code of its own."""
     if not config.needs_trust:
         return ""
     root = Folder(config.run.root)
@@ -110,8 +112,8 @@ def _check_resume(run: Run, config: Config, resume: bool, accept_changes: bool) 
 
 
 def _newest(root: Folder, config: Config, needed: bool) -> str:
-    """Return the id of the newest run with this config's fingerprint; ids start with their creation time. If there is none,
-    returns an empty text, or raises ConfigError if ``needed``. A run that cannot be read is skipped with a warning."""
+    """Return the id of the newest run with this config's fingerprint; run ids start with their creation time. If there is no
+    such run, return an empty text, or raise ConfigError if ``needed``. A run that cannot be read is skipped with a warning."""
     wanted = configs.fingerprint(config)
     for name in reversed(root.names()):
         run = Run(root / name)
@@ -129,9 +131,9 @@ def _newest(root: Folder, config: Config, needed: bool) -> str:
 
 
 def _or_root_of_model(config: Config) -> str:
-    """Return a remedy to add to the error that a run was not found; empty if there is none. Up to commit 9c427aee, a run that
-    started from another run's model was created under the other run's root. Reads only the other run's config, and contacts
-    nothing that the config names."""
+    """Return a remedy to add to the error that the run to resume was not found; empty if there is no remedy. Up to commit
+    9c427aee, a run that started from another run's model was created under the other run's root. Reads only the other run's
+    config, and contacts nothing that the config names."""
     if not config.train.start_from:
         return ""
     model = Run(branch.split(config.train.start_from)[0])

@@ -19,18 +19,20 @@ _OF_ANOTHER: dict[str, Any] = {
     "stream.weights": (),
     "stream.epoch_caps": {},
 }
-"""Overrides that remove a run's mixture of datasets, so that ``shards.dataset`` alone names the text."""
+"""Overrides of settings that remove a run's mixture of datasets, so that only ``shards.dataset`` names the text to use."""
 
 
 class Fisher(NamedTuple):
-    """A Fisher information that was written, for another run's ``objective.anchor``."""
+    """A stored Fisher information (importance of each weight), which another run uses in ``objective.anchor`` against
+    forgetting."""
 
     url: str
-    """URL of its folder: the value of ``objective.anchor``."""
+    """URL of the folder with the Fisher information: the value of ``objective.anchor`` in the other run."""
     checkpoint: str
-    """URL of the checkpoint that it was computed for: the value of ``train.start_from`` in the other run."""
+    """URL of the checkpoint that the Fisher information was computed for: the value of ``train.start_from`` in the other
+    run."""
     tokens: int
-    """Number of tokens that it was computed on."""
+    """Number of tokens that the Fisher information was computed on."""
 
 
 def write_fisher(
@@ -99,7 +101,7 @@ def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = Fals
         config: settings of a run that starts from a checkpoint (``train.start_from``).
         tokens: as for ``write_fisher``.
         dataset: as for ``write_fisher``.
-        resume: if the run exists already, keep the anchor of its stored config.
+        resume: if the run exists already, use the anchor in its stored config.
         trust_code: as for ``write_fisher``.
 
     Raises:
@@ -122,6 +124,6 @@ def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = Fals
     of = [run.url, name, read_manifest(run, name).meta.chain, tokens, Folder(dataset).url if dataset else ""]
     target = root / f"{run.name}-fisher-{digest.of_bytes(to_json(of).encode())[:8]}"
     if not committed(target):
-        target.remove()  # remains of a call that was killed
+        target.remove()  # remove the remains of a call that was killed
         write_fisher(Run(run), target.url, tokens, dataset, step_of(name), trust_code)
     return config.override({"objective.anchor": target.url})

@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Run(RunControl):
-    """A handle on a run, live or ended; every property is read from the folder on access.
+    """A handle on a run that trains or has ended. Every property is read from the run's folder at each access.
 
     Examples:
         >>> run = st.open_run("runs/mine")
@@ -70,24 +70,24 @@ class Run(RunControl):
 
     @property
     def config(self) -> Config:
-        """The resolved config of the run's last start."""
+        """The config of the run's last start, with all settings decided."""
         return configs.parse(self.folder.read(RUN_CONFIG), self.folder.where(RUN_CONFIG))
 
     @property
     def events(self) -> list[Event]:
-        """All events, in order."""
+        """All events of the run's journal, in the order of writing."""
         return read_journal(self.folder)
 
     @property
     def timeline(self) -> Timeline:
-        """All events, with the steps as arrays. Reading a long run takes seconds and little memory."""
+        """All events of the run, with the steps as arrays. Reading a long run takes seconds and little memory."""
         reader = JournalReader(self.folder)
         reader.read()
         return reader.timeline
 
     @property
     def metrics(self) -> DataFrame:
-        """Step metrics as a pandas DataFrame indexed by step; units as in ``events.metrics``.
+        """Metrics of the run's steps as a pandas DataFrame, indexed by step; units as in ``events.metrics``.
 
         Examples:
             >>> st.open_run("runs/mine").metrics.loc[8, ["tokens", "world_size"]].to_dict()
@@ -97,7 +97,8 @@ class Run(RunControl):
 
     @property
     def steps(self) -> list[StepDone]:
-        """One event for each step of the current model; of a step that was trained again, the last try."""
+        """One event for each step that the current model was trained on. For a step that was trained again, the event of its
+        last execution."""
         return last_steps(self.events)
 
     @property
@@ -117,7 +118,7 @@ class Run(RunControl):
 
     @property
     def ledger(self) -> Ledger:
-        """Where the time of the run went and what it cost, at the prices of the config.
+        """How the run's time was spent, and what it cost at the prices in its config.
 
         Examples:
             >>> book = st.open_run("runs/mine").ledger
@@ -128,18 +129,18 @@ class Run(RunControl):
 
     @property
     def starts(self) -> list[Started]:
-        """The starts of a worker group, oldest first."""
+        """The events of worker groups' starts (first start and restarts), oldest first."""
         return [event for event in self.timeline.events if isinstance(event, Started)]
 
     @property
     def status(self) -> str:
-        """The run's state. After an end: ``finished``, ``stopped`` or ``failed``. Since a start without a recorded end:
-        ``paused``, ``waiting`` (for nodes), or ``running or killed``. Before the first start: ``not started``."""
+        """The run's state. If its end is recorded: ``finished``, ``stopped`` or ``failed``. If it was started since, and no end
+        is recorded: ``paused``, ``waiting`` (for nodes), or ``running or killed``. Before the first start: ``not started``."""
         return run_state(self.timeline.events).known
 
     @property
     def finished(self) -> bool:
-        """True if the run's last recorded end is ``finished``: it had reached its last step."""
+        """True if the last end of training that is recorded is ``finished``: the run had reached its last step."""
         ends = [event for event in self.timeline.events if isinstance(event, Stopped)]
         return bool(ends) and ends[-1].status == "finished"
 
@@ -157,25 +158,25 @@ class Run(RunControl):
         """
         if not self.finished or (step_of((self.checkpoints or [""])[-1]) or 0) < config.num_steps:
             return False
-        # a changed ``stream`` setting may change the order of samples: ``check_order`` decides that when the run starts;
-        # ``eval_datasets`` is ignored, because a start itself may add datasets there
+        # a changed ``stream`` setting may change the order of samples, which ``check_order`` checks when the run starts; the
+        # setting ``eval_datasets`` is ignored, because a start itself may add datasets there
         changed = configs.difference(self.config, config)
         return not any(name.startswith("stream.") and name != "stream.eval_datasets" for name in changed)
 
     @property
     def last_step(self) -> int:
-        """The highest step that was trained, or that a worker group started from; 0 for neither."""
+        """The highest step that was trained, or that a worker group started from; 0 without steps and starts."""
         timeline = self.timeline
         return max([timeline.last_try, *(event.step for event in timeline.events if isinstance(event, Started))])
 
     @property
     def sample(self) -> str:
-        """The last generated text, with its prompt; empty if there is none."""
+        """The last text that was generated during training, with its prompt; empty if there is none."""
         return ["", *(one.prompt + one.text for one in self.timeline.events if isinstance(one, Sampled))][-1]
 
     @property
     def report(self) -> str:
-        """Path or URL of the HTML report."""
+        """Path or URL of the run's HTML report."""
         return self.folder.where(REPORT)
 
     def checkpoint_at(self, step: int | None = None) -> str:
@@ -203,7 +204,7 @@ class Run(RunControl):
 
         Args:
             step: step of the checkpoint; None: the newest.
-            tokens: number of held-out tokens to evaluate on, in place of ``train.eval_tokens``; 0: all.
+            tokens: number of held-out tokens to evaluate on, instead of ``train.eval_tokens``; 0: all held-out tokens.
             trust_code: run the code of the user's own model if the config names one (``model.source``); needed unless you
                 started the run with the same code.
 
@@ -222,8 +223,8 @@ class Run(RunControl):
         from springtide.training.evaluate import evaluate_checkpoint
 
         check_model_code(self.folder, self.config, trust_code)
-        # no row cache: the run's folder for it may not exist on this machine, and the config of a stranger's run must not
-        # choose where we write
+        # use no row cache: its folder in the config may not exist on this machine, and the config of somebody else's run must
+        # not choose where we write
         changed = self.config.override({"train.eval_tokens": tokens or sys.maxsize, "feed.cache": ""})
         return evaluate_checkpoint(self.folder, changed, self.checkpoint_at(step))
 
@@ -241,15 +242,16 @@ class Run(RunControl):
         on_text: Callable[[int, str], None] | None = None,
         trust_code: bool = False,
     ) -> list[Answer]:
-        """Write text with a checkpoint, in this process, in fp32.
+        """Generate text with the model of a checkpoint, in this process, in fp32.
 
         Args:
             prompts: a text to continue, or several.
-            tokens: maximum number of tokens to generate per prompt; 0: ``train.sample_tokens``. A text ends earlier at the
-                model's end of document.
+            tokens: maximum number of tokens to generate per prompt; 0: ``train.sample_tokens``. A text ends earlier if the
+                model generates the end of a document.
             temperature: divides the logits; 0: greedy decoding.
-            top_k: draw from this number of most likely tokens; 0: from all.
-            top_p: nucleus sampling: draw from the fewest most likely tokens whose probabilities sum to this; 1: from all.
+            top_k: draw only from this number of most likely tokens; 0: from all tokens.
+            top_p: nucleus sampling: draw only from the smallest set of most likely tokens whose probabilities sum to this
+                value; 1: from all tokens.
             seed: seed of the first prompt; prompt i uses ``seed + i``.
             stop: strings at which generation stops; they are cut off the returned text.
             chat: format each prompt as a user message, with the chat template of the run's dataset.
@@ -279,10 +281,10 @@ class Run(RunControl):
         return text_model(self, step, trust_code).generate(several, length, sampling, stop, chat, on_text)
 
     def average(self, to: str, last: int = 1, ema: bool = False) -> Run:
-        """Average the weights of the newest checkpoints and write the mean as a new run's folder, which holds weights only.
+        """Average the weights of the newest checkpoints and write the mean as the folder of a new run, without optimizer state.
 
-        You can evaluate it, sample from it, or start another run from it with ``train.start_with = weights``. Needs little
-        memory.
+        The new run can be evaluated, generate text, or be the start of another run (``train.start_with = weights``). Averaging
+        needs little memory.
 
         Args:
             to: folder or URL to create.
@@ -306,7 +308,7 @@ class Run(RunControl):
             True
         """
         from springtide.checkpoint.checkpoint_mean import (
-            average_checkpoints,  # imports torch, which other methods do not need
+            average_checkpoints,  # imported here: it imports torch, which other methods do not need
         )
 
         names, folder = self.checkpoints, Folder(to)
@@ -326,7 +328,8 @@ class Run(RunControl):
         return found
 
     def why(self) -> Diagnosis:
-        """Return where the run's time went and what limits it: findings with numbers and remedies, the most costly first.
+        """Return how the run's time was spent and what limits its speed: findings with numbers and remedies, the most costly
+        first.
 
         Examples:
             >>> found = st.open_run("runs/mine").why()
@@ -340,10 +343,10 @@ class Run(RunControl):
         return builder.diagnosis()
 
     def verify(self) -> Verification:
-        """Check that the run trained on exactly the samples of its order.
+        """Check that the run trained on exactly the samples that its fixed order of samples gives.
 
         Returns:
-            The number of checked steps and every mismatch; see ``springtide.run.verify.verify``.
+            The number of checked steps, and mismatches with the order of samples; see ``springtide.run.verify.verify``.
 
         Raises:
             ConfigError: the run's datasets are no longer compatible with each other.
@@ -418,11 +421,11 @@ def open_run(path: str) -> Run:
     return run
 
 
-# Trust in a run's model: a config from somebody else may name Python code to run (``model.source``).
+# Trust in the code of a run's model: a config from somebody else may name Python code to execute (``model.source``).
 
 
 def check_model_code(run: Folder, config: Config, trust_code: bool) -> None:
-    """Raise ConfigError if ``config`` names its own model code and that code is not trusted. It is trusted with ``trust_code``,
-    or if this user last started the run with the same code."""
-    sources = config.needs_trust if config.model.source else {}  # reading a model runs no other code of the config
+    """Raise ConfigError if ``config`` names its own model code and that code is not trusted. The code is trusted if
+    ``trust_code`` is set, or if this user last started the run with the same code."""
+    sources = config.needs_trust if config.model.source else {}  # loading a model executes no other code of the config
     configs.check_trusted(sources, run.where(RUN_CONFIG), trust_code, leases.trusted_code(run, sources))

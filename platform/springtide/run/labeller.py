@@ -25,7 +25,8 @@ FIELD = "by"
 
 @dataclasses.dataclass(frozen=True)
 class Labeller:
-    """A model that labels a dataset. Its vocabulary and row length were checked against the dataset."""
+    """A model that labels a dataset (predicts tokens for each row). It was checked that its vocabulary and row length fit the
+    dataset."""
 
     folder: Folder
     """The run's folder, or a ``transformers`` folder."""
@@ -37,13 +38,13 @@ class Labeller:
     """Facts about the model, which are stored with the labels."""
 
     def model_at(self, to: Folder, manifest: Manifest) -> LabelModel:
-        """Return the model as a checkpoint to load. A ``transformers`` folder is imported into ``to``, unless an earlier call
-        has done that. ``manifest``: the manifest of the dataset to label."""
+        """Return the model as a checkpoint to load. A ``transformers`` folder is first imported into ``to``, unless an earlier
+        call has imported it. ``manifest``: the manifest of the dataset to label."""
         folder, name = self.folder, self.checkpoint
         if not name:
             folder = to
             if not (to.exists(RUN_CONFIG) and committed(to)):
-                to.remove()  # remains of an import that was killed
+                to.remove()  # remove the remains of a killed import
                 import_model(self.folder.url, to.url)
             name = committed(to)[-1]
         ids = manifest.vocab_size, *manifest.document_ids
@@ -51,7 +52,7 @@ class Labeller:
 
 
 def open_labeller(by: str, manifest: Manifest, trust_code: bool = False) -> Labeller:
-    """Return the model that ``by`` names. Writes nothing.
+    """Return the labelling model that ``by`` names, after checks against the dataset. Writes nothing.
 
     Args:
         by: path or URL of a run's folder (its newest checkpoint is used), of one checkpoint, or of a ``transformers`` folder.
@@ -106,7 +107,8 @@ def _of_run(run: Folder, name: str, by: str, trust_code: bool) -> tuple[Labeller
 
 
 def _of_transformers(folder: Folder) -> tuple[Labeller, str]:
-    """Return the labeller for a ``transformers`` folder, and the digest of its tokenizer; empty if it has none."""
+    """Return the labeller for a ``transformers`` folder, and the digest of its tokenizer, which is empty if the folder has
+    none."""
     found, parallel = open_model(folder), ParallelConfig()
     names = [name for name in folder.names() if name in (HF_CONFIG, TOKENIZER) or name.endswith(".safetensors")]
     digests = []

@@ -5,9 +5,9 @@
       closes the pipe, or dies  ---------->   finishes a write that has begun, and ends
       waits until the process has ended, then writes the final report
 
-The process has the lowest priority, does not import torch and does not share a GIL with the driver, which has to act on a
-killed worker within a second. After each page it sleeps 200 times as long as the page took, so it uses at most half a percent
-of a core.
+It is a process of its own so that it does not share a GIL with the driver, which has to act on a killed worker within a second.
+It has the lowest priority and does not import torch. After each page it sleeps 200 times as long as writing the page took, so
+it uses at most half a percent of a core.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
     from springtide.storage import Folder
 
 PROGRAM = ("-m", "springtide.run.live_report")
-"""Arguments of Python for the separate process."""
+"""Arguments of the Python command for the separate process that writes the report."""
 EVERY_S = 30.0
-"""Shortest pause before a page, also before the first [s]."""
+"""Shortest pause before the HTML report is rewritten, or written for the first time [s]."""
 TIMES = 200
-"""Shortest pause before a page, as a multiple of the time that the previous page took."""
+"""Shortest pause before the HTML report is rewritten, as a multiple of the time that the last rewrite took."""
 _END_S = 5.0
-"""Longest time that a write may continue after the ``with`` block, or the driver, has ended [s]."""
+"""Longest time for which a write of the report may continue after the ``with`` block, or the driver, has ended [s]."""
 
 
 @contextlib.contextmanager
 def live_report(run: Folder, say: Callable[[str], None]) -> Iterator[None]:
     """Keep the report of ``run`` up to date, in a separate process, during the ``with`` block.
 
-    On exit the process has ended, so it cannot overwrite a report that the caller writes afterwards. Failures of the process do
-    not reach the block. ``say`` receives one line about the first failure, from a thread.
+    On exit the process has ended, so it cannot overwrite a report that the caller writes afterwards. Failures of the process
+    raise nothing in the ``with`` block: ``say`` receives one line about the first failure, from a thread.
 
     Args:
         run: the run's folder.
-        say: prints a line.
+        say: function that prints a line; called from a thread.
     """
-    # as in checkpoint/writer_process.py: pass on sys.path, which may not come from the environment; with -P the working
-    # directory does not precede it
+    # as in checkpoint/writer_process.py: pass on sys.path, which may differ from what the environment gives; -P keeps the
+    # working directory out of it
     command = ["env", f"PYTHONPATH={os.pathsep.join(sys.path)}", sys.executable, "-P", *PROGRAM, run.url]
     try:
-        # its own session, so that Ctrl-C in the terminal reaches only the driver
+        # start a session of its own, so that Ctrl-C in the terminal reaches only the driver
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     except OSError as error:
         say(f"report.html is written only when the run ends: {error}")
@@ -77,7 +77,7 @@ def live_report(run: Folder, say: Callable[[str], None]) -> Iterator[None]:
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S + 1.0)
-        finally:  # also if the store hangs, or after another Ctrl-C: it must not write after the caller
+        finally:  # kill it even if the store hangs, or after another Ctrl-C: the caller writes next
             process.kill()
             process.wait()
             listener.join()
@@ -85,15 +85,15 @@ def live_report(run: Folder, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def main(url: str) -> None:
-    """Rewrite the report of the run at ``url`` until standard input is closed. After a failure it retries; it prints only the
-    first one."""
+    """Rewrite the report of the run at ``url`` until standard input is closed. After a failure it retries; only the first
+    failure is printed."""
     os.nice(19)
     with contextlib.suppress(OSError):  # if memory runs out, the kernel kills this process first
         Path("/proc/self/oom_score_adj").write_text("1000")
-    logging.disable()  # one line about a failure is enough
+    logging.disable()  # no log: the driver prints one line about the first failure
     writing = threading.Lock()
     threading.Thread(target=_end_with_input, args=(writing,), daemon=True).start()
-    time.sleep(EVERY_S)  # a short run ends before the slow imports below
+    time.sleep(EVERY_S)  # so that a short run ends before the slow imports below
 
     from springtide.run.folder import REPORT, Run
     from springtide.run.page_facts import facts_of
@@ -120,7 +120,8 @@ def main(url: str) -> None:
 
 
 def _end_with_input(writing: threading.Lock) -> None:
-    """Wait until standard input is closed, then exit this process. A write in progress gets ``_END_S`` to finish."""
+    """Wait until standard input is closed, then exit this process. A write of the report in progress gets ``_END_S`` to
+    finish."""
     while os.read(0, 1):
         pass
     writing.acquire(timeout=_END_S)

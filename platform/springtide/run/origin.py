@@ -1,4 +1,4 @@
-"""Where a run came from: ``origin.json`` in its folder, which each start on Ray writes."""
+"""The origin of a run (command and git commit): ``origin.json`` in its folder, which each start of training on Ray writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Origin:
 
     @property
     def source(self) -> str:
-        """Commit, branch and repository as one line of text; empty without a commit."""
+        """Git commit, branch and repository as one line of text; empty if no commit is known."""
         if not self.commit:
             return ""
         of = f" of {self.repository}" if self.repository else ""

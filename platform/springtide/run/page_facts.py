@@ -1,4 +1,5 @@
-"""Collect what a run's page shows in addition to its journal: origin, config, checkpoints, and links to them."""
+"""Collect what a run's HTML report shows in addition to the journal: origin (command, commit), config, checkpoints, and
+links."""
 
 from __future__ import annotations
 
@@ -19,12 +20,12 @@ if TYPE_CHECKING:
     from springtide.run.folder import Run
 
 _TRIAL = re.compile(r"(.+)/trials/trial-(\d{4,9})(?:-\d+)?")
-"""URL of a trial's run. Groups: the URL of the sweep, the number of the trial."""
+"""Pattern of the URL of a sweep trial's run. Groups: URL of the sweep, number of the trial."""
 _log = logging.getLogger(__name__)
 
 
 def facts_of(run: Run) -> RunFacts:
-    """Read the facts for a run's page from the run's folder.
+    """Read the facts for a run's HTML report from the run's folder.
 
     Args:
         run: the run.
@@ -43,7 +44,7 @@ def facts_of(run: Run) -> RunFacts:
     try:
         origin = read_origin(run.folder)
         trial = _trial(run.folder)
-    except DamagedFile as error:  # write the page without the damaged file's facts
+    except DamagedFile as error:  # write the report without the damaged file's facts
         _log.warning("%s; the report lacks what it says", error)
     url = redacted(run.folder.url)
     about: list[tuple[str, Cell]] = [
@@ -63,7 +64,8 @@ def facts_of(run: Run) -> RunFacts:
 
 
 def _trial(run: Folder) -> list[tuple[str, Cell]]:
-    """Return rows about the sweep that the run is a trial of, and about how the trial ended; empty for any other run."""
+    """Return table rows for a run that is a trial of a sweep: link to the sweep, and how the trial ended. Empty for any other
+    run."""
     match = _TRIAL.fullmatch(run.url.rstrip("/"))
     if match is None or not (root := Folder(match[1])).exists(PLAN):
         return []

@@ -21,13 +21,14 @@ from springtide.tracking.timeline import Timeline
 from springtide.tune.folder import PLAN, SweepFolder
 
 _POINTS = 64
-"""Points of the loss curve. When it has twice as many, each pair of points is averaged into one."""
+"""Least number of points of a long run's loss curve. When it reaches twice as many, each pair of points is averaged into
+one."""
 _SIZES, _MESSAGES = 6, 8
 _SILENT_S = 60.0
 """A run counts as silent after this time without an event [s], but not before the time of ``_SILENT_STEPS`` steps."""
 _SILENT_STEPS = 5
 _AT_ONCE = 16
-"""Number of runs that are read concurrently, so that the store's latencies overlap."""
+"""Number of runs that are read concurrently, so that requests to the store overlap."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,18 +50,18 @@ class RunStatus:
     heldout_loss: float | None
     """Held-out loss of the last evaluation [nats/token]."""
     heldout_step: int
-    """The step of that evaluation; 0 without one."""
+    """The step of the last evaluation; 0 without one."""
     tokens_per_s: float
     mfu: float
     """MFU of the last step; above 1 if the device's peak is not known."""
     left_s: float
     """Time until the run's last step at the median speed of recent steps [s]; 0 if unknown."""
     workers: int
-    """Workers of the current group; 0 if no group trains."""
+    """Number of workers in the current group; 0 if no group trains."""
     sizes: list[tuple[int, int]]
     """The newest changes of the number of workers, oldest first: (step, workers)."""
     restarts: int
-    """Number of changes from one worker group to the next."""
+    """Number of restarts: changes from one worker group to the next."""
     steps_lost: int
     """Number of steps that were lost in restarts and had to be trained again."""
     last_restart: Restart | None
@@ -69,9 +70,9 @@ class RunStatus:
     checkpoint_age_s: float
     dollars: float
     diagnosis: Diagnosis
-    """Where the time went, what limits the run, and what to do."""
+    """How the run's time was spent, what limits its speed, and remedies."""
     messages: list[str]
-    """The newest events as lines of text, oldest first; without steps."""
+    """The newest events as lines of text, oldest first. Steps are left out."""
     seen_s: float
     """Time of the newest event, seconds since 1970; 0 without one."""
 
@@ -83,7 +84,7 @@ class RunStatus:
 
 
 class StatusBuilder:
-    """Builds the status of a run from its journal, part by part. Of the steps it keeps only the newest."""
+    """Builds the status of a run from its journal, part by part, as the journal grows. It stores only the newest steps."""
 
     def __init__(self, num_steps: int, prices: Prices | None = None) -> None:
         self._num_steps = num_steps
@@ -112,7 +113,7 @@ class StatusBuilder:
                 if not self._sizes or self._sizes[-1][1] != event.world_size:
                     self._sizes.append((event.step, event.world_size))
             case Decided(decision="stay"):
-                if not (self._has_group and self._state.trains):  # else the reason is why the group is not resized
+                if not (self._has_group and self._state.trains):  # else the reason is why the group keeps its size
                     self._waits_for = event.reason.removeprefix("waiting for ")
             case Decided():
                 self._waits_for = event.describe()
@@ -196,7 +197,7 @@ def span(seconds: float) -> str:
 
 
 class RunRow(NamedTuple):
-    """A run, or a sweep, as a row of a table."""
+    """A run or a sweep, as a row in the table of all runs."""
 
     id: str
     state: str
@@ -210,7 +211,7 @@ class RunRow(NamedTuple):
     goodput: float
     dollars: float
     energy_kwh: float
-    """Energy that the run's workers measured [kWh]; 0 if they did not measure it."""
+    """Energy that the run's workers measured [kWh]; 0 if they measured none."""
     seen_s: float
     """Time of the newest event, seconds since 1970; 0 without one. For a sweep: when it was created."""
     where: str = ""
@@ -221,8 +222,9 @@ def overview(root: str) -> list[RunRow]:
     """Return a row for each run and each sweep directly below ``root``, the one with the newest event first. A run that cannot
     be read has a row, too. If ``root`` is the folder of a sweep, the rows are its trials.
 
-    Requests: one listing of ``root``, one of each folder in it, and for each run another listing, its config and its journal.
-    Sixteen runs are read concurrently. A single recursive listing would page through the files of all checkpoints.
+    Requests to the store: one listing of ``root``, one of each folder in it, and for each run another listing and reads of its
+    config and journal. Sixteen runs are read concurrently. A single recursive listing would be slower: it would go through the
+    files of all checkpoints.
 
     Args:
         root: folder or URL of runs (``run.root``), or of a sweep.
@@ -253,7 +255,7 @@ def _row(folder: Folder) -> RunRow | None:
 
 
 def _sweep(sweep: SweepFolder) -> RunRow:
-    """Return the row of a sweep. Takes a listing and a request."""
+    """Return the row of a sweep in the table of runs. Takes one listing and one request."""
     trials, made_s = len(sweep.trials.names()), sweep.root.written_s(PLAN)
     state = f"sweep, {trials} trial{'s' * (trials != 1)}"
     return RunRow(sweep.name, state, 0, 0, None, 0, 0.0, 0.0, 0.0, made_s if math.isfinite(made_s) else 0.0, sweep.page)
@@ -263,7 +265,7 @@ def _read(run: Run) -> RunRow:
     config, timeline = run.config, run.timeline
     told = timeline.condensed()
     book = ledger(told, Prices.set_in(config.track))
-    tries = timeline.tries  # in the order of writing, which clocks need not follow
+    tries = timeline.tries  # in the order of writing; times may be out of order
     last = {name: tries[name][-1].item() for name in ("step", "loss", "world_size")} if len(tries) else {}
     state = run_state(timeline.events).known
     starts = [event for event in timeline.events if isinstance(event, Started)]

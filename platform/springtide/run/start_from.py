@@ -15,8 +15,9 @@ _ADAPTER = "model.adapter"
 
 def remarks_on(saved: Config, config: Config) -> list[str]:
     """Return remarks for the user of a run of ``config`` that starts from a checkpoint saved with the config ``saved``: one for
-    each changed model setting under which the same weights compute something else. A new adapter and new blocks get no remark,
-    because they change nothing before they are trained. A setting that changes a shape is refused when the weights are loaded.
+    each model setting whose change makes the same weights compute something else. A new adapter and new blocks get no remark,
+    because they change nothing before they are trained. A setting that changes the shape of a weight is refused when the
+    weights are loaded.
     """
     adds = saved.model.adapter == "none"
     known = {*_SAME_FUNCTION, *(("model.num_layers",) if config.train.new_blocks else ())}
@@ -28,8 +29,8 @@ def remarks_on(saved: Config, config: Config) -> list[str]:
 
 
 def lineage(config: Config) -> list[str]:
-    """Return the URLs of the checkpoints that a run of ``config`` descends from, the nearest first. The list ends at a run that
-    no longer exists or cannot be read."""
+    """Return the URLs of the checkpoints that a run of ``config`` descends from, the nearest ancestor first. The list ends
+    where a run no longer exists or cannot be read."""
     found: list[str] = []
     url = config.train.start_from
     while url and url not in found:

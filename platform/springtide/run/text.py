@@ -11,10 +11,11 @@ from springtide.storage import Folder
 
 
 def open_text(path: str, step: int | None = None, trust_code: bool = False) -> TextModel:
-    """Load the model in a folder.
+    """Load the model in a folder, to score and generate text.
 
     Args:
-        path: path or URL of a run's folder (imports are runs), or of a ``transformers`` folder, such as an export.
+        path: path or URL of a run's folder (an imported model is a run, too), or of a ``transformers`` folder, such as an
+            export.
         step: step of the run's checkpoint; None: the newest.
         trust_code: run the code of the user's own model if the config names one (``model.source``); needed unless you started
             the run with the same code.

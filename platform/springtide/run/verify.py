@@ -1,9 +1,9 @@
-"""Check, after training, that every step trained on exactly the samples of an uninterrupted run.
+"""Check, after training, that every step trained on exactly the samples that an uninterrupted run would have used.
 
 The proof is the chain: a hash over all steps, which is part of the training state (``stream/chain.py``). Each checkpoint and
-each start of a worker group records the chain of its state. ``verify`` recomputes the chain from the order and compares. It
-also compares the digest of each step in the journal, which covers the steps after the newest checkpoint. A step is proven if
-either its chain or its digest matches.
+each start of a worker group records the chain of its state. ``verify`` recomputes the chain from the run's fixed order of
+samples, and compares both. It also compares the digest of each step in the journal, which covers the steps after the newest
+checkpoint. A step is proven if either its chain or its digest matches.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from springtide.stream.chain import SKIPPED_UPDATES_KEPT, next_chain
 from springtide.tracking.journal import last_steps, read_journal
 
 _SHOWN = 10
-"""Most missing steps, and most mismatches of a kind, that a result lists."""
+"""Most missing steps, and most mismatches of each kind, that the result of ``verify`` lists."""
 _COUNTED = 32
 """Number of steps whose valid tokens are counted by reading their rows, if some tokens are masked in the loss."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mismatch:
-    """A step that trained on different samples than the order gives for it."""
+    """A step that trained on other samples than the run's order of samples gives for it."""
 
     step: int
-    """Counted from 1."""
+    """Number of the step, counted from 1."""
     expected: str
     """Digest of the samples that the order gives for the step, 16 hex digits; empty for a step beyond the end of the run."""
     found: str
@@ -49,28 +49,29 @@ class TokenMismatch:
     """A step whose number of tokens in the loss differs from the number of valid tokens in its rows."""
 
     step: int
-    """Counted from 1."""
+    """Number of the step, counted from 1."""
     expected: int
-    """Valid tokens in the step's rows."""
+    """Number of valid (not masked) tokens in the step's rows."""
     found: int
-    """Tokens in the step's loss, according to the journal."""
+    """Number of tokens in the step's loss, according to the journal."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ChainMismatch:
-    """A recorded state whose chain differs from the chain of the order: it was not trained on the order's steps."""
+    """A recorded training state whose chain (hash over all steps) differs from the chain computed from the order of samples: it
+    was trained on other samples."""
 
     step: int
-    """Number of steps that the state has done."""
+    """Number of steps that the state was trained for."""
     after: int
-    """The difference lies in the steps from ``after + 1`` to ``step``. Up to ``after`` the chains agree, or another mismatch
-    reports the difference."""
+    """The difference lies in the steps from ``after + 1`` to ``step``. Up to step ``after`` the chains agree, or an earlier
+    mismatch in the list reports the difference."""
     where: str
-    """Name of the checkpoint, or ``start of term N``."""
+    """Name of the checkpoint, or ``start of term N``: a worker group's start under the N-th driver of the run."""
     expected: str
-    """Chain computed from the order, 32 hex digits; empty for a state beyond the end of the run."""
+    """Chain computed from the order of samples, 32 hex digits; empty for a state beyond the end of the run."""
     found: str
-    """Chain that the state recorded."""
+    """Chain that was recorded together with the state."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +79,9 @@ class CorpusUse:
     """How much of one corpus a run has trained on."""
 
     rows: int
-    """Rows that were drawn; a row that was drawn twice counts twice."""
+    """Number of rows of the corpus that were trained on; a row that was used twice counts twice."""
     epochs: float
-    """Passes over the corpus, as a fraction such as 1.5."""
+    """Number of passes over the corpus, such as 1.5."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,37 +91,40 @@ class Verification:
     run: str
     """URL or path of the run's folder."""
     order_identity: str
-    """Hash of everything that determines the order."""
+    """Hash of everything that determines the run's order of samples."""
     steps_checked: int
     """Steps that were trained and are checked, by the journal's digest or by the chain, each counted once."""
     steps_trained_again: int
-    """Tries of a step after its first, because of restarts or rollbacks. They are checked, except for abandoned ones."""
+    """Repeated executions of steps, because of restarts or rollbacks. They are checked, except for those in
+    ``steps_abandoned``."""
     steps_abandoned: int
-    """Tries that are no longer part of the model; they are not checked. Either the order was changed before them (such as by
-    skipping a step that was done), or the run went back to an earlier step and has not reached them again."""
+    """Executions of steps that are no longer part of the model; they are not checked. Either the order of samples was changed
+    from an earlier step on (such as by skipping a step that was done), or the run restarted from an earlier step and has not
+    trained these steps again."""
     loss_max_abs_diff: float
-    """Largest difference between the losses of a step's tries [nats]."""
+    """Largest difference between the losses of repeated executions of the same step [nats]."""
     world_sizes: tuple[int, ...]
     """All world sizes that the run trained with, ascending."""
     goes_on_from: str
-    """URL of another run's checkpoint, whose chain this run's chain continues. Empty if there is none, or if it can no longer
-    be read: then the first chain that this run recorded is taken on trust."""
+    """URL of another run's checkpoint whose chain this run's chain continues. Empty if there is no such checkpoint, or if it
+    can no longer be read: then the first chain that this run recorded is trusted without proof."""
     corpora: dict[str, CorpusUse]
     """Name of a corpus -> how much of it the run has trained on."""
     missing: tuple[int, ...]
-    """The first ten steps that are neither in the journal nor proven by a chain."""
+    """The first ten steps that have no record in the journal and are not proven by a chain."""
     mismatches: tuple[Mismatch, ...]
-    """The first ten tries whose digest differs from the digest of the order."""
+    """The first ten executions of a step whose digest of samples differs from the digest of the order's samples."""
     token_mismatches: tuple[TokenMismatch, ...]
-    """The first ten tries whose number of tokens differs from the valid tokens in their rows."""
+    """The first ten executions of a step whose number of tokens differs from the valid (not masked) tokens in its rows."""
     chain_mismatches: tuple[ChainMismatch, ...]
-    """The first ten recorded chains that differ from the chain of the order."""
+    """The first ten recorded chains that differ from the chain computed from the order of samples."""
     steps_proven_by_chain: int
-    """Steps that the chain of a checkpoint or of a start proves, each counted once."""
+    """Number of steps that are proven by the chain of a checkpoint or of a worker group's start, each counted once."""
     steps_proven_by_chain_alone: int
-    """Steps of ``steps_proven_by_chain`` that the journal lacks: their losses are lost, their proof is not."""
+    """Number of steps in ``steps_proven_by_chain`` that the journal lacks: their losses are lost, but the chain still proves
+    their samples."""
     checkpoints_checked: int
-    """Committed checkpoints whose chain is compared."""
+    """Number of committed checkpoints whose chain was compared."""
     checkpoints_unread: tuple[str, ...]
     """Names of committed checkpoints without a readable chain: damaged, or written by another version."""
 
@@ -136,13 +140,14 @@ class Verification:
 
 
 def verify(run: Folder) -> Verification:
-    """Recompute the digest of each step, and the chain of all steps, from the order alone. Compare them with the digests and
-    chains of the samples that the ranks consumed.
+    """Recompute the digest of each step's samples, and the chain (hash over all steps), from the order of samples alone.
+    Compare them with the digests and chains recorded for the samples that the ranks consumed.
 
     The chain also contains the number of valid tokens of each step. If no token is masked in the loss, that number follows from
-    the order. Otherwise it is counted in the rows of 32 steps, and of all steps that the journal lacks. For the other steps the
-    journal's number is used, and the chain confirms it. The state itself lists the updates that the step guard skipped. A
-    branch or a stage is checked from its start on; its chain continues the chain of the other run's checkpoint.
+    the order. Otherwise it is counted in the rows of 32 steps, and of all steps that the journal lacks. For the remaining steps
+    the journal's number is used, and the chain confirms it. Updates that the step guard skipped are listed in the training
+    state itself. A run that starts from another run's checkpoint (a branch or a stage) is checked from its start on; its chain
+    continues that checkpoint's chain.
 
     Args:
         run: the folder of a run, live or ended; its datasets must be readable, too.
@@ -167,7 +172,8 @@ def verify(run: Folder) -> Verification:
     config = parse(run.read(RUN_CONFIG), run.where(RUN_CONFIG))
     data, history = open_data(config.data), read_history(run)
     begin = branch.first_step(config.train)
-    # a damaged journal line may name a huge step: limit the walk to the steps to train, or to the number of steps on record
+    # limit the steps to check to the length of the run or the number of steps on record: a damaged journal line may name a huge
+    # step
     last = history.last_step(StepsDone(max(config.num_steps, begin + len(history.tries))))
     begin_chain = _begin_chain(config)
     walk = _Walk(data, history, begin, last, begin_chain)
@@ -202,7 +208,7 @@ def verify(run: Folder) -> Verification:
 
 def _begin_chain(config: Config) -> str | None:
     """Return the chain of the state that a run begins with; empty for new weights and for ``train.start_with = weights``. None
-    if the checkpoint that the run starts from can no longer be read, or has no chain."""
+    if the run starts from a checkpoint that can no longer be read, or that has no chain."""
     train = config.train
     if not train.start_from or train.start_with == "weights":
         return ""
@@ -213,7 +219,7 @@ def _begin_chain(config: Config) -> str | None:
 
 
 class _Walk:
-    """One pass over the steps of a run, from one recorded chain to the next. Each step is recomputed once."""
+    """One pass over the steps of a run, from one recorded chain to the next, which computes the samples of each step once."""
 
     def __init__(self, data: Data, history: History, begin: StepsDone, last: StepsDone, chain: str | None) -> None:
         """``begin``: steps done when the run began; ``last``: the last step to check; ``chain``: chain of the first ``begin``
@@ -222,7 +228,7 @@ class _Walk:
         self._step, self._checked, self._last = begin, begin, last
         self._chain = chain
         self._not_in_journal: list[int] = []
-        """Steps since the last recorded chain that the journal lacks."""
+        """Steps after the last recorded chain for which the journal has no record."""
         self._counted = set(np.linspace(begin + 1, last, _COUNTED).astype(int).tolist())
         self.missing: list[int] = []
         beyond = (one for step, done in sorted(self._tries.items()) if step > last for one in done)
@@ -231,10 +237,10 @@ class _Walk:
         self.chain_mismatches: list[ChainMismatch] = []
         self.num_proven = 0
         self.num_proven_alone = 0
-        """Steps of ``num_proven`` that the journal lacks."""
+        """Number of steps counted in ``num_proven`` that the journal lacks."""
 
     def check(self, record: RecordedChain) -> None:
-        """Recompute the steps up to a recorded chain, and compare the recorded chain with the recomputed one."""
+        """Recompute the chain up to the step of a recorded chain, and compare both."""
         while self._step < record.step:
             self._advance(record)
         if self._chain == record.chain:
@@ -248,14 +254,14 @@ class _Walk:
         self._chain, self._checked, self._not_in_journal = record.chain, record.step, []
 
     def end(self) -> None:
-        """Recompute the steps after the last recorded chain. Only the journal proves these steps."""
+        """Check the steps after the last recorded chain. Only the journal's digests prove their samples."""
         while self._step < self._last:
             self._advance(None)
         self.missing += self._not_in_journal
 
     def _advance(self, record: RecordedChain | None) -> None:
-        """Recompute the next step, and compare it with its tries in the journal. ``record``: the next recorded chain; None
-        after the last one."""
+        """Recompute the samples of the next step, and compare them with each execution of the step in the journal. ``record``:
+        the next recorded chain; None after the last one."""
         self._step = one_more(self._step)
         order, tries = self._data.order, self._tries.get(self._step, [])
         step = order.step_before(self._step)
@@ -276,8 +282,8 @@ class _Walk:
         self._chain = next_chain(self._chain, step, expected, tokens, updated)
 
     def _tokens(self, sample_ids: np.ndarray, tries: Sequence[StepDone]) -> int:
-        """Return the number of valid tokens of the current step. Without a loss mask: all tokens of its rows. With one: counted
-        in its rows, or for most steps taken from the journal."""
+        """Return the number of valid tokens of the current step. Without a loss mask: all tokens of its rows. With a loss mask:
+        counted in its rows, or for most steps taken from the journal."""
         if not self._data.has_loss_mask:
             return len(sample_ids) * self._data.sequence_length
         if tries and self._step not in self._counted:
@@ -286,20 +292,22 @@ class _Walk:
         return int(is_predicted(tokens[:, 1:]).sum())
 
 
-# The records in a run's folder: the tries of each step in the journal, and the chains of its checkpoints and starts.
+# The records in a run's folder: each execution (try) of a step in the journal, and the chains of checkpoints and of worker
+# groups' starts.
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordedChain:
-    """The chain of a state, as a checkpoint or the start of a worker group records it."""
+    """The chain (hash over all steps) of a training state, as a checkpoint or the start of a worker group records it."""
 
     step: StepsDone
     chain: str
-    """Empty if a version of this package without chains recorded it."""
+    """The chain; empty if a version of this package without chains wrote the record."""
     skipped_updates: frozenset[OrderStep]
-    """Steps of the order whose update was skipped in this state, at most the newest ``SKIPPED_UPDATES_KEPT``."""
+    """Steps of the order of samples whose weight update this state lacks, because it was skipped; at most the newest
+    ``SKIPPED_UPDATES_KEPT``."""
     where: str
-    """Name of the checkpoint, or ``start of term N``."""
+    """Name of the checkpoint, or ``start of term N``: a worker group's start under the N-th driver of the run."""
 
     def has_update(self, step: OrderStep) -> bool | None:
         """Return True if the state contains the update of ``step``, False if that update was skipped. None if it is not known:
@@ -312,14 +320,16 @@ class RecordedChain:
 
 @dataclasses.dataclass
 class History:
-    """The records of a run's current model. Tries that are no longer part of the model are counted and dropped."""
+    """The records of a run's current model. Executions of steps that are no longer part of the model are counted and
+    dropped."""
 
     tries: dict[StepsDone, list[StepDone]] = dataclasses.field(default_factory=dict)
-    """Step -> its tries, oldest first."""
+    """Step -> its executions (tries), oldest first."""
     num_again: int = 0
-    """Number of tries of a step after its first, abandoned ones included."""
+    """Number of repeated executions of steps, including executions that are no longer part of the model."""
     num_abandoned: int = 0
-    """Number of dropped tries: the order was changed before them, or the run went back and has not reached them again."""
+    """Number of dropped executions: the order of samples was changed from an earlier step on, or the run restarted from an
+    earlier step and has not trained the step again."""
     starts: list[RecordedChain] = dataclasses.field(default_factory=list)
     """The starts of worker groups that the current model descends from."""
     checkpoints: list[RecordedChain] = dataclasses.field(default_factory=list)
@@ -330,7 +340,8 @@ class History:
     """Metadata of the newest checkpoint that could be read."""
 
     def last_step(self, most: StepsDone) -> StepsDone:
-        """Return the highest step, not above ``most``, of any try, start or checkpoint; 0 without one."""
+        """Return the highest step, not above ``most``, that any journal step, start of a worker group or checkpoint records; 0
+        without records."""
         steps = [one.step for one in (*self.starts, *self.checkpoints)]
         unread = [step for step in map(step_of, self.unread) if step is not None]
         return max((step for step in (*self.tries, *steps, *unread) if step <= most), default=StepsDone(0))
@@ -347,7 +358,7 @@ def read_history(run: Folder) -> History:
             found.num_again += event.step in seen
             seen.add(event.step)
         elif isinstance(event, Started):
-            # a start at an earlier step goes back: the model no longer descends from states beyond that step
+            # a start at an earlier step discards later states: the model no longer descends from starts beyond that step
             found.starts = [one for one in found.starts if one.step <= event.step]
             where = f"start of term {event.term}"
             found.starts.append(RecordedChain(event.step, event.chain, frozenset(event.skipped_updates), where))
@@ -356,15 +367,15 @@ def read_history(run: Folder) -> History:
                     found.num_abandoned += len(found.tries.pop(step))
             identity = event.order_identity
     kept = {one.step for one in last_steps(events)}
-    for step in found.tries.keys() - kept:  # the run went back, and has not reached these steps again
+    for step in found.tries.keys() - kept:  # steps discarded by a restart, not trained again yet
         found.num_abandoned += len(found.tries.pop(step))
     for name in committed(run):
         try:
             meta = found.newest = read_manifest(run, name).meta
-        except CheckpointError:  # damaged, of another version, or removed meanwhile
+        except CheckpointError:  # checkpoint damaged, of another version, or removed meanwhile
             found.unread.append(name)
             continue
         found.checkpoints.append(RecordedChain(meta.step, meta.chain, frozenset(meta.skipped_updates), name))
-    if found.unread:  # retention may have removed some of them meanwhile: these are not reported
+    if found.unread:  # do not report checkpoints that retention has just removed
         found.unread = [name for name in committed(run) if name in found.unread]
     return found

@@ -36,13 +36,13 @@ class Console:
         console: rich.console.Console | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``enabled``: False for a silent run. ``clock``: returns seconds."""
+        """``enabled``: False prints nothing. ``clock``: function that returns the time [s]."""
         self._total, self._enabled, self._clock = total_steps, enabled, clock
         self._console = console or rich.console.Console(highlight=False)
         self._step_time_s = 0.0
         self._printed_at, self._printed_step = clock(), 0
         self._bar = NotebookBar(total_steps) if console is None and in_notebook() else None
-        cut = functools.partial(Column, no_wrap=True, overflow="crop")  # not "ellipsis": the encoding may lack its sign
+        cut = functools.partial(Column, no_wrap=True, overflow="crop")  # "ellipsis" is not in every encoding
         self._progress = Progress(
             TextColumn("[bold]step {task.completed}/{task.total}", table_column=cut()),
             BarColumn(bar_width=30),
@@ -65,7 +65,7 @@ class Console:
         """Print one event."""
         if not self._enabled:
             return
-        if isinstance(event, Started):  # a new worker group: the step number may go back, and the step time changes
+        if isinstance(event, Started):  # a new worker group: its step number may be lower, and its step time differs
             self._step_time_s, self._printed_step = 0.0, event.step
         if isinstance(event, StepDone):
             self._step(event)
@@ -75,13 +75,13 @@ class Console:
             self.say(event.describe())
 
     def say(self, text: str) -> None:
-        """Print a line; outside a terminal it is not wrapped."""
+        """Print a line of text. If the output is not a terminal, long lines are not wrapped."""
         if self._enabled:
             self._console.print(self._text(redacted(text)), soft_wrap=not self._console.is_terminal)
 
     def _text(self, text: str) -> Text:
-        """Return ``text`` with characters that the output cannot encode replaced. Otherwise rich would raise, and keep the text
-        in its buffer, so that every later line fails, too."""
+        """Return ``text`` with characters that the output cannot encode replaced. Otherwise the library ``rich`` would raise
+        and keep the text in its buffer, so that printing every later line fails, too."""
         encoding = self._console.encoding
         return Text(printable(text).encode(encoding, "replace").decode(encoding))
 
@@ -94,7 +94,7 @@ class Console:
             f"{event.world_size} workers  MFU {utilisation(event.mfu)}"
         )
         self._progress.update(self._task, completed=event.step, figures=figures)
-        if not event.updated and not math.isfinite(event.grad_norm):  # ``Spiked`` reports spikes
+        if not event.updated and not math.isfinite(event.grad_norm):  # a spike has its own event, ``Spiked``
             scale = f", loss scale {event.loss_scale:g}" if event.loss_scale != 1.0 else ""
             self.say(f"step {event.step} is skipped: loss {event.loss:g}, gradient norm {event.grad_norm:g}{scale}")
         if self._console.is_terminal:
@@ -117,12 +117,12 @@ def _clock_time(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-# The progress bar in a notebook: HTML that replaces itself in the cell's output. It needs no widgets.
+# The progress bar in a notebook: HTML that is updated in place in the cell's output. It needs no widgets.
 
 
 def in_notebook() -> bool:
     """Return True if this process is the kernel of a notebook."""
-    ipython = sys.modules.get("IPython")  # no import here: a kernel has imported it
+    ipython = sys.modules.get("IPython")  # not imported here: a notebook's kernel has done that
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ == "ZMQInteractiveShell"
 
@@ -135,7 +135,7 @@ class NotebookBar:
         self._shown: Any = None
 
     def show(self, done: int, figures: str) -> None:
-        """Draw the bar, or update it if it was drawn before."""
+        """Draw the progress bar, or update it if it was drawn before."""
         from IPython.display import HTML, display
 
         page = HTML(bar_html(done, self._total, figures))
@@ -146,7 +146,7 @@ class NotebookBar:
 
 
 def bar_html(done: int, total: int, figures: str) -> str:
-    """Return the bar as HTML; ``figures`` is escaped.
+    """Return a progress bar as HTML, with the text ``figures`` (such as the loss), which is escaped.
 
     >>> bar_html(3, 60, "loss 5.1")
     '<progress value="3" max="60"></progress> step 3/60&ensp;loss 5.1'

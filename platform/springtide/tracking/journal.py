@@ -1,13 +1,14 @@
-"""The journal: every event of a run, append-only, one JSON object per line. All other reports are made from it.
+"""The journal: every event of a run, append-only, one JSON object per line. All other reports are made from this journal.
 
 Storage errors never reach training. Events that the store does not accept are kept, and a thread retries with growing pauses.
-The journal reports the first failure, and then that everything is stored again:
+The journal prints the first failure, and later that all events are stored again. A segment is one file of the journal:
 
     event --> open segment --local disk, no failure: written by the caller--> file
                     |
                     +--object store, or after a failure--> thread --> store     unsent events: in memory, then in local files
 
-A start never writes to the segments of another start. So only the last line of a segment can be cut short; readers skip it.
+A restarted driver never writes to the segments of an earlier driver. So only the last line of a segment can be cut short (by a
+kill); readers skip such a line.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 _SEGMENT_LINES = 10_000
 _SEGMENT_LINES_PUT = 2_000
-"""Lines of a segment on an object store. Fewer, because the whole open segment is uploaded again every ten seconds."""
+"""Lines of a segment (journal file) on an object store. Fewer than on a disk, because the whole open segment is uploaded again
+every ten seconds."""
 _PUT_S = 10.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _AWAITED_PAUSE_S = 1.0
@@ -44,25 +46,27 @@ _NEVER = float("inf")
 _CLOSE_S = 30.0
 """How long the end of a run waits for a store that does not accept the journal [s]."""
 _FULL_S = 1.0
-"""How long the end of a run waits for a full disk, which does not empty itself [s]."""
+"""How long the end of a run waits if the disk for the journal is full [s]. Short, because a full disk does not empty itself."""
 _LINES_NAMED = 20
-"""Most damaged lines of a segment that are logged one by one. In a segment of another version, every line may be damaged."""
+"""Most damaged lines of a segment (journal file) that are logged one by one. In a file of another version, every line may count
+as damaged."""
 _SHOWN = 300
 """Most characters of an error about a damaged line that are logged."""
 _log = logging.getLogger(__name__)
 
 
 class Journal:
-    """An event listener that writes the journal. On a local disk each event is written at once. An object store cannot append,
-    so there a thread rewrites the open segment every ten seconds, and after every event that is not a step."""
+    """An event listener that writes the journal. On a local disk each event is written at once. An object store cannot append
+    to a file. There a thread rewrites the open segment (newest file) every ten seconds, and after every event that is not a
+    step."""
 
     def __init__(
         self, run: Folder, enabled: bool = True, *, term: int = 0, say: Callable[[str], None] | None = None
     ) -> None:
-        """Create the first segment of the lease. Only this call raises the store's errors.
+        """Create the first segment (journal file) of this driver. Only this call raises the store's errors.
 
-        ``enabled``: False on ranks that do not write. ``term``: term of the lease; 0: one above the terms of all segments.
-        ``say``: receives a line when storage fails and when it works again, from any thread.
+        ``enabled``: False on ranks that do not write. ``term``: number of the driver's lease on the run; 0: one above the
+        numbers of all earlier segments. ``say``: receives a line when storage fails and when it works again, from any thread.
         """
         self._folder, self._enabled, self._say = run / "journal", enabled, say
         self.term = term or 1
@@ -74,9 +78,9 @@ class Journal:
         """True if the last write failed because the disk is full."""
         self._failed_tries = 0
         self._puts_at_s = _NEVER
-        """Time of the thread's next write, by the monotonic clock [s]."""
+        """Time at which the thread next writes to the store, by the monotonic clock [s]."""
         self._is_awaited = False
-        """True while ``flush`` waits: the thread then retries sooner."""
+        """True while ``flush`` waits: the thread then retries a failed write sooner."""
         self._closing = False
         if not enabled:
             return
@@ -93,7 +97,8 @@ class Journal:
         self.close()
 
     def __call__(self, event: Event) -> None:
-        """Add one event, with this lease's term. Never raises a storage error, and blocks only for a local disk."""
+        """Add one event, marked with the number of this driver's lease. Never raises a storage error, and blocks only for a
+        local disk."""
         if not self._enabled:
             return
         line = _line(dataclasses.replace(event, term=self.term))
@@ -126,7 +131,8 @@ class Journal:
                 self._is_awaited = False
 
     def close(self) -> None:
-        """Store all events, or report where the events that are not stored were left. No event may follow."""
+        """Store all events, or leave events that cannot be stored in local files and print where. No event may be added
+        afterwards."""
         if not self._enabled or self._closing:
             return
         is_whole = self.flush(_CLOSE_S)
@@ -143,7 +149,7 @@ class Journal:
 
     @property
     def _most_lines(self) -> int:
-        """Number of lines after which a segment is closed."""
+        """Number of lines after which a segment (journal file) is closed and the next one begins."""
         return _SEGMENT_LINES if self._folder.is_local else min(_SEGMENT_LINES, _SEGMENT_LINES_PUT)
 
     def _next_segment(self) -> None:
@@ -163,7 +169,8 @@ class Journal:
             self._want(_FIRST_PAUSE_S)
 
     def _want(self, after_s: float) -> None:
-        """Have the thread store all waiting segments within ``after_s``; after a failure, at the time of the next retry."""
+        """Have the thread write all unsent segments (journal files) to the store within ``after_s``. After a failed write, the
+        time of the next retry is kept."""
         if not self._problem or self._puts_at_s == _NEVER:
             self._puts_at_s = min(self._puts_at_s, time.monotonic() + after_s)
         self._start()
@@ -192,14 +199,15 @@ class Journal:
                     self._took(segment)
 
     def _next(self) -> Segment | None:
-        """Wait until the time of the next write. Return the oldest segment that is not fully stored; None when closing."""
+        """Wait until the time of the next write. Return the oldest segment (journal file) that is not fully stored; None if the
+        journal is being closed."""
         with self._changed:
             while not self._closing:
                 left_s = self._puts_at_s - time.monotonic()
                 if left_s > 0:
                     self._changed.wait(left_s if self._puts_at_s < _NEVER else None)
                     continue
-                self._puts_at_s = _NEVER  # an event that arrives meanwhile sets a new time
+                self._puts_at_s = _NEVER  # an event that arrives during the write sets a new time
                 for segment in self._waiting:
                     if not segment.is_stored:
                         return segment
@@ -232,7 +240,7 @@ class Journal:
         self._problem, self._is_full = str(error) or type(error).__name__, is_full(error)
 
     def _leave_behind(self) -> None:
-        """Write the events that are not stored to local files, which a person can copy to the store."""
+        """Write the events that the store did not accept to local files, which a person can copy to the store later."""
         left = [segment for segment in self._waiting if not segment.is_stored]
         lines = sum(segment.num_lines for segment in left)
         try:
@@ -251,46 +259,47 @@ class Journal:
         text = redacted(text)
         _log.warning("%s", text)
         if self._say is not None:
-            with contextlib.suppress(Exception):  # the console may be closed, and the journal's thread must not end
+            with contextlib.suppress(Exception):  # printing may fail; the journal's thread must go on
                 self._say(text)
 
 
 def _line(event: Event) -> bytes:
-    """Return an event as a line. Passwords are redacted, because ``reason`` fields quote error messages with URLs."""
+    """Return an event as a line of the journal. Passwords are redacted, because ``reason`` fields quote error messages with
+    URLs."""
     values = {key: redacted(value) if isinstance(value, str) else value for key, value in record(event).items()}
-    # "replace": a lone surrogate, as in a path that is not UTF-8, cannot be encoded
+    # "replace": a path that is not UTF-8 contains a lone surrogate, which cannot be encoded
     return to_json({"format": FORMAT, **values}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
 
 
 def read_journal(run: Folder) -> list[Event]:
     """Return every event of a run, in the order of writing.
 
-    A last line that a kill cut short is skipped. Damaged lines, lines of another format, and segments that cannot be read are
-    skipped with a warning. Events of unknown kinds are skipped, too; ``Timeline.unknown`` counts them. Raises OSError if the
-    store cannot be reached.
+    A last line that a kill cut short is skipped. Damaged lines, lines of another format, and segments (journal files) that
+    cannot be read are skipped with a warning. Events of unknown kinds are skipped, too; ``Timeline.unknown`` counts them.
+    Raises OSError if the store cannot be reached.
     """
     return list(stream_journal(run))
 
 
 def stream_journal(run: Folder) -> Iterator[Event]:
-    """Yield the events of ``read_journal`` one by one: a long run has millions."""
+    """Yield the events of ``read_journal`` one by one, because a long run has millions of events."""
     return _events(run / "journal")
 
 
 _TOLD: set[tuple[str, int]] = set()
-"""(segment, line) of damaged lines that this process has already warned about."""
+"""(file, line number) of damaged journal lines that this process has already warned about."""
 
 
 def _events(folder: Folder) -> Iterator[Event]:
     for term, number in listed(folder):
         name = name_of(term, number)
         lines = read_segment(folder, name).split(b"\n")
-        # the part after the last newline is empty, or a line that the writer could not finish
+        # drop the part after the last newline: it is empty, or a line that the writer could not finish
         yield from (one for _, one in parse_lines(folder.where(name), enumerate(lines[:-1], 1)))
 
 
 def read_segment(folder: Folder, name: str) -> bytes:
-    """Return the bytes of a segment. If it cannot be read, log a warning and return no bytes."""
+    """Return the bytes of a segment (journal file). If it cannot be read, log a warning and return empty bytes."""
     try:
         return folder.read(name)
     except (DamagedFile, FileNotFoundError, IsADirectoryError) as error:
@@ -307,7 +316,7 @@ def parse_lines(
     Args:
         segment: path of the segment, for the log.
         lines: (line number in the segment, from 1; text of the line) of each line.
-        unknown: is increased by the number of events of each unknown kind.
+        unknown: kind of event -> count; increased by the number of skipped events of each unknown kind.
     """
     damaged = 0
     for at, line in lines:
@@ -340,10 +349,10 @@ def _warn(segment: str, skipped: str, line: int, error: Exception) -> None:
 
 def last_steps(events: Iterable[Event]) -> list[StepDone]:
     """Return one event for each step that the run's current model was trained on, in order. A restart from an earlier step
-    discards the steps trained after that step. Of the remaining executions of a step, the last one is returned."""
+    discards the steps trained after that step. If a step was then trained more than once, its last execution is returned."""
     steps: dict[int, StepDone] = {}
     later_start = math.inf
-    """The lowest step of all starts that follow the event."""
+    """The lowest step at which a worker group started after the event."""
     for one in reversed(list(events)):
         if isinstance(one, Started):
             later_start = min(later_start, one.step)
@@ -354,7 +363,7 @@ def last_steps(events: Iterable[Event]) -> list[StepDone]:
 
 def frame(events: Iterable[Event]) -> DataFrame:
     """Return the steps of ``last_steps`` as a pandas DataFrame, indexed by step."""
-    import pandas as pd  # only notebooks need it; training does not
+    import pandas as pd  # imported here, because training does not need it
 
     steps = [{**(row := dataclasses.asdict(one)), **row.pop("extra")} for one in last_steps(events)]
     return pd.DataFrame(steps).set_index("step") if steps else pd.DataFrame()

@@ -17,31 +17,33 @@ from springtide.tracking.segments import listed, name_of
 from springtide.tracking.timeline import StepColumns, Timeline, columns_of, joined, parse_steps
 
 _GROWING_TERMS = 8
-"""Number of newest leases whose last segment is read again: an older driver may still store events that its store had
-refused."""
+"""Number of newest drivers of the run whose last journal file is read again: an older driver may still store events that the
+store had refused."""
 _PART_BYTES = 64 * 2**20
-"""Most new bytes of a segment that one read fetches."""
+"""Most new bytes of a segment (journal file) that one read fetches."""
 _THREADS = min(8, os.cpu_count() or 1)
 _STEP = b'"kind": "step"'
-"""The line of a step, as a run writes it, contains this. Text in other lines cannot, because its quotes are escaped."""
+"""Every journal line of a step contains this text, as a run writes it. Text within other lines cannot contain it, because
+quotes are escaped there."""
 
 
 @dataclasses.dataclass
 class _Part:
-    """The part of a segment that was read so far."""
+    """The part of a segment (journal file) that was read so far."""
 
     size_bytes: int = 0
     """Bytes of the file that were read: complete lines only."""
     num_lines: int = 0
     steps: StepColumns = dataclasses.field(default_factory=lambda: columns_of([]))
     placed: list[tuple[int, Event]] = dataclasses.field(default_factory=list)
-    """(number of the segment's steps before the event, event) of each event that is not a step."""
+    """(number of steps before the event in the same journal file, event) of each event that is not a step."""
     unknown: Counter[str] = dataclasses.field(default_factory=Counter)
     """Kind of event that this version does not know -> number of such events."""
 
 
 class _Told(NamedTuple):
-    """How much of a segment ``new`` has returned so far: its bytes, and the numbers of steps and other events in them."""
+    """How much of a segment (journal file) ``JournalReader.new`` has returned so far: number of bytes, of steps, and of other
+    events."""
 
     size_bytes: int
     steps: int
@@ -57,22 +59,22 @@ class JournalReader:
         self._parts: dict[tuple[int, int], _Part] = {}
         self._closed: set[tuple[int, int]] = set()
         self._fresh: list[_Part] = []
-        """The steps and events that the last read added, for each segment that has grown."""
+        """The steps and events that the last read added, for each segment (journal file) that has grown."""
         self._told: dict[tuple[int, int], _Told] = {}
-        """How much of each segment ``new`` has returned so far. Only a successful read adds to it."""
+        """How much of each segment (journal file) ``new`` has returned so far. Only a successful read changes these counts."""
 
     def read(self) -> bool:
-        """Read the new part of the journal; return True if there is any. Raises OSError if the store cannot be reached. ``new``
-        then has everything since the last successful read, as soon as a read succeeds."""
+        """Read the new part of the journal; return True if there is any. Raises OSError if the store cannot be reached. Nothing
+        is lost by an error: after the next successful read, ``new`` has everything since the last successful one."""
         there = listed(self._folder)
-        last = dict(there)  # term -> its last segment, because ``there`` is sorted
+        last = dict(there)  # term -> its last segment number, as ``there`` is sorted
         growing = set(sorted(last)[-_GROWING_TERMS:])
         wanted = [one for one in there if one not in self._closed]
         with ThreadPoolExecutor(_THREADS) as threads:
             list(threads.map(self._take, wanted))
         self._closed |= {(term, number) for term, number in wanted if number != last[term] or term not in growing}
         self._fresh = []
-        for one, part in sorted(self._parts.items()):  # all: a failed read may have read others
+        for one, part in sorted(self._parts.items()):  # all segments: an earlier read that failed may have read some
             before = self._told.get(one, _Told(0, 0, 0))
             self._told[one] = now = _Told(part.size_bytes, len(part.steps), len(part.placed))
             if now != before:
@@ -91,7 +93,7 @@ class JournalReader:
         return _timeline([part for _, part in sorted(self._parts.items())])
 
     def _take(self, segment: tuple[int, int]) -> None:
-        """Read the new complete lines of one segment. Runs in a thread."""
+        """Read the new complete lines of one segment (journal file). Runs in a thread."""
         name, part = name_of(*segment), self._parts.setdefault(segment, _Part())
         data = self._new_bytes(name, part)
         whole = data.rfind(b"\n") + 1  # the rest is an incomplete line, still being written
@@ -115,7 +117,7 @@ class JournalReader:
                 return b""
             end = min(size, part.size_bytes + _PART_BYTES)
             return bytes(self._folder.read_range(name, part.size_bytes, end))
-        except FileNotFoundError:  # removed meanwhile: keep the part that was read
+        except FileNotFoundError:  # the file was removed meanwhile: keep what was read
             return b""
 
 
@@ -129,8 +131,8 @@ def _timeline(parts: Sequence[_Part]) -> Timeline:
 
 
 def _parsed(segment: str, before: int, lines: list[bytes]) -> tuple[StepColumns, list[tuple[int, Event]], Counter[str]]:
-    """Parse complete lines. Return the steps, (number of steps before the event, event) of every other event, and the number of
-    events of each kind that this version does not know.
+    """Parse complete lines of a journal file. Return the steps, (number of steps before the event, event) of every other event,
+    and the number of events of each kind that this version does not know.
 
     Args:
         segment: path of the segment, for the log.
@@ -149,7 +151,7 @@ def _parsed(segment: str, before: int, lines: list[bytes]) -> tuple[StepColumns,
         placed = [(steps_before[at], event) for at, event in parse_lines(segment, others.items(), unknown)]
         if not any(isinstance(event, StepDone) for _, event in placed):
             return columns, placed, unknown
-    # the fast path failed, because a step's line is not as a run writes it: parse every line as an event
+    # the fast path failed, because some step's line differs from what a run writes: parse every line as an event
     values, placed = list[StepDone](), list[tuple[int, Event]]()
     unknown = Counter[str]()
     for _, event in parse_lines(segment, enumerate(lines, before + 1), unknown):

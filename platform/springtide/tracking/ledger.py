@@ -1,4 +1,6 @@
-"""Where the time of a run went, from its journal: every worker-second has one kind, and the kinds sum to the time held.
+"""Where the time of a run went, from its journal.
+
+Each worker-second that the run occupied is counted under one kind of time, so the kinds sum to all occupied (held) time:
 
 productive        new steps                        recomputed        steps that were trained before
 data_stall        waiting for batches              checkpoint_stall  waiting for saves
@@ -6,9 +8,9 @@ evaluation        on held-out rows                 start_up          until the f
 resize            from one group to the next       waiting           for capacity, without a worker group
 other             a profile, a sample, a comparison of ranks
 
-The time between two groups is charged for the workers of the next group. The time until a failure is detected is charged for
-the workers of the failed group, because a hung group holds them. The energy of a step has the kind of the step. Energy used
-between two steps is split among the kinds of that time, in proportion to their times.
+The time between two worker groups counts for the workers of the next group. The time until a failure is detected counts for the
+workers of the failed group, because a hung group still occupies them. The energy of a step has the kind of the step. Energy
+used between two steps is split among the kinds of that time, in proportion to their times.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ KINDS = (
     "other",
 )
 _NOT_HELD = "paused"
-"""Phase of a paused run, which is not charged: the run holds no workers."""
+"""Phase of a paused run, which costs nothing: the run occupies no workers."""
 SPOT = ("spot", "preemptible")
 """Market labels of nodes that may be preempted."""
 _KWH_J = 3.6e6
@@ -64,7 +66,7 @@ class Restart:
     workers_before: int
     workers_after: int
     gap_s: float
-    """Time from the end of the last step to the start of the next, without pauses [s]."""
+    """Time from the end of the previous group's last step to the start of the next group's first step, without pauses [s]."""
     step: int
     """The step from which the next group resumed."""
     steps_lost: int
@@ -75,7 +77,7 @@ class Ledger:
     """Time and costs of a whole run."""
 
     held: float
-    """Wall time x workers [worker-seconds]; time without a group counts the workers of the next one."""
+    """Wall time x workers [worker-seconds]; time without a worker group counts for the workers of the next group."""
     spent: dict[str, float]
     """Kind -> time [worker-seconds]."""
     restarts: list[Restart]
@@ -84,7 +86,7 @@ class Ledger:
     dollars: dict[str, float] = dataclasses.field(default_factory=dict)
     """Kind -> price of the time in ``spent`` [dollars]."""
     market_dollars: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Price of the time held, by market [dollars]: ``spot``, and ``other`` for on-demand nodes and nodes without a label."""
+    """Market (``spot``; ``other`` for on-demand nodes and nodes without a label) -> price of the time held there [dollars]."""
     tokens: int = 0
     """Tokens that the run has trained on [tokens]."""
     energy_kwh: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -96,12 +98,12 @@ class Ledger:
 
     @property
     def goodput(self) -> float:
-        """Productive time / time held, from 0 to 1."""
+        """Time of new steps / all time for which workers were occupied, from 0 to 1."""
         return self.spent["productive"] / self.held if self.held else 0.0
 
     @property
     def total_dollars(self) -> float:
-        """Price of the time held [dollars]."""
+        """Price of all time for which workers were occupied [dollars]."""
         return sum(self.dollars.values())
 
     @property
@@ -111,7 +113,7 @@ class Ledger:
 
     @property
     def dollars_per_million_tokens(self) -> float:
-        """Price of a million tokens [dollars]."""
+        """Price of the run per million tokens trained on [dollars]."""
         return 1e6 * self.total_dollars / self.tokens if self.tokens else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -146,7 +148,8 @@ class Prices(NamedTuple):
         return cls(track.price, track.spot_price)
 
     def of(self, event: Started) -> Prices:
-        """Return the price of all workers of a group, by market [dollars/s]. ``event``: the start of the group."""
+        """Return the price of all workers of a group [dollars/s], by market (spot or other). ``event``: the start of the
+        group."""
         spot = sum(market in SPOT for market in event.markets)
         workers = len(event.markets) or event.world_size
         return Prices((workers - spot) * self.other / 3600, spot * self.spot / 3600)
@@ -156,7 +159,7 @@ _FREE = Prices()
 
 
 class _EnergyBuilder:
-    """Sums up the measured joules by kind of time."""
+    """Sums up the measured energy [J] by the ledger's kinds of time."""
 
     def __init__(self) -> None:
         self.joules = dict.fromkeys(KINDS, 0.0)
@@ -164,7 +167,7 @@ class _EnergyBuilder:
         """Time in which energy was measured [worker-seconds]."""
         self.sources: list[str] = []
         self._between: dict[str, float] = {}
-        """Kind -> time since the last step [s]."""
+        """Kind of time -> its time since the last step [s]."""
         self._since_s = 0.0
 
     def start(self, event: Started) -> None:
@@ -174,15 +177,16 @@ class _EnergyBuilder:
             self.sources.append(event.energy_source)
 
     def pass_time(self, kind: str, seconds: float) -> None:
-        """Add time of ``kind`` since the last step."""
+        """Add ``seconds`` of the given kind to the time since the last step."""
         self._between[kind] = self._between.get(kind, 0.0) + seconds
 
     def step(self, event: StepDone, kind: str) -> None:
-        """Add the energy that a step reports: its own to ``kind``, the rest to the kinds of time since the last step."""
+        """Add the energy that a step reports: the energy of the step itself to ``kind``, and the energy used since the last
+        step to the kinds of that time."""
         between, self._between = self._between, {}
-        between.pop(kind, None)  # the time of the step itself
+        between.pop(kind, None)  # not between steps: the step itself
         passed_s, self._since_s = max(0.0, event.time_s - self._since_s), event.time_s
-        if not (math.isfinite(event.energy_j) and event.energy_j > 0):  # an older journal, or a damaged one
+        if not (math.isfinite(event.energy_j) and event.energy_j > 0):  # no valid value: the journal is old or damaged
             return
         between_j = min(event.energy_between_j, event.energy_j) if event.energy_between_j > 0 else 0.0
         total_s = sum(between.values())
@@ -193,7 +197,8 @@ class _EnergyBuilder:
 
 
 class LedgerBuilder:
-    """Updates a ledger event by event, in the order of term and time. It keeps restarts and stragglers, but no other events."""
+    """Updates a ledger event by event, in the order of driver (term) and time. It stores restarts and stragglers, but no other
+    events."""
 
     def __init__(self, prices: Prices = _FREE) -> None:
         self.spent = dict.fromkeys(KINDS, 0.0)
@@ -218,13 +223,13 @@ class LedgerBuilder:
         """Time of pauses since the last step [s]."""
 
     def _begin_term(self, now: float) -> None:
-        """Begin a new lease of the driver at ``now``. The time since the previous lease is not charged."""
-        self._pending = {}  # time after which no group started: no workers were held
+        """Begin the time of a new driver (lease) at ``now``. The time since the previous driver's last event costs nothing."""
+        self._pending = {}  # no group started after this time: it occupied no workers
         self._now, self._phase, self._workers = now, "start_up", 0
         self._cause = "the driver was started again" if self._last else ""
 
     def add(self, event: Event) -> None:
-        """Add one event. An event that arrives after a newer one adds no time."""
+        """Add one event. An event that is older than the one added before adds no time."""
         if event.term > self._term:
             self._term = event.term
             self._begin_term(event.time_s)
@@ -291,7 +296,7 @@ class LedgerBuilder:
                 self._phase = "resize" if self._last else "start_up"
 
     def _hold(self, until_s: float) -> None:
-        """Charge a failed group for the time until its failure was detected: a hung group holds its workers."""
+        """Count the time until a failure was detected for the workers of the failed group: a hung group still occupies them."""
         passed_s = max(0.0, until_s - self._now)
         self._now += passed_s
         self._spend("resize", passed_s)
@@ -300,10 +305,10 @@ class LedgerBuilder:
         self._workers, self._phase, self._cause = 0, "resize", cause
 
     def _stand(self, event: Started) -> None:
-        if self._workers:  # the controller's event came late or was lost
+        if self._workers:  # the event that ended the last group is late or lost
             self._leave(self._cause or "unknown")
         self._workers, self._dollars_per_s = event.world_size, self._prices.of(event)
-        self._phase = "resize" if self._last else "start_up"  # a pause or a wait has ended
+        self._phase = "resize" if self._last else "start_up"  # a pause or a wait for capacity ends
         self._started = (event, self._last.world_size if self._last else 0)
         self._close()
         self.energy.start(event)
@@ -342,7 +347,7 @@ class LedgerBuilder:
             self._pending[kind] = self._pending.get(kind, 0.0) + seconds
 
     def _close(self) -> None:
-        """Charge the time without a group for the workers of the group that has now started."""
+        """Count the time without a worker group for the workers of the group that has now started."""
         for kind, seconds in self._pending.items():
             self._charge(kind, seconds)
         self._pending = {}

@@ -1,5 +1,6 @@
-"""Requests to MLflow: names and limits, the file with the id of a folder's MLflow run, and data that is sent once (the best
-trial of a sweep, scores of a checkpoint, an exported model). ``mlflow_sink`` sends the events of a run."""
+"""Requests to MLflow: valid names and size limits, the note (file) in a run's folder with the id of its MLflow run, and data
+that is sent once (the best trial of a sweep, scores of a checkpoint, an exported model). ``mlflow_sink`` sends the events of a
+run."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _NOT_IN_A_NAME = re.compile(r"[^\w\-. :/]", re.ASCII)
 _MODEL_NAME = re.compile(r"[\w\-. ]{1,200}", re.ASCII)
 
 Settings = Mapping[str, Any]
-"""Dotted name of every setting -> its value, without passwords, because others can read the server."""
+"""Dotted name of every setting -> its value. Passwords are left out, because other people can read the MLflow server."""
 
 _log = logging.getLogger(__name__)
 
@@ -37,7 +38,8 @@ class _RunNote(BaseModel):
     run_id: Annotated[str, Field(min_length=1, max_length=200)]
     experiment_id: str
     folder: str = ""
-    """``mark_of`` the folder that the note was written for. It shows whether the folder was moved or copied since."""
+    """Digest (``mark_of``) of the folder that this note was written for. It shows whether the folder was moved or copied
+    since."""
 
 
 RUN_NOTE = TypeAdapter(_RunNote)
@@ -65,7 +67,7 @@ def metric_name(name: str) -> str:
 
 
 def read_run_note(folder: Folder) -> str:
-    """Return the id of the MLflow run that ``folder`` reports to, from its note; empty without one. Raises DamagedFile."""
+    """Return the id of the MLflow run that ``folder`` reports to, from its note; empty without a note. Raises DamagedFile."""
     return folder.read_as(RUN_FILE, RUN_NOTE).run_id if folder.exists(RUN_FILE) else ""
 
 
@@ -90,15 +92,15 @@ def client_of(uri: str) -> Any:
     """Return an MLflow client for the server at ``uri``. Importing MLflow takes seconds."""
     from mlflow import MlflowClient
 
-    logging.getLogger("mlflow").setLevel(logging.WARNING)  # it logs every table it creates
-    for name in ("mlflow.store", "mlflow.system_metrics"):  # they log at each retry; we log it once
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # at level INFO, MLflow logs every table it creates
+    for name in ("mlflow.store", "mlflow.system_metrics"):  # they log every retry; we log a failure once
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return MlflowClient(tracking_uri=uri)
 
 
 def experiment_of(client: Any, settings: Settings, uri: str) -> str:
-    """Return the id of the experiment ``track.experiment``; create it if there is none. Set its kind to model training, unless
-    it has a kind already."""
+    """Return the id of the experiment ``track.experiment``; create the experiment if there is none. Set its kind in MLflow to
+    model training, unless it has a kind already."""
     name, root = settings["track.experiment"], Folder(settings["run.root"])
     if experiment := client.get_experiment_by_name(name):
         if _KIND not in experiment.tags:
@@ -109,7 +111,7 @@ def experiment_of(client: Any, settings: Settings, uri: str) -> str:
 
 
 def metrics_of(figures: Mapping[str, float], time_s: float, step: int) -> list[Any]:
-    """Return figures (name -> value) of one time and step as MLflow metrics."""
+    """Return figures (name -> value) as MLflow metrics, all with the given time and step."""
     from mlflow.entities import Metric
 
     return [Metric(name, float(figure), int(time_s * 1000), step) for name, figure in figures.items()]
@@ -132,12 +134,13 @@ def log_batch(
 
 
 def tag_text(value: object) -> str:
-    """Return the value of a tag: redacted, and cut to what MLflow accepts."""
+    """Return ``value`` as the text of an MLflow tag: without passwords, and cut to the length that MLflow accepts."""
     return redacted(str(value))[:TAG_LENGTH]
 
 
 def mark_of(folder: Folder) -> str:
-    """Return a digest of a folder's URL, to search for its MLflow run: MLflow's filters cannot escape a quote in a URL."""
+    """Return a digest of a folder's URL, to search for the folder's MLflow run. The URL itself will not do: MLflow's search
+    filters cannot escape a quote in it."""
     return digest_of_url(folder.url)
 
 
@@ -148,10 +151,10 @@ def digest_of_url(url: str) -> str:
 
 class SweepSink:
     """The MLflow run of a sweep, which is the parent of its trials' MLflow runs. If the server is down, the sweep continues
-    without one."""
+    without an MLflow run."""
 
     def __init__(self, settings: Settings, folder: Folder, uri: str) -> None:
-        """Find or create the run; ``id`` is empty if that failed."""
+        """Find or create the sweep's MLflow run; ``id`` is empty if that failed."""
         self.id, self._uri = "", uri
         try:
             client, run_id = client_of(uri), read_run_note(folder)
@@ -165,7 +168,7 @@ class SweepSink:
             _log.warning("%s; the sweep continues without it", redacted(f"MLflow at {uri} cannot be reached ({error})"))
 
     def end(self, best: dict[str, Any], figures: dict[str, float]) -> None:
-        """Record the best trial's point and the sweep's figures."""
+        """Record the best trial's point (values of the searched settings) and the sweep's figures."""
         if not self.id:
             return
         try:
@@ -204,7 +207,7 @@ def register_export(
         run: folder of the run whose checkpoint was exported.
         export: URL of the export.
         settings: settings of the run.
-        facts: facts about the version, such as ``checkpoint``; each becomes a tag ``springtide.<name>``.
+        facts: facts about the model version, such as ``checkpoint``; each becomes a tag ``springtide.<name>``.
 
     Returns:
         The number of the version.

@@ -2,9 +2,9 @@
 
 Training never waits: events go into a queue of at most ``_MOST_UNSENT``. A full queue drops its oldest event and counts it. If
 the server is down, the thread retries. When the server is back, dropped events are read from the journal. Events that were
-unsent when a driver ended are read from the journal at the next start. Two tags, written in the same request as the metrics,
-record the last step and the last evaluation that were sent. Nothing up to them is sent again, so no point is written twice and
-steps never go backwards.
+unsent when a driver ended are read from the journal when the run is next started. Two tags, written in the same request as the
+metrics, record the last step and the last evaluation that were sent. Events up to the recorded steps are not sent again, so no
+point is written twice and steps never go backwards.
 """
 
 from __future__ import annotations
@@ -48,25 +48,27 @@ from springtide.tracking.mlflow_client import (
 _STEP_MARK, _EVAL_MARK = "springtide.step_sent", "springtide.eval_sent"
 _RUN, _FOLDER_MARK = "springtide.run", "springtide.folder_digest"
 _NAMES, _PRESENT = "springtide.metric_names", "by group and source"
-"""Tag that records how the metrics of an MLflow run are named, and its value for the names of ``events.metrics``."""
+"""Tag that records how the metrics of an MLflow run are named, and the tag's value if they are named as in
+``events.metrics``."""
 _NAMING: dict[str, Callable[[str], str]] = {
     _PRESENT: metric_name,
     "grouped": lambda name: valid_name(grouped_name(name)),
 }
-"""Value of the tag ``_NAMES`` -> function from the name of a figure to the name of its metric. In a run without the tag, a
-metric has the name of the figure."""
+"""Value of the tag ``_NAMES`` -> function from the name of an event's figure to the name of its MLflow metric. In an MLflow run
+without the tag, both names are the same."""
 _CHECKPOINT, _NODE = "springtide.newest_checkpoint", "springtide.system_metrics_node"
 _NOTE = "mlflow.note.content"
 """The tag that MLflow shows as the description of a run, in Markdown."""
 _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _RETRY_S = 5.0
-"""Pause before a failed tracking server is tried again [s]."""
+"""Pause before the next request to a tracking server that failed [s]."""
 _MOST_UNSENT = 20_000
 """Most events in the queue, about 20 MB."""
 _AT_ONCE = 1000
 """Most events that are taken from the queue at once."""
 _METRICS, _TAGS = 750, 80
-"""Most metrics and tags per request, not counting the metrics of one more event and our marks. MLflow accepts 1000 and 100."""
+"""Most metrics and tags per request, not counting the metrics of one more event and the tags that record the last step sent.
+MLflow accepts 1000 and 100."""
 _PARAM_LENGTH, _DIGEST_LENGTH = 500, 36
 _FULL = "database or disk is full"
 """Error text of sqlite for a full disk, for which retries at the end of a run are useless."""
@@ -100,23 +102,23 @@ class MlflowSink:
         grace_s: float = 15.0,
         datasets: Sequence[TrackedDataset] = (),
     ) -> None:
-        """``earlier``: reads the run's journal, because MLflow may lack events of earlier starts. ``tags``: tags of the MLflow
-        run, which link data, code and checkpoints. ``datasets``: are listed as the run's inputs."""
+        """``earlier``: function that reads the run's journal, because MLflow may lack events from before a restart. ``tags``:
+        tags of the MLflow run, which link data, code and checkpoints. ``datasets``: listed in MLflow as the run's inputs."""
         self._settings, self._folder, self._uri, self._tags, self._grace_s = settings, run, uri, tags, grace_s
         self._earlier, self._datasets = earlier, datasets
         self._queue: collections.deque[Event] = collections.deque(maxlen=_MOST_UNSENT)
         self._changed, self._leaving, self._give_up_s = threading.Condition(), threading.Event(), math.inf
         self._trains = False
-        """True after the first step. Importing MLflow takes seconds of a core, so the thread waits for the first step."""
+        """True after the first step. Importing MLflow takes seconds of a CPU core, so the thread waits for the first step."""
         self.num_dropped = 0
         """Number of events that the full queue dropped; the journal has them."""
         self._num_recovered = -1
-        """Value of ``num_dropped`` when the journal was last sent; -1 before that."""
+        """Value of ``num_dropped`` when events were last recovered from the journal; -1 before the first time."""
         self._client: Any = None
         self._run_id = ""
         self._marks = {_STEP_MARK: 0, _EVAL_MARK: -1}
         self._known: dict[str, str] = {}
-        """The tags that the MLflow run has."""
+        """The tags that the MLflow run has on the server."""
         self._names: Callable[[str], str] = valid_name
         """Function from the name of a figure to the name of its MLflow metric."""
         self._monitor: Any = None
@@ -136,7 +138,7 @@ class MlflowSink:
             self._leaving.set()
             self._changed.notify()
         self._thread.join(self._grace_s)
-        if not self._delivered:  # the thread may still be retrying, or have given up
+        if not self._delivered:  # unsent events: the thread still retries, or gave up
             _log.warning(
                 "MLflow at %s did not receive everything; the next --resume sends the rest", redacted(self._uri)
             )
@@ -170,7 +172,7 @@ class MlflowSink:
                 self._monitor = self._monitor or _monitor(self._run_id, self._uri)
             except Exception as error:  # no error of a server or its client may stop training
                 self._warn("cannot be reached", error, "training continues, metrics are kept")
-                self._end_monitor()  # it stops at a failed request; start a new one later
+                self._end_monitor()  # the monitor dies at a failed request: restart it later
                 if self._leaving.wait(_RETRY_S):
                     time.sleep(max(0.0, min(_RETRY_S, 1.0, self._give_up_s - time.monotonic())))
                 is_hopeless = self._leaving.is_set() and (is_full(error) or _FULL in str(error))
@@ -188,7 +190,8 @@ class MlflowSink:
             self._monitor = None
 
     def _warn(self, what: str, error: Exception, then: str) -> None:
-        """Log a problem with the server, but only the first: the same problem returns every few seconds."""
+        """Log a problem with the server, but only the first time: the same problem returns at every retry, a few seconds
+        later."""
         if self._warned:
             return
         self._warned = True
@@ -212,7 +215,7 @@ class MlflowSink:
         self._client = client
 
     def _log_settings(self, client: Any, known: dict[str, str]) -> None:
-        """Send the settings that the MLflow run lacks (all of them, if it was just created), and the tags that differ."""
+        """Send the settings that the MLflow run lacks (all settings, if the run is new there), and the tags that differ."""
         params = [one for one in _params(self._settings).items() if one[0] not in known]
         now = self._now(known)
         tags = [(name, value) for name, value in now.items() if self._known.get(name) != value]
@@ -227,9 +230,10 @@ class MlflowSink:
         note = self._folder.read_as(RUN_FILE, RUN_NOTE)
         if note.folder not in ("", mark_of(self._folder)):
             first = client.get_run(note.run_id).data.tags.get(_RUN, "")
-            # anybody who can write to the server could change the tag: it must not make us contact a host of their choice
+            # check the folder in the tag: anybody who can write to the server could change it to make us contact a host of
+            # their choice
             is_known = digest_of_url(first) == note.folder or is_named(first, self._folder.url)
-            with contextlib.suppress(SpringtideError, OSError):  # the original was moved, or is unreachable
+            with contextlib.suppress(SpringtideError, OSError):  # original moved or unreachable
                 if is_known and read_run_note(Folder(first)) == note.run_id:
                     _log.warning("%s is a copy of %s: it gets an MLflow run of its own", self._folder.url, first)
                     return ""
@@ -252,10 +256,10 @@ class MlflowSink:
         return str(run_id)
 
     def _now(self, params: dict[str, str]) -> dict[str, str]:
-        """Return the tags that the MLflow run should have: the links, and the settings that differ from MLflow's params, which
-        cannot be changed. ``params``: the params that MLflow has."""
+        """Return the tags that the MLflow run should have: its links, and each setting that differs from its MLflow param,
+        since params cannot be changed. ``params``: the params that MLflow has."""
         settings = {key: (f"springtide.now.{key}", value) for key, value in _params(self._settings).items()}
-        unmarked = {key: str(value)[:_PARAM_LENGTH] for key, value in self._settings.items()}  # cut as old versions did
+        unmarked = {key: str(value)[:_PARAM_LENGTH] for key, value in self._settings.items()}  # the cut of old versions
         changed = [
             one
             for key, one in settings.items()
@@ -288,7 +292,8 @@ class MlflowSink:
             self._log(metrics, marks, tags)
 
     def _note(self, event: Event, tags: dict[str, str]) -> None:
-        """Add the facts about the whole run that an event contains to ``tags``: description, newest checkpoint, rejections."""
+        """Add to ``tags`` the facts about the whole run in an event: the run's description, its newest checkpoint, rejected
+        checkpoints."""
         if isinstance(event, Rejected):
             tags[valid_name(f"springtide.rejected.{event.name}")] = tag_text(event.reason)
             if tags.get(_CHECKPOINT, self._known.get(_CHECKPOINT, "")).endswith(f"/{event.name}"):
@@ -299,7 +304,8 @@ class MlflowSink:
             tags.setdefault(_NOTE, _description(self._settings, self._folder, event))
 
     def _log(self, metrics: list[Any], marks: dict[str, int], tags: dict[str, str]) -> None:
-        """Send one request. If the server refuses the contents of a batch, its metrics are skipped: a retry would not help."""
+        """Send metrics and tags in one request. If the server refuses the contents, the metrics are skipped: a retry would not
+        help."""
         from mlflow import MlflowException
 
         new = [(name, value) for name, value in tags.items() if self._known.get(name) != value][-_TAGS:]
@@ -317,7 +323,7 @@ class MlflowSink:
 
 
 def _log_datasets(client: Any, run_id: str, datasets: Iterable[TrackedDataset]) -> None:
-    """List the datasets as inputs of an MLflow run. MLflow does not list a dataset twice."""
+    """List the datasets as inputs of an MLflow run. A repeated call is harmless: MLflow does not list a dataset twice."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     inputs = []
@@ -344,7 +350,8 @@ def _description(settings: Settings, folder: Folder, started: Started) -> str:
 
 
 def _figures(event: StepDone | Evaluated) -> dict[str, float]:
-    """Return the figures of an event by name, including figures that only some runs have, such as the loss of each source."""
+    """Return name -> value of each figure in an event, including figures that only some runs have, such as the loss of each
+    data source."""
     names = STEP_METRICS if isinstance(event, StepDone) else EVAL_METRICS
     found = {name: getattr(event, name) for name in names if getattr(event, name) is not None}
     if isinstance(event, StepDone):
@@ -372,6 +379,6 @@ def _params(settings: Settings) -> dict[str, str]:
 
 
 def _cut(text: str) -> str:
-    """Cut a value to the length that MLflow accepts. A value that was cut ends with a remark."""
+    """Cut the value of a setting to the length that MLflow accepts. A value that was cut ends with a remark about that."""
     mark = f" ... ({len(text):,} characters; whole in config.yaml)"
     return text if len(text) <= _PARAM_LENGTH else text[: _PARAM_LENGTH - len(mark)] + mark

@@ -1,7 +1,8 @@
 """Run the user's own event listener in a thread of the driver. It may be slow, raise or hang without any effect on training.
 
-Events wait in a queue of bounded length. A full queue drops its oldest event, so that the listener receives the end of the run.
-Dropped events are counted and logged. Each event is delivered at most once: a later start does not repeat undelivered events.
+Events wait in a queue of bounded length. A full queue drops its oldest event rather than the newest, so that the listener still
+receives the end of the run. Dropped events are counted and logged. Each event is delivered at most once: a restart of the run
+does not repeat undelivered events.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 
 class OwnListener:
-    """Calls ``make`` once to get the user's listener, then calls that listener with every event, all in one thread. It is a
-    context manager: on exit it waits up to ``grace_s`` until all events are delivered."""
+    """Calls ``make`` once to get the user's listener, then calls the listener with every event. Both happen in the same thread.
+    It is a context manager: on exit it waits up to ``grace_s`` until all events are delivered."""
 
     def __init__(
         self,
@@ -53,7 +54,7 @@ class OwnListener:
         self._thread.join(self._grace_s)
         with self._changed:
             num_left = len(self._waiting)
-            self._waiting.clear()  # a call that hangs now must not continue with them later
+            self._waiting.clear()  # if a hanging call returns later, it gets no more events
         if self._thread.is_alive() or self._num_dropped or self._num_failed:
             end = f"it has not returned {self._grace_s:g} s after the last event" if self._thread.is_alive() else ""
             counts = f"{self._num_dropped} dropped, {num_left} not told, {self._num_failed} at which it raised"
@@ -62,7 +63,7 @@ class OwnListener:
     def __call__(self, event: Event) -> None:
         """Queue one event; returns at once."""
         with self._changed:
-            if not self._thread.is_alive():  # the listener's start failed, which was logged
+            if not self._thread.is_alive():  # making the listener failed, which was logged
                 return
             is_full = len(self._waiting) == self._waiting.maxlen
             self._num_dropped += is_full

@@ -1,4 +1,4 @@
-"""The table of metrics for Prometheus: name, kind, unit and meaning of each metric, and the event with its value. Pure.
+"""The table of metrics for Prometheus: name, kind, unit and meaning of each metric, and the event that sets it. Pure: no I/O.
 
 The driver's listener (``springtide.ray.train.trainer``) is built from the table, and the files in deploy/monitoring/ use only
 its metrics. Names follow Prometheus: base units at the end, ``_total`` for counters. Each metric has the label ``run``; a few
@@ -36,11 +36,11 @@ CAUSES = (
     *("lost nodes", "unfit node", "store", "failed workers", "out of memory", "start-up", "hung", "given up"),
     "other",
 )
-"""Values of the label ``cause``."""
+"""The allowed values of the metric label ``cause``."""
 
 
 class PrometheusMetric(NamedTuple):
-    """A row of the table: a metric, and an event that sets it."""
+    """A row of the table of metrics: a metric, and an event that sets it."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -119,7 +119,8 @@ PROMETHEUS: tuple[PrometheusMetric, ...] = (
     _Row("stragglers_total", "counter", "ranks", "ranks that held up the others", Straggling, _one),
     _Row("commands_total", "counter", "commands", "commands to the run", Commanded, _one, "verb", lambda e: e.verb),
 )
-"""Rows with the same name have the same kind, unit and labels. Only the first of them has the meaning."""
+"""A metric that several events set has several rows, with the same name, kind, unit and labels. Only its first row states the
+meaning."""
 
 
 def rows() -> list[PrometheusMetric]:
@@ -136,7 +137,7 @@ def rows() -> list[PrometheusMetric]:
 
 
 def cause(found: str) -> str:
-    """Return ``found`` if it is in ``CAUSES``, else ``other``, so that the label has a fixed set of values.
+    """Return the cause ``found`` if it is in ``CAUSES``, else ``other``, so that the label ``cause`` has a fixed set of values.
 
     Examples:
         >>> cause("hung"), cause("a new cause")

@@ -1,4 +1,5 @@
-"""The state of a run as a word, derived from its events. Handles, lists, pages and ``springtide run status`` use it."""
+"""The state of a run as a word (such as ``training``), derived from its events. Run handles, lists of runs, HTML reports and
+``springtide run status`` use it."""
 
 from __future__ import annotations
 
@@ -29,12 +30,12 @@ class RunState:
         """True if a worker group has started, and the run has not paused, waited or stopped since."""
         self._stopped: Stopped | None = None
         self._stopped_by = ""
-        """Caller of the last command to stop; empty without one."""
+        """User who gave the last command to stop the run; empty without such a command."""
 
     def add(self, event: Event) -> None:
-        """Add an event."""
+        """Update the state with the next event of the run."""
         if self._stopped is not None and self._is_later(event, self._stopped):
-            self._stopped, self._stopped_by, self.word = None, "", "starting"  # another driver resumes the run
+            self._stopped, self._stopped_by, self.word = None, "", "starting"  # a new driver begins or resumes the run
         match event:
             case Stopped():
                 self._stopped, self.word, self.trains = event, event.status, False
@@ -64,11 +65,13 @@ class RunState:
 
     @property
     def known(self) -> str:
-        """``word``, if the events alone prove it; else ``running or killed``."""
+        """The state ``word``, if the events alone prove it; else ``running or killed``, because a killed driver records no
+        end."""
         return UNKNOWN if self.word in ("starting", "training") else self.word
 
     def describe(self) -> str:
-        """Return ``known``; for a run that has ended also at which step, by whose command, and why."""
+        """Return the state ``known`` as text. For a run that has ended, add at which step, by whose command, and why it
+        ended."""
         if self._stopped is None:
             return self.known
         by = f", by {self._stopped_by}" if self._stopped_by and self._stopped.status == "stopped" else ""
@@ -77,7 +80,7 @@ class RunState:
 
 
 def run_state(events: Iterable[Event]) -> RunState:
-    """Return the state after ``events``.
+    """Return the state of a run after ``events``.
 
     Args:
         events: events of a run, oldest first; steps may be left out.

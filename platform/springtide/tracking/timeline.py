@@ -25,9 +25,9 @@ COLUMNS = (
     *("learning_rate",),
     *("step_time_s", "data_wait_s", "tokens_per_s", "mfu", "time_s", "energy_j", "energy_between_j"),
 )
-"""Fields of ``StepDone`` that have a column."""
+"""Fields of ``StepDone`` that are stored as arrays, one column per field."""
 MOST_EXTRAS = 128
-"""Most figures of ``StepDone.extra`` that have a column; a run on 32 sources has 96 figures."""
+"""Most figures of ``StepDone.extra`` that are stored as a column; a run on 32 data sources has 96 figures."""
 _ARROW = {"int": pa.int64(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_(), "StepsDone": pa.int64()}
 _FIELDS = {field.name: field for field in dataclasses.fields(StepDone)}
 _SCHEMA = pa.schema(
@@ -39,15 +39,15 @@ _WHOLE = [name for name in COLUMNS if str(_FIELDS[name].type) in ("int", "StepsD
 _NOT_KEPT = {"loss_scale": 1.0, "digest": ""}
 """Fields of ``StepDone`` without a column -> their value in an event that is made from columns."""
 _LATEST_S = 1e11
-"""Limit of ``Event.time_s``."""
+"""Largest valid ``Event.time_s``, in seconds since 1970."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepColumns:
-    """Steps as arrays (T,) of float64."""
+    """Step events as columns: arrays (T,) of float64, with one value per step."""
 
     columns: Mapping[str, np.ndarray]
-    """One array per name in ``COLUMNS``."""
+    """Field name (one of ``COLUMNS``) -> array of its values."""
     extra: Mapping[str, np.ndarray]
     """Name of a figure of ``StepDone.extra`` -> array; NaN at steps without the figure."""
 
@@ -58,13 +58,13 @@ class StepColumns:
         return self.columns[name]
 
     def take(self, which: np.ndarray | slice) -> StepColumns:
-        """Return the rows at ``which``, indices or a slice."""
+        """Return the steps at the rows ``which``, indices or a slice."""
         extra = {name: column[which] for name, column in self.extra.items()}
         return StepColumns({name: column[which] for name, column in self.columns.items()}, extra)
 
 
 def joined(parts: Sequence[StepColumns]) -> StepColumns:
-    """Return the rows of ``parts``, one part after the other."""
+    """Return the steps of all ``parts`` as one table, one part after the other."""
     if len(parts) == 1:
         return parts[0]
     names = list(dict.fromkeys(name for part in parts for name in part.extra))[:MOST_EXTRAS]
@@ -91,12 +91,12 @@ def columns_of(steps: Sequence[StepDone]) -> StepColumns:
 
 @dataclasses.dataclass(frozen=True)
 class Timeline:
-    """The events of a run."""
+    """All events of a run: steps as arrays, other events as objects."""
 
     tries: StepColumns
-    """Every try of every step, in the order of writing."""
+    """Every try (execution) of every step, including steps that were later repeated, in the order of writing."""
     placed: Sequence[tuple[int, Event]]
-    """(number of tries before the event, event) of every event that is not a step."""
+    """(number of rows of ``tries`` before the event, event) of every event that is not a step."""
     unknown: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Kind of event that this version does not know -> number of such events, which are skipped."""
 
@@ -107,8 +107,9 @@ class Timeline:
 
     @functools.cached_property
     def steps(self) -> StepColumns:
-        """The steps of the run's current model, each once and in order. Tries beyond the step of a later start are dropped,
-        because that start went back. Of the other tries of a step, the last one is kept."""
+        """The steps of the run's current model, each once and in order. If a worker group starts again from an earlier step,
+        executions of steps beyond it before that start are dropped. If a step still has several executions, the last one is
+        kept."""
         numbers = self.tries["step"]
         kept = np.flatnonzero(numbers <= self._lowest_later_start())
         if len(kept) == len(numbers) and (np.diff(numbers) > 0).all():
@@ -118,11 +119,11 @@ class Timeline:
 
     @property
     def last_try(self) -> int:
-        """The highest step that was ever trained, even if the run has gone back since; 0 without one."""
+        """The highest step that was ever trained, even if the run has since restarted from an earlier step; 0 without steps."""
         return int(self.tries["step"].max(initial=0))
 
     def _lowest_later_start(self) -> np.ndarray:
-        """Return, for each try, the lowest step of all starts after it; infinite if there is none."""
+        """Return, for each row of ``tries``, the lowest step at which a worker group started after it; infinite if none did."""
         found = np.full(len(self.tries), np.inf)
         for at, event in self.placed:
             if at and isinstance(event, Started):
@@ -130,7 +131,7 @@ class Timeline:
         return np.minimum.accumulate(found[::-1])[::-1]
 
     def spans(self) -> tuple[float, float]:
-        """Return the times of the first and the last event [seconds since 1970]; (0, 0) without events."""
+        """Return the times of the first and the last event [seconds since 1970]; (0, 0) if there are no events."""
         times = [event.time_s for event in self.events]
         times += [float(self.tries["time_s"][at]) for at in ((0, -1) if len(self.tries) else ())]
         return (min(times), max(times)) if times else (0.0, 0.0)
@@ -141,22 +142,22 @@ class Timeline:
         was skipped is not merged.
 
         Args:
-            whole: number of the last steps that are not merged either.
-            newest: greatest step before this part of a journal; steps up to it count as trained again.
+            whole: number of the newest steps to keep unmerged.
+            newest: greatest step trained before this part of a journal; steps up to it count as trained again.
         """
         term, time_s = self.tries["term"], self.tries["time_s"]
         order = np.lexsort((time_s, term)) if (np.diff(term) < 0).any() or (np.diff(time_s) < 0).any() else None
         rows = self.tries if order is None else self.tries.take(order)
         ends = _cuts(rows, self.events, whole, newest)
         written = ends - 1 if order is None else order[ends - 1]
-        # events at the same time are sorted in the order of writing; + 0.5 puts a step after the events placed before it
+        # sort key for events of equal time: the order of writing; + 0.5 puts a step after the events written before it
         found: list[tuple[float, Event]] = [(float(at), event) for at, event in self.placed]
         found += [(at + 0.5, event) for at, event in zip(written.tolist(), _merged(rows, ends), strict=True)]
         return [event for _, event in sorted(found, key=lambda one: (one[1].term, one[1].time_s, one[0]))]
 
 
 def timeline_of(events: Iterable[Event]) -> Timeline:
-    """Return a timeline of events. ``events``: in the order of writing."""
+    """Return ``events``, in the order of writing, as a timeline."""
     steps: list[StepDone] = []
     placed: list[tuple[int, Event]] = []
     for event in events:
@@ -168,8 +169,8 @@ def timeline_of(events: Iterable[Event]) -> Timeline:
 
 
 def _cuts(rows: StepColumns, events: Sequence[Event], whole: int, newest: int) -> np.ndarray:
-    """Return the ends of the parts of ``rows`` that can each be merged into one step without a change of the ledger. ``rows``:
-    steps in order of term and time."""
+    """Split steps into parts that can each be merged into one step event without changing the ledger (time by kind). Returns
+    the end index of each part. ``rows``: steps in order of term and time."""
     if not len(rows):
         return np.empty(0, np.int64)
     term, time_s, step = rows["term"], rows["time_s"], rows["step"]
@@ -178,7 +179,7 @@ def _cuts(rows: StepColumns, events: Sequence[Event], whole: int, newest: int) -
     for one in np.unique(keys[:, 0]) if len(keys) else ():
         begin, end = np.searchsorted(term, (one, one + 1))
         times = keys[keys[:, 0] == one, 1]
-        for side in ("left", "right"):  # an event at the same time as a step may be before or after it
+        for side in ("left", "right"):  # an event may be before or after a step of the same time
             at.append(begin + np.searchsorted(time_s[begin:end], times, side))
     is_new = step > np.maximum.accumulate(np.concatenate([[newest], step[:-1]]))
     at.append(np.flatnonzero(np.diff(is_new)) + 1)
@@ -186,18 +187,18 @@ def _cuts(rows: StepColumns, events: Sequence[Event], whole: int, newest: int) -
     skipped = np.flatnonzero(rows["updated"] == 0)
     at += [skipped, skipped + 1]
     begins = np.unique(np.concatenate([[0], *at]))
-    # the first step after another event ends a gap of the ledger: it is not merged
+    # the first step after an event that is not a step is not merged: the ledger measures a gap from its times
     return np.unique(np.concatenate([begins, begins + 1, [len(rows)]]).clip(1, len(rows)))
 
 
 def _merged(rows: StepColumns, ends: np.ndarray) -> Iterator[StepDone]:
-    """Yield one merged event for each part of ``rows``. ``ends``: the index after the last row of each part."""
+    """Yield one merged step event for each part of the steps ``rows``. ``ends``: the index after the last row of each part."""
     if not len(ends):
         return
     begins = np.concatenate([[0], ends[:-1]])
     passed = np.diff(rows["time_s"], prepend=rows["time_s"][:1])
     alone = begins[ends - begins == 1]
-    passed[alone] = np.inf  # a step that is not merged keeps its own times
+    passed[alone] = np.inf  # a step that stays alone keeps its own times
     step_time_s = np.minimum(rows["step_time_s"], passed.clip(0))
     wait_s = np.minimum(rows["data_wait_s"], step_time_s)
     sums = {
@@ -214,7 +215,8 @@ def _merged(rows: StepColumns, ends: np.ndarray) -> Iterator[StepDone]:
     figures = zip(*(column.tolist() for column in extra.values()), strict=True) if extra else itertools.repeat(())
     values = zip(*(_typed(name, column).tolist() for name, column in columns.items()), strict=True)
     for row, of_extra in zip(values, figures, strict=False):
-        # skip the constructor: a frozen dataclass sets each field by a call, and 10,000 restarts make 40,000 events
+        # skip the constructor for speed: a frozen dataclass sets each field by a call, and a run with 10,000 restarts has
+        # 40,000 merged events
         one = object.__new__(StepDone)
         one.__dict__.update(zip(columns, row, strict=True), extra=dict(zip(extra, of_extra, strict=True)))
         one.__dict__.update(_NOT_KEPT)
@@ -222,18 +224,18 @@ def _merged(rows: StepColumns, ends: np.ndarray) -> Iterator[StepDone]:
 
 
 def _typed(name: str, column: np.ndarray) -> np.ndarray:
-    """Return a column, converted to the type of its field in ``StepDone``."""
+    """Return the column of the field ``name``, converted from float64 to the type of the field in ``StepDone``."""
     types = {"bool": np.bool_, "int": np.int64, "StepsDone": np.int64}
     return column.astype(types.get(str(_FIELDS[name].type), np.float64))
 
 
 def _counted(joules: np.ndarray) -> np.ndarray:
-    """Return joules with 0 in place of values that the ledger does not count: not finite, or negative."""
+    """Return energies [J] with 0 in place of invalid values (not finite, or negative), which the ledger ignores."""
     return np.where(np.isfinite(joules) & (joules > 0), joules, 0.0)
 
 
 def _are_taken(columns: Mapping[str, np.ndarray]) -> bool:
-    """Return True if all times and whole numbers are within the limits that ``event`` accepts."""
+    """Return True if all times and whole numbers in ``columns`` are within the limits that the parser ``event`` accepts."""
     limits: dict[str, tuple[float, float]] = dict.fromkeys(_WHOLE, (1 - LARGEST_INT, LARGEST_INT - 1))
     limits |= {"time_s": (0, _LATEST_S), "world_size": (0, MOST_WORKERS)}
     return all(
@@ -244,7 +246,8 @@ def _are_taken(columns: Mapping[str, np.ndarray]) -> bool:
 
 
 def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:
-    """Parse lines of steps into columns. Returns None if a line is not as a run writes it; then ``event`` must parse each line.
+    """Parse journal lines of steps into columns. Returns None if a line differs from what a run writes; then the slower
+    ``event`` must parse each line.
 
     Args:
         lines: JSON without newlines; each contains ``"kind": "step"``.
@@ -255,8 +258,8 @@ def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:
     text = b"\n".join(lines)
     data = pa.py_buffer(text)
     try:
-        text.decode()  # pyarrow also accepts bytes that are not UTF-8
-        # one block: types of figures in ``extra`` are inferred from all lines
+        text.decode()  # raises for bytes that are not UTF-8, which pyarrow accepts
+        # read one block, so that pyarrow infers the types of figures in ``extra`` from all lines
         reading = pyarrow.json.ReadOptions(use_threads=False, block_size=data.size + 1)
         table = pyarrow.json.read_json(data, reading, options)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OverflowError, UnicodeDecodeError):
@@ -267,7 +270,8 @@ def parse_steps(lines: Sequence[bytes]) -> StepColumns | None:
 
 
 def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
-    """Return the columns of a table; None if ``event`` might refuse a value. ``lines``: the text that was parsed."""
+    """Return the columns of a table of steps parsed by pyarrow; None if the stricter parser ``event`` might refuse a value.
+    ``lines``: the text that was parsed."""
     columns = dict[str, np.ndarray]()
     for name in _SCHEMA.names:
         column = table[name].combine_chunks()
@@ -292,13 +296,14 @@ def _checked(table: pa.Table, lines: bytes) -> StepColumns | None:
                 return None
             found[field.name] = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
     if any(np.isinf(column).any() for column in (*columns.values(), *found.values())):
-        return None  # ``event`` must decide: it accepts 1e999, but not a whole number of 400 digits
+        return None  # let ``event`` decide: it accepts 1e999, but not a whole number of 400 digits
     return StepColumns({name: columns[name] for name in COLUMNS}, dict(list(found.items())[:MOST_EXTRAS]))
 
 
 def _value_of_nulls(name: str, column: pa.Array, lines: bytes) -> Any:
-    """Return the value that ``event`` gives to a field that is null or missing in some lines. If it is null in all these lines:
-    NaN. If it is missing in all of them: its default. Otherwise ``dataclasses.MISSING``, because ``event`` may refuse a line.
+    """Return the value that the parser ``event`` gives to a field that is null or missing in some lines. If the field is null
+    in all these lines: NaN. If it is missing in all of them: the field's default. Otherwise ``dataclasses.MISSING``, because
+    ``event`` may refuse a line.
     """
     if column.type == pa.float64() and lines.count(f'"{name}": null'.encode()) == column.null_count:
         return math.nan  # for ``time_s``, ``_are_taken`` then refuses the NaN

@@ -1,4 +1,4 @@
-"""Small charts as SVG text: no script, in the colors of the page around them.
+"""Draw small charts as SVG text, without scripts. Colors can follow the HTML page that contains the chart.
 
 Each chart is drawn into a rectangle of pixels. Widths of texts are estimated, because the reader's browser chooses the font.
 """
@@ -26,13 +26,13 @@ _FIXED = {_INK: "#1f2937", _GRID: "#e5e7eb", _PAPER: "#ffffff"}
 _COLORS = ("#2563eb", "#93b4f5", "#dc6803", "#0f9d76")
 _UNKNOWN = "#9ca3af"
 _SHADES = ((0xDC, 0x68, 0x03), (0xB9, 0xA5, 0x8F), (0x25, 0x63, 0xEB))
-"""Worst, middle and best: distinguishable on light and on dark."""
+"""Colors (red, green, blue) of the worst, a middle and the best curve: distinguishable on light and dark backgrounds."""
 _THIN, _CURVE = 'stroke-width="0.7" opacity="0.6"', 'stroke-width="1.6" stroke-linejoin="round"'
 
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One curve. ``style``: ``line``, ``faint``, ``step`` (held until the next point) or ``points``."""
+    """One curve. ``style``: ``line``, ``faint``, ``step`` (the value stays until the next point) or ``points``."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -53,7 +53,7 @@ class Chart:
 
 @dataclasses.dataclass(frozen=True)
 class Bars:
-    """Horizontal bars, the first on top."""
+    """A chart of horizontal bars, the first bar on top."""
 
     title: str
     x_label: str
@@ -63,7 +63,7 @@ class Bars:
 
 @dataclasses.dataclass(frozen=True)
 class Columns:
-    """Vertical bars at numbered positions; one color per group."""
+    """A chart of vertical bars at numbered positions, with one color per group of bars."""
 
     title: str
     x_label: str
@@ -74,21 +74,21 @@ class Columns:
 
 @dataclasses.dataclass(frozen=True)
 class Strand:
-    """One of many curves, colored by its place between the worst and the best."""
+    """One of many curves in a chart, colored by its rank between the worst and the best curve."""
 
     points: Sequence[tuple[float, float]]
     note: str
-    """Tooltip."""
+    """Tooltip of the curve."""
     shade: float | None = None
-    """From 0, the worst, to 1, the best; None if unknown."""
+    """Rank that decides the color, from 0 (worst curve) to 1 (best); None if unknown."""
     faint: bool = False
     best: bool = False
-    """Drawn on top of all others, in the text color."""
+    """True for the best curve, which is drawn on top of all others, in the text color."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Strands:
-    """Many curves over common axes."""
+    """A chart of many curves over common axes, colored from the worst to the best."""
 
     title: str
     x_label: str
@@ -107,7 +107,7 @@ class Parallel:
     axes: Sequence[tuple[str, Ticks]]
     """(label, ticks) of each axis."""
     strands: Sequence[Strand]
-    """Points are (index of the axis, position on that axis from 0 to 1)."""
+    """The curves. Their points are (index of the axis, position on that axis from 0 to 1)."""
 
 
 AnyChart = Chart | Bars | Columns | Strands | Parallel
@@ -162,8 +162,8 @@ class _Frame:
         return np.array([self.left, self.bottom]) + at * [self.right - self.left, self.top - self.bottom]
 
     def axes(self, x_label: str, x_ticks: Ticks, y_label: str, y_ticks: Ticks, upright: bool = False) -> Iterable[str]:
-        """Draw tick labels, axis labels and grid lines: horizontal ones at the y ticks, or with ``upright`` vertical ones at
-        the x ticks."""
+        """Draw tick labels, axis labels and grid lines: horizontal grid lines at the y ticks, or with ``upright`` vertical grid
+        lines at the x ticks."""
         for at, text in y_ticks:
             [[_, y]] = self.place(np.array([[0.0, at]]))
             if not upright:
@@ -190,12 +190,12 @@ def _draw_curves(chart: Chart, width: float, height: float) -> Iterable[str]:
     yield from frame.axes(
         *(chart.x_label, even_ticks(left, right, 6), chart.y_label, even_ticks(low, high, 5, chart.whole_numbers))
     )
-    for color, line, found in sorted(lines, key=lambda one: one[1].style != "faint"):  # faint ones below the others
+    for color, line, found in sorted(lines, key=lambda one: one[1].style != "faint"):  # faint curves below others
         at = frame.place((found - [left, low]) / [right - left, high - low])
         if line.style == "points":
             yield "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in at.tolist())
             continue
-        if line.style == "step" and len(at):  # held until the next point
+        if line.style == "step" and len(at):  # a value stays until the next point
             corners = np.stack([at[1:, 0], at[:-1, 1]], axis=1)
             at = np.insert(at, np.arange(1, len(at)), corners, axis=0)
         if len(at):
@@ -285,16 +285,16 @@ def _ends(places: Sequence[int]) -> tuple[float, float]:
 
 
 def _in_order(strands: Sequence[Strand]) -> list[Strand]:
-    """Return the strands in drawing order: the best last, so that it is on top."""
+    """Return the curves in drawing order: the best curve last, so that it is on top."""
     return sorted(strands, key=lambda one: (one.best, not one.faint, one.shade or 0.0))
 
 
 def _strand(frame: _Frame, strand: Strand, at: Sequence[tuple[float, float]]) -> str:
-    """Return a curve with its tooltip; an invisible wide stroke below it makes it easy to hit.
+    """Return a curve with its tooltip; an invisible wide stroke below the curve makes it easy to hit with the mouse.
 
     Args:
         frame: the area to draw into.
-        strand: the look of the curve, and its tooltip.
+        strand: color and tooltip of the curve.
         at: points of the curve, as positions on both axes. Parts outside 0 to 1 on the vertical axis are cut off.
     """
     pieces = [frame.place(np.array(piece)) for piece in itertools.starmap(_within, itertools.pairwise(at)) if piece]
@@ -310,7 +310,8 @@ def _strand(frame: _Frame, strand: Strand, at: Sequence[tuple[float, float]]) ->
 
 
 def _within(one: tuple[float, float], other: tuple[float, float]) -> list[tuple[float, float]]:
-    """Return the ends of the part of a line, from ``one`` to ``other``, whose y is between 0 and 1; empty if there is none."""
+    """Clip the line from ``one`` to ``other`` to y between 0 and 1. Returns both ends of the remaining part; empty if none
+    remains."""
     (x, y), (right, end) = one, other
     if y == end:
         return [one, other] if 0 <= y <= 1 else []
@@ -319,7 +320,7 @@ def _within(one: tuple[float, float], other: tuple[float, float]) -> list[tuple[
 
 
 def _shade(share: float) -> str:
-    """Return the color of a place between the worst (0) and the best (1)."""
+    """Return the color of a curve by its rank ``share``, from the worst curve (0) to the best (1)."""
     worst, middle, best = _SHADES
     (begin, end), at = ((worst, middle), 2 * share) if share < 0.5 else ((middle, best), 2 * share - 1)
     return "#" + "".join(f"{round(a + (b - a) * at):02x}" for a, b in zip(begin, end, strict=True))
@@ -334,7 +335,7 @@ def _path(at: np.ndarray, how: str) -> str:
 
 
 def _bar(frame: _Frame, x: tuple[float, float], y: tuple[float, float], color: str) -> str:
-    """Return a rectangle between two positions on each axis."""
+    """Return a filled rectangle as SVG. ``x``, ``y``: its two ends on each axis, as positions from 0 to 1."""
     (left, bottom), (right, top) = frame.place(np.array([[x[0], y[0]], [x[1], y[1]]])).tolist()
     size = f'width="{right - left:.1f}" height="{bottom - top:.1f}"'
     return f'<rect x="{left:.1f}" y="{top:.1f}" {size} fill="{color}"/>'
@@ -349,7 +350,7 @@ def _heading(title: str, frame: _Frame) -> str:
 
 
 def _legend(labels: list[tuple[str, str]], frame: _Frame) -> Iterable[str]:
-    """Draw a legend above the curves, right-aligned; nothing for a single curve."""
+    """Draw a legend above the curves, right-aligned. A single curve gets no legend."""
     right = frame.right
     for color, label in reversed(labels if len(labels) > 1 else []):
         yield _text(right, 32, label, 'text-anchor="end"')
@@ -366,7 +367,7 @@ def _text(x: float, y: float, text: str, how: str) -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" {how}>{html.escape(printable(text))}</text>' if text else ""
 
 
-# Axes: their ends, round values on them, and tick labels.
+# Chart axes: where they end, and round values with labels for their ticks.
 
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _ABBREVIATED = 1e4
@@ -376,7 +377,8 @@ Ticks = list[tuple[float, str]]
 
 
 def round_values(low: float, high: float, most: int, is_whole: bool = False) -> list[float]:
-    """Return evenly spaced round values from ``low`` to ``high``; the range has at most ``most`` such intervals.
+    """Return evenly spaced round values from ``low`` to ``high``, for axis ticks. The range has room for at most ``most``
+    intervals between them.
 
     >>> round_values(2, 12, 5), round_values(0, 1, 4)
     ([2.0, 4.0, 6.0, 8.0, 10.0, 12.0], [0.0, 0.5, 1.0])
@@ -397,7 +399,8 @@ def log_values(low: float, high: float) -> list[float]:
 
 
 def even_ticks(low: float, high: float, most: int, is_whole: bool = False) -> Ticks:
-    """Return the ticks of ``round_values`` on an axis from ``low`` to ``high``; 12,000 is written 12k."""
+    """Return ticks at the round values of an axis from ``low`` to ``high``; 12,000 is labelled 12k. Args as for
+    ``round_values``."""
     step = _step(low, high, most, is_whole)
     largest = max(abs(low), abs(high))
     values = round_values(low, high, most, is_whole)
@@ -405,7 +408,8 @@ def even_ticks(low: float, high: float, most: int, is_whole: bool = False) -> Ti
 
 
 def limits(values: np.ndarray, room: float) -> tuple[float, float]:
-    """Return the ends of an axis that shows all values, with ``room`` of its length on either side."""
+    """Return the ends of an axis that shows all values. ``room``: free space at either end, as a fraction of the range of the
+    values."""
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     length = high - low
     if not length > 1e-9 * max(abs(low), abs(high)):
@@ -421,8 +425,8 @@ def _step(low: float, high: float, most: int, is_whole: bool) -> float:
 
 
 def _label(value: float, step: float, largest: float) -> str:
-    """Return the text of a tick. ``step``: distance to the next tick; ``largest``: largest absolute value of the axis, which
-    decides the unit letter."""
+    """Return the text of a tick. ``step``: distance to the next tick; ``largest``: largest absolute value on the axis, which
+    decides the suffix (such as k)."""
     unit, letter = next(((size, name) for size, name in _UNITS if largest >= max(size, _ABBREVIATED)), (1.0, ""))
     if step < 1e-4 or largest >= 1e18:
         return f"{value:.3g}" if value else "0"

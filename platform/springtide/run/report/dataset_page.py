@@ -12,7 +12,7 @@ from springtide.run.report.html import cards, grid, page, table, text
 
 
 def render(name: str, manifest: Mapping[str, Any], digest: str, rows: Sequence[str] = ()) -> str:
-    """Return the page. ``manifest``: a dataset's manifest as plain data; ``rows``: a few rows as text."""
+    """Return the HTML page of a dataset. ``manifest``: a dataset's manifest as plain data; ``rows``: a few rows as text."""
     source, splits = manifest["source"], _by_split(manifest["sources"])
     dropped = {reason: count for reason, count in source["dropped"].items() if count}
     lengths = source["documents_by_tokens"]
@@ -67,7 +67,7 @@ def _dropped(found: Mapping[str, Any]) -> str:
 
 
 def _by_split(sources: Mapping[str, Any]) -> dict[str, collections.Counter[str]]:
-    """Return the counts of each split over all sources."""
+    """Return the counts of each split (training, held-out), summed over all sources."""
     found: dict[str, collections.Counter[str]] = {"train": collections.Counter(), "heldout": collections.Counter()}
     for splits in sources.values():
         for name, split in splits.items():

@@ -1,4 +1,5 @@
-"""Building blocks of a self-contained HTML page. It follows the reader's light or dark mode, and fetches nothing."""
+"""Building blocks of self-contained HTML pages, which load nothing from elsewhere and follow the browser's light or dark
+mode."""
 
 from __future__ import annotations
 
@@ -68,17 +69,17 @@ Cell = str | Link
 def _cell(cell: Cell) -> str:
     if isinstance(cell, str):
         return html.escape(cell)
-    # with "./", the browser does not take a name with a colon for a URL scheme
+    # prefix "./": otherwise the browser would take the part of a name before a colon for a URL scheme
     return f'<a href="./{html.escape(quote(cell.path))}">{html.escape(cell.text)}</a>'
 
 
 def page(title: str, sections: Iterable[str], script: str = "") -> str:
-    """Return the whole page.
+    """Return a whole HTML page as text.
 
     Args:
         title: title and heading of the page.
         sections: HTML of each section.
-        script: the only script that a browser runs in the page; ASCII.
+        script: JavaScript of the page, ASCII; the page forbids all other scripts.
     """
     policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     if script:
@@ -94,7 +95,7 @@ def page(title: str, sections: Iterable[str], script: str = "") -> str:
 
 def data_block(json: str) -> str:
     """Return an invisible HTML element with the data for the page's script. ``json``: the data, ASCII only."""
-    for character in "<>&":  # escaped, so that no text in the data can end the element
+    for character in "<>&":  # escape, so that no text in the data can end the element
         json = json.replace(character, f"\\u{ord(character):04x}")
     return f'<script type="application/json" id="data">{json}</script>'
 
@@ -105,20 +106,20 @@ def more(hidden: int) -> str:
 
 
 def cards(figures: Iterable[tuple[str, str, str]]) -> str:
-    """Return the headline cards, one per (label, figure, remark)."""
+    """Return the HTML of the page's headline cards: one box per (label, figure, remark)."""
     texts = (tuple(map(html.escape, figure)) for figure in figures)
     return f"<dl>{''.join(f'<div><dt>{a}</dt><dd>{b}<small>{c}</small></dd></div>' for a, b, c in texts)}</dl>"
 
 
 def table(title: str, rows: Iterable[tuple[str, Cell]]) -> str:
-    """Return a table of (key, value) rows, below a heading if ``title`` is not empty."""
+    """Return an HTML table of (key, value) rows, below a heading if ``title`` is not empty."""
     lines = (f"<tr><td>{html.escape(key)}</td><td>{_cell(value)}</td></tr>" for key, value in rows)
     heading = f"<h2>{html.escape(title)}</h2>" if title else ""
     return f"{heading}<table>{''.join(lines)}</table>"
 
 
 def switch(name: str, label: str, off: str, on: str) -> str:
-    """Return a check box and two sections, one of which is shown. It needs no script.
+    """Return the HTML of a check box that switches between two sections, without a script.
 
     Args:
         name: id of the check box, unique in the page.
@@ -131,8 +132,8 @@ def switch(name: str, label: str, off: str, on: str) -> str:
 
 
 def grid(title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[tuple[Sequence[Cell], bool]]) -> str:
-    """Return a heading and a table. ``columns``: (heading, whether it holds numbers); ``rows``: (one cell per column, whether
-    the row is the best)."""
+    """Return the HTML of a heading and a table. ``columns``: (heading, True if the column holds numbers); ``rows``: (one cell
+    per column, True if the row is the best one)."""
     kinds = [' class="number"' if is_number else "" for _, is_number in columns]
     heads = "".join(f"<th{kind}>{html.escape(name)}</th>" for kind, (name, _) in zip(kinds, columns, strict=True))
     lines = []
@@ -144,5 +145,5 @@ def grid(title: str, columns: Sequence[tuple[str, bool]], rows: Iterable[tuple[S
 
 
 def text(title: str, body: str) -> str:
-    """Return a heading and preformatted text."""
+    """Return the HTML of a heading and preformatted text."""
     return f"<h2>{html.escape(title)}</h2><pre>{html.escape(body)}</pre>"

@@ -1,4 +1,4 @@
-"""The charts of a run: as pictures, and as data for the page's script."""
+"""The charts of a run: as pictures, and as data for the script of the run's HTML report."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def wait_chart(timeline: Timeline) -> Chart:
 
 
 def world_size_chart(timeline: Timeline) -> Chart:
-    """Return the number of workers over wall time: the group's size from each start to its last step, 0 between groups. With
-    more than ``_POINTS`` starts, only the smallest and the largest size of each interval are drawn."""
+    """Return the number of workers over wall time: the size of a worker group from its start to its last step, and 0 between
+    two groups. With more than ``_POINTS`` starts, only the smallest and the largest size in each interval of time are drawn."""
     begin, times = timeline.spans()[0], timeline.tries["time_s"]
     points: Points = []
     last, seen = begin, 0
@@ -83,7 +83,7 @@ def world_size_chart(timeline: Timeline) -> Chart:
     sizes = [point for point in points if point[1] > 0]
     restarts = some(sizes[1:-1], _MARKED_RESTARTS)
     if len(sizes) > _POINTS:
-        x, y = np.array(sorted(sizes)).T  # sorted by time, because clocks may go back
+        x, y = np.array(sorted(sizes)).T  # sort by time: events are in the order of writing, and clocks may go back
         points = thin(x, y, max(1, math.ceil(x[-1] / _POINTS)))
     lines = [Series("workers", points, "step"), Series("restart", restarts, "points")]
     return Chart(
@@ -92,13 +92,14 @@ def world_size_chart(timeline: Timeline) -> Chart:
 
 
 def energy_chart(timeline: Timeline) -> Chart:
-    """Return the energy used up to each step, one line per cause; no lines if no energy was counted."""
+    """Return the energy used up to each step, one line per cause (new steps, repeated steps, between steps); no lines if energy
+    was not measured."""
     lines = [Series(name, mean(x, joules, _bucket(timeline.steps))) for name, x, joules in _energy(timeline)]
     return Chart("Energy", "step", "J, since the run began", lines, from_zero=True)
 
 
 def pictures(timeline: Timeline) -> list[Chart]:
-    """Return the charts of the page as static charts, for a browser that runs no scripts."""
+    """Return the charts of the run's HTML report as static charts, for a browser that runs no scripts."""
     shown = [loss_chart, throughput_chart, world_size_chart, norm_chart, rate_chart, wait_chart]
     if source_tokens(timeline.steps):
         shown.insert(1, source_chart)
@@ -110,7 +111,8 @@ def pictures(timeline: Timeline) -> list[Chart]:
 
 
 def curves(timeline: Timeline) -> dict[str, Any]:
-    """Return the charts as plain data for the page's script, thinned. All charts share one axis of steps."""
+    """Return the charts as plain data for the script of the HTML report, with fewer points than steps. All charts share one
+    axis of steps."""
     steps = timeline.steps
     x, bucket = steps["step"], _bucket(steps)
 
@@ -147,7 +149,7 @@ def curves(timeline: Timeline) -> dict[str, Any]:
 
 
 def source_tokens(steps: StepColumns) -> dict[str, int]:
-    """Return name of each source -> tokens trained on, the largest first; empty if the steps have no figures by source."""
+    """Return name of each source -> tokens trained on, the largest first; empty if no step reports tokens by source."""
     found: collections.Counter[str] = collections.Counter()
     for key, tokens in steps.extra.items():
         if key.startswith(_OF_SOURCE):
@@ -165,7 +167,7 @@ def _bucket(steps: StepColumns) -> int:
 
 
 def _wait(steps: StepColumns) -> np.ndarray:
-    """Return the fraction of each step spent waiting for data; NaN for a step that took no time, which no run writes."""
+    """Return the fraction of each step spent waiting for data; NaN for a step of zero duration, which no real run writes."""
     took = np.where(steps["step_time_s"] > 0, steps["step_time_s"], np.nan)
     return np.minimum(steps["data_wait_s"] / took, 1.0)
 
@@ -192,10 +194,10 @@ def _forgotten(timeline: Timeline) -> list[tuple[str, Points]]:
 
 def _energy(timeline: Timeline) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """Return (cause, steps, joules used up to each step) of each cause: steps trained for the first time, steps trained again,
-    and the time between steps. Empty if no energy was counted."""
+    and the time between steps. Empty if energy was not measured."""
     tries, steps = timeline.tries, timeline.steps["step"]
     counted = np.where(np.isfinite(tries["energy_j"]), np.maximum(tries["energy_j"], 0.0), 0.0)
-    if not counted.any() or not len(steps):  # no step may be left after a rollback
+    if not counted.any() or not len(steps):  # after a rollback, no step may be left to draw
         return []
     between = np.minimum(np.nan_to_num(np.maximum(tries["energy_between_j"], 0.0), posinf=0.0), counted)
     newest = np.maximum.accumulate(tries["step"])
@@ -207,14 +209,14 @@ def _energy(timeline: Timeline) -> list[tuple[str, np.ndarray, np.ndarray]]:
 
 
 def _flat(name: str, style: str, points: Points) -> dict[str, Any]:
-    """Return a curve as plain data; seven digits are more than a screen shows."""
+    """Return a curve as plain data. Values are cut to seven digits, more than a screen shows."""
     x, y = ([float(f"{value:.7g}") for value in axis] for axis in zip(*points, strict=True)) if points else ([], [])
     return {"name": name, "style": style, "x": x, "y": y}
 
 
 def _marks(events: Sequence[Event], bucket: int) -> list[list[Any]]:
-    """Return [step, kind, text] of restarts, failures, failed saves and rollbacks, at most one mark per bucket of steps.
-    Buckets are widened until there are at most ``_MARKS`` marks, so that the marks cover the whole run."""
+    """Return [step, kind, text] of restarts, failures, failed saves and rollbacks, for charts; at most one per bucket (range of
+    steps). Buckets are widened until there are at most ``_MARKS`` marks, so that they cover the whole run."""
     steps = {int(event.step) for event in events if isinstance(event, Started | SaveFailed | RolledBack | Failed)}
     while len({step // bucket for step in steps}) > _MARKS:
         bucket *= 2
@@ -237,16 +239,17 @@ def _marks(events: Sequence[Event], bucket: int) -> list[list[Any]]:
     return [[step, kind, f"{text} (and {more:,} more)" if more else text] for step, kind, text, more in marks]
 
 
-# Curves with fewer points: the least and the greatest value of every bucket of steps, so that no peak is lost.
+# Curves with fewer points: only the least and the greatest value in every bucket (range of steps), so that no peak is lost.
 
 BUCKETS = 1000
-"""Most buckets of a curve: about the width of a page in pixels."""
+"""Most buckets (ranges of steps) of a curve: about the width of a page in pixels."""
 
 Points = list[tuple[float, float]]
 
 
 def bucket_steps(last_step: float) -> int:
-    """Return the number of steps per bucket, a power of two: the buckets of a growing run stay in place until they double.
+    """Return the number of steps per bucket of a curve, a power of two: as a run grows, bucket limits stay in place until
+    bucket sizes double.
 
     >>> bucket_steps(1000), bucket_steps(1001), bucket_steps(1_000_000)
     (1, 2, 1024)
@@ -258,12 +261,12 @@ def bucket_steps(last_step: float) -> int:
 
 
 def thin(x: np.ndarray, y: np.ndarray, bucket: int) -> Points:
-    """Return the points with the least and the greatest value of each bucket.
+    """Return the points of a curve that have the least and the greatest value of their bucket of steps.
 
     Args:
         x: steps, ascending, of shape (T,).
-        y: values of the same shape; those that are not finite are not drawn.
-        bucket: steps of a bucket.
+        y: values of the curve, of the same shape; values that are not finite are left out.
+        bucket: number of steps per bucket.
     """
     x, y, begins = _buckets(x, y, bucket)
     if len(begins) == len(x):
@@ -274,7 +277,7 @@ def thin(x: np.ndarray, y: np.ndarray, bucket: int) -> Points:
 
 
 def mean(x: np.ndarray, y: np.ndarray, bucket: int) -> Points:
-    """Return the mean of each bucket, at the mean of its steps; arguments as for ``thin``."""
+    """Return one point per bucket of steps: the mean of its values at the mean of its steps. Arguments as for ``thin``."""
     x, y, begins = _buckets(x, y, bucket)
     if not len(x):
         return []
@@ -284,7 +287,8 @@ def mean(x: np.ndarray, y: np.ndarray, bucket: int) -> Points:
 
 
 def smooth(points: Sequence[tuple[float, float]], parts: int = 50) -> list[tuple[float, float]]:
-    """Return the moving average over 1/``parts`` of the curve; centered, so that it does not lag. NaN is ignored."""
+    """Return the moving average of a curve over a window of 1/``parts`` of its length; centered, so that it does not lag. NaN
+    is ignored."""
     values = np.array([y for _, y in points])
     known = np.isfinite(values)
     reach = len(values) // parts // 2
@@ -301,8 +305,8 @@ def some(items: Sequence[tuple[float, float]], most: int) -> Points:
 
 
 def _buckets(x: np.ndarray, y: np.ndarray, bucket: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return x and y of the finite points, and the index of the first point of each bucket."""
-    known = np.abs(y) < 1e300  # so that sums over a bucket stay finite; False for NaN
+    """Return x and y of a curve's finite points, and the index of the first point in each bucket of steps."""
+    known = np.abs(y) < 1e300  # so that sums over a bucket of steps stay finite; also False for NaN
     if not known.all():
         x, y = x[known], y[known]
     if not len(x):

@@ -24,14 +24,14 @@ from springtide.tracking.run_state import run_state
 from springtide.tracking.timeline import StepColumns, Timeline
 
 _ROWS, _SAMPLES, _SAMPLE_CHARACTERS = 200, 10, 2000
-"""Most rows of a table, most samples, and most characters of a sample."""
+"""Limits of the page: rows of a table, generated sample texts, and characters of one sample."""
 _CELL_CHARACTERS = 500
 _UNITS = {"spent": "worker-seconds", "energy_kwh": "energy, kWh"}
-"""Field of the ledger -> heading of its column, where they differ."""
+"""Field of the ledger (time and cost by kind) -> heading of its column, where the heading is not the field's name."""
 _JOULES = 3.6e6
 """Joules in a kilowatt-hour."""
 _LAST = 20
-"""The loss of a run is shown as the mean over the last 1/20 of its steps, because single losses are noisy."""
+"""A run's loss is given as the mean over the last 1/20 of its steps, because losses of single steps are noisy."""
 
 
 class RunFacts(NamedTuple):
@@ -40,16 +40,16 @@ class RunFacts(NamedTuple):
     config_yaml: str = ""
     """The resolved config."""
     about: Sequence[tuple[str, Cell]] = ()
-    """(label, text or link) for the top of the page."""
+    """(label, text or link) of rows in the table at the top of the page."""
     links: Mapping[str, str] = {}
-    """Label -> URL or path of things that belong to the run."""
+    """Label -> URL or path of files and pages that belong to the run."""
     checkpoints: Sequence[str] = ()
     """Names of the committed checkpoints, oldest first."""
     prices: Prices = Prices()
 
 
 def render(run_id: str, timeline: Timeline, facts: RunFacts = RunFacts()) -> str:  # noqa: B008
-    """Return the page.
+    """Return the HTML report of a run.
 
     Args:
         run_id: name of the run, the heading of the page.
@@ -69,7 +69,7 @@ def render(run_id: str, timeline: Timeline, facts: RunFacts = RunFacts()) -> str
 
 
 def parts(timeline: Timeline, facts: RunFacts) -> dict[str, str]:
-    """Return the name and the HTML of each section, without the charts."""
+    """Return name -> HTML of each section of the page, without the charts."""
     events, steps = timeline.events, timeline.steps
     config = f"<details><summary>The resolved config</summary><pre>{html.escape(facts.config_yaml)}</pre></details>"
     return {
@@ -100,7 +100,8 @@ def handle(run_id: str, timeline: Timeline) -> str:
 
 
 def figures(timeline: Timeline) -> list[tuple[str, str, str]]:
-    """Return (label, figure, remark) of each headline card: results first, then speed, then waits and skipped steps."""
+    """Return (label, figure, remark) of each headline box of the page: results first, then speed, then waits and skipped
+    steps."""
     steps, events = timeline.steps, timeline.events
     starts = [event for event in events if isinstance(event, Started)]
     evaluations = [event for event in events if isinstance(event, Evaluated)]
@@ -163,7 +164,7 @@ def _about(timeline: Timeline, facts: RunFacts) -> str:
     """Return the table at the top of the page: state, model, hardware, and the rows of ``facts.about``."""
     events, state = timeline.events, run_state(timeline.events)
     said = state.describe()
-    if state.known != state.word:  # a page cannot know whether the driver is still alive
+    if state.known != state.word:  # the events do not show whether the driver is alive
         word = "training" if len(timeline.steps) else state.word
         said = f"{word}, as of its last event, {_clock(timeline.spans()[1])} UTC"
     rows: list[tuple[str, Cell]] = [("state", _cut(said))] if events else []
@@ -178,7 +179,7 @@ def _about(timeline: Timeline, facts: RunFacts) -> str:
 
 
 def _evaluations(events: Sequence[Event]) -> str:
-    """Return the table of evaluations, newest first."""
+    """Return the HTML table of evaluations, newest first."""
     found = [event for event in events if isinstance(event, Evaluated)][::-1]
     if not found:
         return ""
@@ -197,7 +198,8 @@ def _evaluations(events: Sequence[Event]) -> str:
 
 
 def _forgetting(events: Sequence[Event]) -> str:
-    """Return the table of forgetting on the base run's held-out sets; empty if there are none."""
+    """Return the HTML table of forgetting: how much the loss on the base run's held-out sets has grown. Empty without such
+    sets."""
     compared = [event for event in events if isinstance(event, Evaluated) and event.forgetting]
     if not compared:
         return ""
@@ -215,8 +217,8 @@ def _forgetting(events: Sequence[Event]) -> str:
 
 
 def _sources(steps: StepColumns) -> str:
-    """Return the table of the sources; empty without sources. Losses are averaged over the last tenth of the steps, weighted by
-    tokens."""
+    """Return the HTML table of the data sources with tokens and losses; empty without sources. Losses are averaged over the
+    last tenth of the steps, weighted by tokens."""
     columns = [("source", False), ("loss", True), ("tokens", True), ("share", True), ("times read", True)]
     tokens, late = source_tokens(steps), slice(-(-len(steps) * 9 // 10) - 1, None)
     rows = []
@@ -233,7 +235,8 @@ def _sources(steps: StepColumns) -> str:
 
 
 def _ledger(book: Ledger) -> str:
-    """Return the table of the time by kind, with every amount that the ledger has per kind, and the table of restarts."""
+    """Return two HTML tables: the run's time by kind (such as productive), with cost and energy if the ledger has them; and the
+    restarts."""
     amounts = {
         field.name: value
         for field in dataclasses.fields(book)
@@ -273,7 +276,7 @@ def _ledger(book: Ledger) -> str:
 
 
 def _heading(name: str) -> str:
-    """Return a field's name as a heading, with its unit."""
+    """Return the name of a ledger field as a column heading, with its unit."""
     return f"{name.removesuffix('_s').replace('_', ' ')} [s]" if name.endswith("_s") else name.replace("_", " ")
 
 
@@ -282,7 +285,7 @@ def _amount(value: Any) -> str:
 
 
 def _checkpoints(events: Sequence[Event], kept: Sequence[str]) -> str:
-    """Return the table of checkpoints, newest first; ``kept``: names of the committed ones that still exist."""
+    """Return the HTML table of checkpoints, newest first. ``kept``: names of the committed checkpoints that still exist."""
     saves = {event.name: event for event in events if isinstance(event, Saved)}
     names = list(dict.fromkeys([*kept[::-1], *reversed(saves)]))
     if not names:
@@ -303,7 +306,7 @@ def _checkpoints(events: Sequence[Event], kept: Sequence[str]) -> str:
 
 
 def _samples(events: Sequence[Event]) -> str:
-    """Return the samples, newest first."""
+    """Return the HTML of the sample texts that the run generated, newest first."""
     found = [event for event in events if isinstance(event, Sampled)][::-1]
     shown = (
         text(f"Sample at step {one.step}", _cut(one.prompt + one.text, _SAMPLE_CHARACTERS)) for one in found[:_SAMPLES]
@@ -312,7 +315,7 @@ def _samples(events: Sequence[Event]) -> str:
 
 
 def _events(events: Sequence[Event]) -> str:
-    """Return the table of events, newest first."""
+    """Return the HTML table of events, newest first."""
     kept = [event for event in events if not (isinstance(event, Monitored) and not event.xids)]
     found = [event for event in kept if not isinstance(event, Sampled | Waited)][::-1]
     return table("Events", _rows(found[:_ROWS])) + more(len(found) - _ROWS)

@@ -1,4 +1,5 @@
-"""The page of a sweep: the best point, the other trials, which fields mattered, and the cost."""
+"""The HTML page of a sweep: its best point (values of the searched settings), all trials, which settings mattered, and the
+cost."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from springtide.tune.trial import TrialOutcome
 _STATUSES = ("finished", "stopped", "failed", "waiting")
 _WIDE = 960.0  # pixels
 _GAP = 0.08
-"""Least distance between two ticks, as a fraction of the axis."""
+"""Least distance between two ticks of an axis, as a fraction of its length."""
 _WORDS = {"min": "least", "max": "greatest"}
 _NO_PAGES: Mapping[int, str] = {}
 _HEADINGS = (
@@ -35,8 +36,8 @@ def render(
     importance: Mapping[str, float],
     pages: Mapping[int, str] = _NO_PAGES,
 ) -> str:
-    """Return the page. ``importance``: field -> share of the objective's variance, from 0 to 1; empty if unknown. ``pages``:
-    number of a trial -> path of its page, relative to this one."""
+    """Return the HTML page of a sweep. ``importance``: searched setting -> its share of the objective's variance, from 0 to 1;
+    empty if unknown. ``pages``: number of a trial -> path of its page, relative to this one."""
     sections = [f"<p>{html.escape(_searched(sweep))}</p>", cards(figures(sweep, verdict))]
     if verdict.best is not None:
         sections.append(table(f"The best, {verdict.best.name}", _shown(verdict.best.point)))
@@ -68,14 +69,14 @@ def render(
 
 
 def label(value: Any) -> str:
-    """Return a value as text."""
+    """Return the value of a setting as text."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return ", ".join(map(label, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def ticks(one: Range) -> Ticks:
-    """Return the ticks of a field's axis: both ends and round values between them, or each choice."""
+    """Return the ticks of a searched setting's axis: both ends and round values between them, or each choice."""
     if one.kind == "choice":
         return [(one.place(value), label(value)) for value in one.values]
     low, high = map(float, one.values)
@@ -89,7 +90,7 @@ def ticks(one: Range) -> Ticks:
 
 
 def figures(sweep: Sweep, verdict: SweepResult) -> list[tuple[str, str, str]]:
-    """Return (label, figure, remark) of each headline card."""
+    """Return (label, figure, remark) of each headline box of the page."""
     counts = Counter(one.status for one in verdict.outcomes)
     remark = ", ".join(f"{counts[status]} {status}" for status in _STATUSES if counts[status])
     found = [("trials", f"{len(verdict.outcomes):,}", remark)]
@@ -104,7 +105,7 @@ def figures(sweep: Sweep, verdict: SweepResult) -> list[tuple[str, str, str]]:
 
 
 def points_chart(sweep: Sweep, verdict: SweepResult) -> Parallel:
-    """Return parallel coordinates: one axis per field, the last for the objective."""
+    """Return the parallel-coordinates chart of all trials: one axis per searched setting, the last axis for the objective."""
     values = {one.number: one.value for one in verdict.outcomes if math.isfinite(one.value)}
     low, high = fences(list(values.values())) if values else (0.0, 0.0)
     shades, apart = _shades(sweep, values), _apart(sweep, verdict.outcomes)
@@ -126,7 +127,7 @@ def points_chart(sweep: Sweep, verdict: SweepResult) -> Parallel:
 
 
 def curves_chart(sweep: Sweep, verdict: SweepResult) -> Strands:
-    """Return the objective of each trial at its rungs, against the tokens it was trained on."""
+    """Return the chart of each trial's objective at its evaluations (rungs), against the tokens it was trained on."""
     values = {one.number: one.value for one in verdict.outcomes if math.isfinite(one.value)}
     every = [rung.value for one in verdict.outcomes for rung in one.rungs if math.isfinite(rung.value)]
     shades = _shades(sweep, values)
@@ -140,13 +141,13 @@ def curves_chart(sweep: Sweep, verdict: SweepResult) -> Strands:
 
 
 def _scales(curves: Strands) -> list[Strands]:
-    """Return the chart, and, if all its values are positive, the same chart with a logarithmic axis."""
+    """Return the chart ``curves``, and, if all its values are positive, the same chart with a logarithmic axis."""
     positive = all(value > 0 for strand in curves.strands for _, value in strand.points)
     return [curves, dataclasses.replace(curves, is_log=True)] if curves.strands and positive else [curves]
 
 
 def importance_chart(importance: Mapping[str, float]) -> Bars:
-    """Return each field's share of the objective's variance, the greatest on top."""
+    """Return a bar chart: each searched setting's share of the objective's variance, the greatest on top."""
     ranked = sorted(importance.items(), key=lambda each: -each[1])
     return Bars(
         "Which field mattered", "% of the objective's variance", [(field, 100 * share) for field, share in ranked]
@@ -154,7 +155,7 @@ def importance_chart(importance: Mapping[str, float]) -> Bars:
 
 
 def cost_chart(verdict: SweepResult, title: str, unit: str, amounts: Mapping[int, float]) -> Columns:
-    """Return the cost of each trial, grouped by status."""
+    """Return a chart with the cost of each trial, grouped by the trials' status."""
     groups = [
         (
             status,
@@ -189,20 +190,22 @@ def _strand(
 
 
 def _shades(sweep: Sweep, values: Mapping[int, float]) -> dict[int, float]:
-    """Return trial number -> shade from 0, the worst, to 1, the best. By rank, so that an outlier does not take all colors."""
+    """Return trial number -> shade from 0, the worst, to 1, the best. Shades go by rank: one outlier would otherwise push all
+    other trials into nearly one color."""
     ranked = sorted(values, key=lambda number: sweep.promise(values[number]))
     return {number: at / max(1, len(ranked) - 1) for at, number in enumerate(ranked)}
 
 
 def _apart(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[int, float]:
-    """Return trial number -> vertical offset of its line on a choice axis, the best on top. Without it, the lines of trials
-    with the same choice would overlap."""
+    """Return trial number -> vertical offset of its line on the axis of a setting with few choices, the best trial on top.
+    Without the offset, lines of trials with the same choice would overlap."""
     ranked = sorted(outcomes, key=lambda one: _promise(sweep, one))
     return {one.number: 0.5 * (at / max(1, len(ranked) - 1) - 0.5) for at, one in enumerate(ranked)}
 
 
 def _value_ticks(low: float, high: float, values: Sequence[float]) -> Ticks:
-    """Return ticks at round values from ``low`` to ``high``; an end tick shows ≤ or ≥ if values lie beyond it."""
+    """Return ticks of the objective's axis at round values from ``low`` to ``high``. An end tick shows ≤ or ≥ if some values
+    lie beyond it."""
     if not values:
         return []
     if low == high:
@@ -215,7 +218,7 @@ def _value_ticks(low: float, high: float, values: Sequence[float]) -> Ticks:
 
 
 def _names(sweep: Sweep) -> dict[str, str]:
-    """Return field -> its short name: the last part, or the whole field if two fields have the same last part."""
+    """Return setting -> short name: the part after the last dot, or the whole name if two settings have the same last part."""
     last = {one.field: one.field.rpartition(".")[2] for one in sweep.space}
     counts = Counter(last.values())
     return {field: name if counts[name] == 1 else field for field, name in last.items()}
