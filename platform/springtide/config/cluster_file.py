@@ -65,9 +65,9 @@ class NodePrices(Section):
     """Price of a node by market; at least one is given."""
 
     on_demand: float | None = Field(None, ge=0)
-    """On demand [dollars/h]."""
+    """On demand: price of a node that the cloud does not preempt [dollars/h]."""
     spot: float | None = Field(None, ge=0)
-    """As a spot, or preemptible, node [dollars/h]."""
+    """Price of a spot node, which the cloud may preempt [dollars/h]."""
 
     @model_validator(mode="after")
     def _check(self) -> NodePrices:
@@ -80,9 +80,10 @@ class Links(Section):
     """Bandwidth between workers, in one direction."""
 
     inside: Bytes | None = Field(None, gt=0)
-    """From a device to another in its node, as with NVLink; needed if a node has several devices [bytes/s]."""
+    """Bandwidth from one device to another in the same node, as with NVLink; needed if a node has several devices [bytes/s]."""
     between: Bytes | None = Field(None, gt=0)
-    """From a node to another, all its network cards together; needed if there may be several nodes [bytes/s]."""
+    """Bandwidth from one node to another, all network cards of a node together; needed if there may be several nodes
+    [bytes/s]."""
 
 
 class NodeType(Section):
@@ -103,8 +104,8 @@ class NodeType(Section):
     max_nodes: int = Field(1, ge=1, le=_MOST_NODES)
     """Most nodes of this kind that can be rented at once [nodes]."""
     zones: tuple[str, ...] = ()
-    """Zones that have such nodes. In a simulation, each zone replays the record of ``trace`` from another point in it
-    [names]."""
+    """Zones that have such nodes. In a simulation, each zone replays the record of spot capacity in ``trace``, from a different
+    point in time [names]."""
     trace: str = ""
     """Record of spot capacity, as for ``springtide plan --trace``. The path is looked up next to the cluster file and in the
     current folder; empty if there is no record [name]."""
@@ -146,7 +147,7 @@ _REMEDIES = {
 
 
 def parse_cluster(text: bytes, name: str) -> ClusterFile:
-    """Parse a cluster file.
+    """Parse the text of a cluster file.
 
     Args:
         text: YAML.
@@ -196,7 +197,7 @@ def _described(item: Any, given: Parsed, name: str) -> str:
 
 
 def _fields(path: Path) -> dict[str, Any]:
-    """Return the fields of the table at ``path``."""
+    """Return the fields that the table at ``path`` of a cluster file may have; none if there is no such table."""
     tables: dict[Path, type[Section]] = {
         (): ClusterFile,
         ("node_types",): NodeType,

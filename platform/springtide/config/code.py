@@ -1,8 +1,8 @@
 """Fingerprint the code that trains a run, and check that a config may name code to run.
 
-A run's claim holds a digest of the user's code at the start of the run. The digest is under a seal that only this user can
-make, because the claim lies in the run's folder, which may be somebody else's. While the code has this digest, the run resumes
-unattended.
+A run's lease (a file in the run's folder) holds a digest of the user's code at the start of the run. The folder may be somebody
+else's, so the lease also holds a seal of the digest (an HMAC) that only this user can compute. While the code has this digest,
+the run resumes without asking for trust again.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from springtide.errors import ConfigError, explain
 
 LISTENER, PARTS = "track.listener", "train.parts"
 CODE_FIELDS = ("model.source", "optim.source", "objective.source", LISTENER, PARTS)
-"""Fields that name a user's function that a run calls, ``package.module:function``. The seal of a lease lists the fields in
-this order, so new fields are appended."""
+"""Fields that name a user's function that a run calls, ``package.module:function``. The seal (HMAC) in a run's lease is
+computed over the fields in this order, so new fields are appended."""
 BESIDE_THE_MODEL = frozenset({LISTENER, PARTS})
 """Fields in ``CODE_FIELDS`` that do not affect how much memory and time a step takes."""
 _RETURNS = {
@@ -45,7 +45,8 @@ _ARGUMENTS = {
     PARTS: ("loop",),
     "corpus.filter": ("text",),
 }
-"""Field -> arguments that its function is called with. An objective may have two forms; it is tried before a run starts."""
+"""Field -> arguments that its function is called with. ``objective.source`` is not listed, because an objective may take two
+forms of arguments; it is tried out before a run starts."""
 _VARIABLE = "elastic.env."
 """Prefix of the field name of an environment variable that needs trust (``Config.needs_trust``)."""
 _KEY = "~/.springtide/trust.key"
@@ -54,7 +55,7 @@ _KEY_BYTES = 32
 
 @functools.cache
 def code_fingerprint() -> str:
-    """Hash the source of this package: 16 hex digits."""
+    """Return a hash over all Python files of springtide, 16 hex digits."""
     package = Path(__file__).parents[1]
     found = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
@@ -113,13 +114,13 @@ def find_code(field: str, source: str) -> Callable[..., object]:
         problem = "is not package.module:function"
         raise ConfigError(explain(field, source, problem, f"name a function that returns {returns}"))
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last: a stray file must not shadow an installed package
+        sys.path.append(os.getcwd())  # appended last: a stray file here must not shadow an installed package
     try:
         function = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         problem, remedy = f"cannot be imported ({error})", "start in the folder that contains it, or install it"
         raise ConfigError(explain(field, source, problem, remedy)) from None
-    except Exception as error:  # whatever the module does when it is imported
+    except Exception as error:  # importing runs the user's module, which may raise any error
         problem = f"cannot be imported: it raises {type(error).__name__} ({error})"
         raise ConfigError(explain(field, source, problem, "import it in Python to see where")) from error
     if not callable(function):
@@ -167,7 +168,7 @@ def code_digest(sources: Mapping[str, str]) -> str:
 
 def _digest(source: str) -> str:
     """Hash all Python files of the outermost package of ``source``, or its file if it is a module without a package. Code that
-    it imports from elsewhere does not count."""
+    these files import from elsewhere is not hashed."""
     found, inside = "", False
     for spec in _specs(source.partition(":")[0]):
         if not inside:
@@ -192,13 +193,14 @@ def seal(text: str) -> str:
 
 
 def is_sealed(text: str, found: object) -> bool:
-    """Return whether ``found`` is this user's seal of ``text``."""
+    """Return whether ``found`` is this user's seal (HMAC) of ``text``."""
     mine = seal(text)
     return bool(mine) and isinstance(found, str) and hmac.compare_digest(mine.encode(), found.encode())
 
 
 def _key() -> bytes:
-    """Return the user's key, which is made at the first call; empty if that fails or others can read the key."""
+    """Return the user's secret key for seals (HMACs). The first call makes the key. Empty if that fails or others can read the
+    key."""
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the user has no home
         path = Path(_KEY).expanduser()
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -208,7 +210,7 @@ def _key() -> bytes:
             with open(descriptor, "wb") as file:
                 file.write(secrets.token_bytes(_KEY_BYTES))
             with contextlib.suppress(FileExistsError):
-                os.link(beside, path)  # another process may have been faster: both use its key
+                os.link(beside, path)  # another process may have stored a key first: then both use that key
             beside.unlink()
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
@@ -219,8 +221,8 @@ def _key() -> bytes:
 
 
 def file_of(module: str) -> str:
-    """Return the file that importing ``module`` would run, or a text that there is none. Searches Python's path, then the
-    current folder; imports nothing."""
+    """Return the file that importing ``module`` would run, or a text which says that there is no such file. Searches Python's
+    path, then the current folder; imports nothing."""
     known = getattr(sys.modules.get(module), "__file__", None)
     if known:
         return str(known)

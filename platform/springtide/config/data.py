@@ -26,7 +26,7 @@ CHAT_TOKENS = {
     "chatml": ("<|im_start|>", "<|im_end|>"),
     "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
 }
-"""Built-in chat template -> its special tokens, which a tokenizer that springtide makes gets."""
+"""Built-in chat template -> its special tokens, which are added to a tokenizer that springtide makes."""
 
 MODEL_TEMPLATE = "model"
 """Value of ``corpus.chat_template``: the template that came with the imported model."""
@@ -92,7 +92,7 @@ class CorpusConfig(Section):
     ``hf://datasets/OWNER/NAME``. Empty in recipes that need more text than springtide has: name yours [url]."""
     sources: dict[Annotated[str, Field(pattern=SOURCE_NAME)], Source] = Field({})
     """Several sources instead of one, by name: URLs, or tables, each with a ``source`` and the ``max_files``, ``field`` and
-    filters that differ for it. A row holds text of one source; ``stream.weights`` can weigh them [table]."""
+    filters that differ for it. A row holds text of one source; ``stream.weights`` can weigh the sources [table]."""
     tokenizer: str = "bpe"
     """``bpe`` (trained on the corpus), ``bytes``, ``tiktoken:NAME``, or the path of a ``tokenizer.json`` [name or path]."""
     end_of_text: str = ""
@@ -103,11 +103,11 @@ class CorpusConfig(Section):
     vocab_size: int = Field(4096, ge=257)
     """Number of ids of a tokenizer that is trained here, special tokens included [ids]."""
     special_tokens: tuple[str, ...] = ()
-    """Additional special tokens of a tokenizer that is made here, such as those of chats or of fill-in-the-middle. Where a
-    document spells one out, it stays plain text [name]."""
+    """Additional special tokens of a tokenizer that is made here, such as those of chats or of fill-in-the-middle. If a
+    document contains the spelling of a special token, that spelling stays plain text [name]."""
     pretokenizer: Literal["gpt2", "gpt4", "gpt4o", "llama3", "qwen"] = "gpt4"
-    """Published pattern by which a BPE that is trained here splits text into words. They differ most in the digits of a word:
-    any number (gpt2), up to three (gpt4, gpt4o, llama3) or one (qwen) [name]."""
+    """Published pattern by which a BPE that is trained here splits text into words. They differ most in how many digits a word
+    may have: any number (gpt2), up to three (gpt4, gpt4o, llama3) or one (qwen) [name]."""
     tokenizer_characters: int = Field(100_000_000, ge=1)
     """Amount of text that a BPE is trained on, taken from every source [characters]."""
     max_files: int = Field(0, ge=0)
@@ -174,7 +174,7 @@ class CorpusConfig(Section):
         return self._beside.get(typed, typed)
 
     def with_paths(self, beside: Mapping[str, str]) -> None:
-        """Add the entries of ``beside`` to ``paths``."""
+        """Add the entries of ``beside`` (path as typed -> absolute path) to ``paths``."""
         self._beside.update(beside)
 
     @model_validator(mode="after")
@@ -197,7 +197,8 @@ class CorpusConfig(Section):
         return self
 
     def _check_chats(self, name: str, each: CorpusConfig) -> None:
-        """Refuse settings that rewrite whole texts for a source of chats: the places of the answers would be lost."""
+        """Raise ValueError if a source of chats has settings that rewrite whole texts: the positions of the assistant's answers
+        would be lost."""
         settings = {
             f"{name}.quality": each.quality,
             f"{name}.fim": each.fim,
@@ -213,14 +214,14 @@ class CorpusConfig(Section):
 
     @property
     def named_tokens(self) -> tuple[str, ...]:
-        """Special tokens of a tokenizer that is made here, except the end-of-text token."""
+        """Special tokens, except the end-of-text token, of a tokenizer that springtide makes (``bpe`` or ``bytes``)."""
         each = self.each().values()
         chats = dict.fromkeys(token for one in each for token in CHAT_TOKENS.get(one.chat_template, ()))
         fills = self.fim_tokens if any(one.fim for one in each) else ()
         return (*filter(None, (self.begin_of_text,)), *self.special_tokens, *fills, *chats)
 
     def each(self) -> dict[str, CorpusConfig]:
-        """Return one config per source, by name, with the source's own fields in place of the common ones."""
+        """Return one config per source, by name, in which the source's own fields replace those of ``corpus``."""
         if not self.sources:
             return {WHOLE: self}
         own = {name: source.model_dump(exclude_none=True) for name, source in self.sources.items()}
@@ -275,10 +276,10 @@ class ShardsConfig(Section):
 
 
 class Weights(Section):
-    """Shares of a mixture from a step on."""
+    """Weights of the corpora in a mixture, which apply from a step on."""
 
     from_step: int = Field(0, ge=0)
-    """First step of the order that the shares apply to [steps]."""
+    """First step that the shares apply to, as an index in the order of batches [steps]."""
     from_tokens: Tokens = Tokens(0)
     """First step that the shares apply to, given in tokens before it; the later of from_step and this one applies [tokens]."""
     shares: dict[str, Weight]
@@ -289,16 +290,16 @@ class SkippedSamples(Section):
     """Rows that are excluded from their batches from a step on."""
 
     from_step: int = Field(0, ge=0)
-    """First step of the order from which the rows are excluded [steps]."""
+    """First step from which the rows are excluded, as an index in the order of batches [steps]."""
     samples: tuple[int, ...]
-    """Sample ids, as the feed's errors and ``springtide inspect`` show them [ids]."""
+    """Sample ids of the rows, as errors of the data pipeline and ``springtide inspect`` show them [ids]."""
 
 
 class SmallerBatches(Section):
     """A batch size at the beginning of the run."""
 
     rows: int = Field(ge=1)
-    """Rows in a step over all workers; a multiple of the number of lanes [rows]."""
+    """Rows in a step over all workers; a multiple of the number of lanes (``stream.lanes``) [rows]."""
     until_tokens: Tokens
     """Tokens trained on when this size ends; after the last entry, steps have stream.global_batch rows [tokens]."""
 
@@ -307,19 +308,20 @@ class StreamConfig(Section):
     """Which rows make up each step: the order of samples."""
 
     seed: int = Field(0, ge=0)
-    """Seed of the order [1]."""
+    """Seed of the order of rows [1]."""
     global_batch: int = Field(16, ge=1)
     """Rows in a step over all workers, at any number of workers [rows]."""
     ramp: tuple[SmallerBatches, ...] = ahead(default=())
-    """Smaller batches at the beginning, in steps of the order; empty uses global_batch from the first step on [table]."""
+    """Smaller batches at the beginning of the run, where steps that are jumped over count too; empty uses global_batch from the
+    first step on [table]."""
     lanes: int = Field(0, ge=0)
-    """Parts into which each batch is divided; a lane belongs to one worker at a time. Must divide global_batch; 0 means
+    """Number of lanes: equal parts of each batch; a lane belongs to one worker at a time. Must divide global_batch; 0 means
     global_batch [lanes]."""
     window: Tokens = Field(Tokens(4_000_000), ge=1)
     """Tokens of a lane, in whole rows, that are shuffled with each other. A larger window spreads the rows of a long document
     over more steps, and reads further ahead. A corpus of less than two windows is shuffled as a whole [tokens]."""
     skip: tuple[int, ...] = ahead(default=())
-    """Steps of the order to jump over [steps]."""
+    """Steps that the run jumps over, as indexes in the order of batches [steps]."""
     skip_samples: tuple[SkippedSamples, ...] = ahead(default=())
     """Rows to exclude from training; batches that contain them get smaller [table]."""
     mixture: dict[str, str] = free(default={})
@@ -389,7 +391,7 @@ class DataConfig:
     total: int = 0
     """Length of the run, from which stream.epoch_caps follow; with 0 they do not apply [tokens]."""
     labels: str = ""
-    """URL of the labels of the rows, as objective.labels; empty for none [url]."""
+    """URL of a model's labels for the rows, as objective.labels; empty for none [url]."""
 
     @property
     def ramp(self) -> Ramp:
@@ -417,15 +419,15 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Ramp:
-    """A piecewise constant batch size.
+    """A schedule of batch sizes, each constant over a range of steps.
 
-    ``pieces``: (from_step, rows) in rising order of steps; the first piece starts at step 0, the last one never ends.
+    ``pieces``: (from_step, rows) in rising order of steps; the first piece starts at step 0, the last piece never ends.
     """
 
     pieces: tuple[tuple[int, int], ...]
 
     def piece(self, step: int) -> int:
-        """The index of the piece that contains ``step``."""
+        """The index in ``pieces`` of the piece that contains ``step``."""
         return bisect.bisect_right(self.pieces, step, key=lambda piece: piece[0]) - 1
 
     def rows(self, step: int) -> int:
@@ -447,7 +449,7 @@ class Ramp:
         raise AssertionError("the last piece never ends")
 
     def runs(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """Split the steps [first, last) by piece: yield (piece, begin, end)."""
+        """Split the steps [first, last) where the batch size changes: yield (index of the piece, begin, end)."""
         ends = [start for start, _ in self.pieces[1:]] + [last]
         for piece, ((start, _), end) in enumerate(zip(self.pieces, ends, strict=True)):
             begin, end = max(first, start), min(last, end)

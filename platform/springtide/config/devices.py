@@ -1,4 +1,4 @@
-"""Accelerators by name: dense FLOP/s and, of some, size and speed of the memory. The figures are from the makers' data
+"""Accelerators by name: dense FLOP/s and, for some, size and speed of the memory. The figures are from the makers' data
 sheets."""
 
 from __future__ import annotations
@@ -7,10 +7,11 @@ import re
 from typing import NamedTuple
 
 # From the makers' data sheets: tensor cores, dense matrices, bf16 with sums in fp32 (fp16 if a device has no bf16). If a sheet
-# only has sparse figures, half of them. nvidia.com/data-center/{h100,h200,a100,l4,l40,l40s,v100,tesla-t4}, the Blackwell data
-# sheet (a GPU's share of an HGX or NVL72), the GA102 and Ada white papers (A10, A40, A6000, RTX), amd.com/instinct; A10G, H20,
-# H800, A800 and GH200 are from their sellers. An entry matches a device name that contains all words of the entry; special
-# cases come first.
+# only has figures for sparse matrices, half of these is taken.
+# nvidia.com/data-center/{h100,h200,a100,l4,l40,l40s,v100,tesla-t4}, the Blackwell data sheet (a GPU's share of an HGX or
+# NVL72), the GA102 and Ada white papers (A10, A40, A6000, RTX), amd.com/instinct; A10G, H20, H800, A800 and GH200 are from
+# their sellers. An entry matches a device name that contains all words of the entry. The first match applies, so special cases
+# come first.
 _BF16 = "bf16"
 _FP16 = "fp16"
 _DENSE: tuple[tuple[str, float, str], ...] = (
@@ -52,7 +53,8 @@ _DENSE: tuple[tuple[str, float, str], ...] = (
     ("MI250X", 191.5e12, _BF16),  # each of its two dies is a device
 )
 _OTHER_DEVICES = {"MIG", "LAPTOP", "D", "TI", "SUPER"}
-"""A name with one of these words is a different device from the one in the table, mostly a smaller one."""
+"""A device name with one of these words, such as ``RTX 4090 Laptop``, means another device than the one in the table, mostly a
+smaller one."""
 _MEMORY: dict[str, tuple[float, float]] = {
     "B200": (180e9, 8e12),
     "H200 NVL": (141e9, 4.8e12),
@@ -106,7 +108,8 @@ def data_sheet(name: str) -> tuple[float, str] | None:
 
 
 def known_devices() -> list[str]:
-    """Return the device names that a cluster file may give: those whose memory is known too."""
+    """Return the device names that a cluster file may give without figures, because size and speed of the device's memory are
+    known too."""
     return list(_MEMORY)
 
 

@@ -111,7 +111,7 @@ class ElasticConfig(Section):
         }
 
     @model_validator(mode="after")
-    def _check_env(self) -> ElasticConfig:  # not on the field: its errors show the whole value
+    def _check_env(self) -> ElasticConfig:  # a field validator's error would show all values, secrets too
         for name, value in self.env.items():
             field, remedy = f"elastic.env.{name}", "name a variable of NCCL, libfabric, gloo or torch"
             if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):

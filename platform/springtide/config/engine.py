@@ -1,5 +1,5 @@
-"""The config sections of the model, its distribution over workers, and the optimizer: what is trained, and how. ``schema``
-explains how fields are marked."""
+"""The config sections of the model, its distribution over workers, and the optimizer: what is trained, and how.
+``config/schema.py`` explains the marks of fields, such as ``free``."""
 
 from __future__ import annotations
 
@@ -166,8 +166,8 @@ class ModelConfig(Section):
         """Factor that attention scores are multiplied by; None is the usual 1 / sqrt(width of a head) [1].
 
         With ``base_width``, a wider model has as many heads as its base, each of them wider: the scale is 1 / width of a head,
-        times a constant that makes it the usual scale at the base's width. With ``head_dim`` too, it has more heads of the same
-        width, and the usual scale stays.
+        times a constant that makes it the usual scale at the base's width. With ``head_dim`` too, the wider model has more
+        heads of the same width, and the usual scale stays.
         """
         if self.score_width:
             return 1.0 / math.sqrt(self.score_width)
@@ -275,7 +275,8 @@ class ParallelConfig(Section):
     [type]."""
     reduction: Literal["fp32", "fp64"] = free(default="fp32")
     """Type that gradients are summed in, over micro-batches and workers. With fp64 the sums are exact except in very rare cases
-    and micro-batches never cross lanes, so a CPU run is bit-equal at any world size; gradients are not sharded [type]."""
+    and micro-batches never cross lanes (fixed parts of a batch), so a CPU run is bit-equal at any world size; gradients are not
+    sharded [type]."""
     recompute: Literal["none", "selective", "full"] = free(default="none")
     """Activations of a block that backward recomputes: none; all except matrix products and attention (selective); or all
     except the block's input (full) [name]."""
@@ -320,7 +321,8 @@ class ParallelConfig(Section):
 
     @property
     def exact(self) -> bool:
-        """Whether sums over micro-batches and workers are exact, so that results are bit-identical at any world size."""
+        """Whether sums of gradients over micro-batches and workers are exact (fp64), so that results are bit-identical at any
+        world size."""
         return self.reduction == "fp64"
 
     @property
@@ -333,7 +335,8 @@ class ParameterGroup(Section):
     """Optimizer settings of the parameters whose names match a pattern."""
 
     match: str = Field(min_length=1)
-    """Pattern of parameter names: ``*`` stands for any text, ``?`` for one character, ``[0-3]`` for one of these [name]."""
+    """Pattern of parameter names: ``*`` stands for any text, ``?`` for one character, ``[0-3]`` for a digit from 0 to 3
+    [name]."""
     lr_scale: float = Field(1.0, gt=0)
     """Factor of the group's learning rate, and so of its decay per step [ratio]."""
     weight_decay: float | None = Field(None, ge=0)

@@ -36,14 +36,15 @@ _RECIPE = "recipe"
 """Key in a config file that names a recipe, from which settings that the file leaves out are taken."""
 Base = Callable[[str, str], Config]
 _FIELD = re.compile(r"([\w-]+(?:\.[\w-]+)*)(?= = |: )")
-"""Dotted name at the beginning of a problem."""
+"""Dotted name of a setting at the beginning of an error message."""
 _MENTIONED = re.compile(r"[a-z_]+\.[a-z_]+(?= = )")
-"""Settings that a problem shows with their values."""
+"""Dotted names of settings that an error message shows with their values, as in ``optim.warmup = 100``."""
 
 
 def build(data: Any) -> Config:
-    """Return a config from plain data that a user gives now. ConfigError lists every problem with field, value, limit and
-    remedy. A renamed setting is a problem, and so is a retired one that is not at its default."""
+    """Return a config from plain data that a user wrote (for stored data see ``build_stored``). ConfigError lists every problem
+    with field, value, limit and remedy. A renamed setting is a problem, and so is a retired setting that is not at its
+    default."""
     if not isinstance(data, dict):
         raise ConfigError(f"a config is a mapping of sections, not {type(data).__name__}")
     data = without_defaults(data)
@@ -58,8 +59,8 @@ def build(data: Any) -> Config:
 
 
 def build_stored(data: Any) -> Config:
-    """Return a config from plain data in a run, a checkpoint or a sweep. Retired and renamed settings are accepted, see
-    ``config/renames.py``. Raises ConfigError like ``build``."""
+    """Return a config from plain data that is stored in a run, a checkpoint or a sweep. Retired and renamed settings are
+    accepted, see ``config/renames.py``. Raises ConfigError like ``build``."""
     return build(current(data))
 
 
@@ -113,7 +114,7 @@ def load_config(path: str | Path, trust_code: bool = False, base: Base | None = 
 
 def _bytes(path: Path) -> bytes:
     """Return the bytes of a file, at most one more than the limit that ``parse`` checks. Raises OSError."""
-    if path.exists() and not path.is_file() and not path.is_dir():  # a pipe would wait for its writer
+    if path.exists() and not path.is_file() and not path.is_dir():  # reading a pipe would wait for its writer
         raise OSError(errno.EINVAL, "is not a regular file", str(path))
     with path.open("rb") as file:
         return file.read(_MOST_BYTES + 1)
@@ -244,14 +245,14 @@ def difference(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
 
 
 def changes_the_run(changes: dict[str, tuple[Any, Any]]) -> dict[str, tuple[Any, Any]]:
-    """Return the entries of ``changes`` (from ``difference``) that would change what is learned."""
+    """Return the entries of ``changes`` (from ``difference``) whose fields decide what is learned."""
     return {name: change for name, change in changes.items() if not is_free(name)}
 
 
 def check_same_run(old: Config, new: Config, accept_changes: bool) -> None:
     """Raise RunExists, with every difference, if a run of ``old`` would train something else under ``new``, unless
-    ``accept_changes``. Differences in free fields and in passwords in URLs do not count, nor does an empty ``shards.dataset``
-    in ``new``."""
+    ``accept_changes``. Differences in free fields (those that may change at a resume) and in passwords in URLs are ignored, and
+    so is an empty ``shards.dataset`` in ``new``."""
     changed = {
         name: change
         for name, change in changes_the_run(difference(old, new)).items()
@@ -267,9 +268,10 @@ def check_same_run(old: Config, new: Config, accept_changes: bool) -> None:
 
 
 def fingerprint(config: Config) -> str:
-    """Hash every field that decides what is learned, that is, all but the free fields: 16 hex digits. Passwords in URLs are
-    left out, because whoever can read the hash could use it to guess them. The hash of the same settings has not changed since
-    commit 0ba2dd87, whatever settings were added, renamed or retired since (``config/renames.py``)."""
+    """Hash every field that decides what is learned, that is, all but the free fields (those that may change at a resume): 16
+    hex digits. Passwords in URLs are left out, because whoever can read the hash could use it to guess them. The hash of the
+    same settings has not changed since commit 0ba2dd87, whatever settings were added, renamed or retired since
+    (``config/renames.py``)."""
     sections = {
         section: {name: value for name, value in values.items() if not is_free(f"{section}.{name}")}
         for section, values in config.model_dump(mode="json").items()
@@ -294,7 +296,8 @@ def describe(error: ValidationError) -> str:
         name = _field(item["loc"])
         if item["type"] == "extra_forbidden":
             section = fields() if "." in name else Config.model_fields
-            # ``nearest`` takes milliseconds, and a hostile file may have a hundred thousand unknown names
+            # only for problems that are shown: ``nearest`` takes milliseconds, and a hostile file may have 100,000 unknown
+            # names
             remedy = nearest(name, section) if len(lines) < _PROBLEMS_SHOWN else ""
             lines[explain(name, item["input"], "is not a setting", remedy)] = None
         elif item["type"] == "value_error" and name not in fields() and isinstance(item["input"], dict | Config):

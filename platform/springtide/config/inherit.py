@@ -50,7 +50,8 @@ _TOKENIZER = "tokenizer.json"
 
 
 def inherited(run: Config) -> Config:
-    """Return a config with the settings of ``run`` that every recipe takes. All other settings have their defaults."""
+    """Return a config with the settings of the model's run that every fine-tuning recipe takes. All other settings have their
+    defaults."""
     tokenizer = run.corpus.tokenizer
     if tokenizer in _MADE_HERE:
         dataset = run.shards.dataset or next(iter(run.stream.mixture.values()), "")
@@ -69,8 +70,8 @@ def inherited(run: Config) -> Config:
 
 
 def left_behind(run: Config, config: Config) -> dict[str, str]:
-    """Return the settings of ``run`` that ``config``, which starts from its model, does not take, but that versions up to
-    commit 9c427aee took.
+    """Return the settings of ``run`` that a new run with ``config``, which starts from the model of ``run``, does not take
+    over, but that versions up to commit 9c427aee took over.
 
     Returns:
         Setting -> a line that names its value and the flag that repeats it. Settings with equal values are skipped.
@@ -105,5 +106,5 @@ def is_named(url: str, by: str) -> bool:
 
 def _spelled(value: object) -> str:
     """Return a value as the command line accepts it: lists and tables as JSON, which is valid YAML."""
-    is_plain = isinstance(value, str) and value.isprintable()  # a stranger's line break could forge our output
+    is_plain = isinstance(value, str) and value.isprintable()  # a line break from a stranger could forge our output
     return str(value) if is_plain else json.dumps(value, allow_nan=False)

@@ -5,8 +5,8 @@
     an output, such as run.root  in the current folder
     $HOME, ${HOME}               as ~; another $NAME is refused, because it would be taken as a literal folder name
 
-Inputs of ``corpus`` are recorded as they are typed: they are part of a dataset's identity, which should not depend on where the
-config lies. ``CorpusConfig.path`` returns the path to open.
+Inputs of ``corpus`` are recorded as they are typed: they are part of a dataset's identity (hash), which should not depend on
+the folder of the config. ``CorpusConfig.path`` returns the path to open.
 """
 
 from __future__ import annotations
@@ -70,18 +70,19 @@ def expand_home(data: Any) -> None:
 
 
 def look_beside(data: Any, folder: str) -> dict[str, str]:
-    """Look for the inputs of a config file in the folder of that file. Inputs that exist only there become absolute paths, in
-    place.
+    """Look for the inputs of a config file in the folder of that file. Inputs that exist only in that folder become absolute
+    paths, in place.
 
     Args:
         data: plain data of the config.
         folder: the folder of the config file.
 
     Returns:
-        Input of ``corpus`` as typed -> its absolute path, for inputs that exist only there. In ``data`` they stay as typed.
+        Input of ``corpus`` as typed -> its absolute path, for inputs that exist only in ``folder``. In ``data`` these inputs
+        stay as typed.
 
     Raises:
-        ConfigError: an input exists in both folders, and these are two files.
+        ConfigError: an input exists in ``folder`` and in the current folder, as two different files.
     """
     of_corpus: dict[str, str] = {}
     for name, others in _INPUTS.items():
@@ -104,7 +105,7 @@ def find_input(field: str, typed: str, folder: str) -> str:
         folder: the folder of the file.
 
     Raises:
-        ConfigError: the input exists in the file's folder and in the current folder, and these are two files.
+        ConfigError: the input exists in the file's folder and in the current folder, as two different files.
     """
     beside = os.path.abspath(os.path.join(folder, typed))
     if not typed or ":" in typed or typed.startswith(("~", "/")) or "\0" in typed or not _exists(beside):
@@ -123,7 +124,8 @@ def _exists(path: str) -> bool:
 
 
 def _texts(data: Any, name: str) -> Iterator[tuple[str, Any, Any, str]]:
-    """Yield (dotted name, table or list, key, text) for each text in ``data`` whose name matches ``name``."""
+    """Yield (dotted name, table or list, key, text) for each text in ``data`` whose dotted name matches ``name``; ``*`` in
+    ``name`` stands for every entry."""
     found = [("", data)]
     *above, last = name.split(".")
     for part in above:
@@ -135,7 +137,7 @@ def _texts(data: Any, name: str) -> Iterator[tuple[str, Any, Any, str]]:
 
 
 def _keys(data: Any, part: str) -> list[Any]:
-    """Return the keys or indexes of ``data`` that a part of a name stands for."""
+    """Return the keys or indexes of ``data`` that match ``part``, one part of a dotted name; ``*`` matches all."""
     if isinstance(data, dict):
         return list(data) if part == "*" else [part] * (part in data)
     return list(range(len(data))) if isinstance(data, list) and part == "*" else []

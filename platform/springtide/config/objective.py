@@ -1,4 +1,4 @@
-"""The section of objectives: what is minimised. ``schema`` explains how fields are marked."""
+"""The section of objectives: what is minimised. ``config/schema.py`` explains the marks of fields, such as ``free``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OF_PAIRS = ("dpo", "orpo")
 """Built-in objectives that learn from pairs of answers."""
 _WITHOUT_LABELS = "orpo"
 L2SP = "l2sp"
-"""Value of ``objective.anchor``."""
+"""Value of ``objective.anchor``: the penalty weighs the distance of all weights alike."""
 
 
 class ObjectiveConfig(Section):
@@ -39,8 +39,8 @@ class ObjectiveConfig(Section):
     """Penalty for the distance from the weights that the run starts from, so that it forgets less. ``l2sp``: all weights alike;
     the URL of a Fisher (``springtide train --fisher-tokens``): each weight by its importance (EWC). Empty: no penalty [url]."""
     anchor_weight: float = Field(1.0, gt=0)
-    """Weight of the squared distance from the first weights in the loss per token. With a Fisher, 1 counts the text of the
-    Fisher as much as the new text [1]."""
+    """Weight of the squared distance from the first weights in the loss per token. With a Fisher (importance of each weight,
+    measured on some text), 1 counts that text as much as the new text [1]."""
 
     @property
     def code(self) -> str:

@@ -19,7 +19,7 @@ _REMEDY = "write such as 'hours 22-6, battery 30, temperature 80', each at most 
 
 
 class OnlyWhen(NamedTuple):
-    """Conditions that must all hold; None for a condition that is not set."""
+    """Conditions under which a run trains. All must hold; None for a condition that is not set."""
 
     hours: tuple[int, int] | None = None
     """Train from the first to the second full hour of the day, by the machine's clock; through midnight if the second is
@@ -61,4 +61,4 @@ def _checked(text: str) -> str:
 
 
 OnlyWhenText = Annotated[str, AfterValidator(_checked)]
-"""A text that ``only_when`` can read."""
+"""A text of conditions, checked with ``only_when``."""

@@ -63,7 +63,7 @@ def gpu_125m() -> Config:
         model=ModelConfig(
             num_layers=12, dim=768, num_heads=12, num_kv_heads=12, ffn_dim=2048, max_sequence_length=2048
         ),
-        shards=ShardsConfig(sequence_length=1024, rows_per_group=2048),  # ranged reads of 4 MiB
+        shards=ShardsConfig(sequence_length=1024, rows_per_group=2048),  # a row group, read in one request, has 4 MiB
         stream=StreamConfig(global_batch=480),
         parallel=ParallelConfig(precision="bf16"),
         optim=OptimConfig(peak_lr=6e-4, warmup=Tokens(100_000_000), schedule="wsd"),
@@ -95,7 +95,7 @@ def llama3_70b() -> Config:
         total=1_400_000_000_000,
         length=8192,
         most=256,
-        recompute="full",  # selective keeps the results of matrix products, 1.5 GB per block: 121 GB
+        recompute="full",  # selective keeps the results of matrix products, 1.5 GB per block: 121 GB in 80 blocks
     )
 
 
@@ -245,7 +245,8 @@ def _llama3(num_layers: int, dim: int, num_heads: int, ffn_dim: int) -> ModelCon
 
 
 def _corpus(vocab_size: int) -> CorpusConfig:
-    """Return a corpus without a source, which the user must name, and with the vocabulary size of the released model."""
+    """Return a corpus section with the vocabulary size of the released model and without a source of text, which the user must
+    name."""
     return CorpusConfig(source="", vocab_size=vocab_size)
 
 
@@ -281,7 +282,8 @@ _ALL = (tiny, demo, gpu_125m, gpu_1b, *_OF_RELEASED_MODELS, llama3_8b, llama3_70
 RECIPES: dict[str, Callable[[], Config]] = {recipe.__name__: recipe for recipe in _ALL}
 
 
-# Recipes for runs that start from a model: they take settings from its run, and change those of the kind of fine-tuning.
+# Recipes for runs that start from a model: they take settings from the model's run, and change what their kind of fine-tuning
+# needs.
 #
 # Examples:
 # >>> run = st.open_run("runs/mine")
@@ -343,7 +345,7 @@ def grow(run: Config, start_from: str) -> Config:
 
     Returns:
         As ``sft``, with a new block after every four (``train.new_blocks``), all else frozen (``optim.groups``), and ten times
-        the learning rate. For another number of blocks, ``new_blocks_of`` returns their places.
+        the learning rate. For another number of new blocks, ``new_blocks_of`` returns their indexes.
 
     Examples:
         >>> found = st.recipes.grow(st.open_run("runs/mine").config, "runs/mine")
@@ -358,8 +360,8 @@ def grow(run: Config, start_from: str) -> Config:
 
 
 def new_blocks_of(layers: int, count: int) -> tuple[int, ...]:
-    """Return the places of ``count`` new blocks, spread evenly among the ``layers`` blocks of a model; the last new block is at
-    the end.
+    """Return the indexes that ``count`` new blocks get when they are spread evenly among the ``layers`` blocks of a model. The
+    last new block is at the end.
 
     Examples:
         >>> new_blocks_of(32, 8)
@@ -409,8 +411,8 @@ def distill(run: Config, start_from: str) -> Config:
 
 
 def continued(run: Config, start_from: str, named: Sequence[str] = ()) -> Config:
-    """Return settings that continue to train a model on new text. A quarter of each batch replays the text that it was trained
-    on. On the command line this recipe is ``continue``.
+    """Return settings that continue to train a model on new text. A quarter of each batch replays the text that the model was
+    trained on. On the command line this recipe is ``continue``.
 
     Args:
         run: settings of the model's run, which names its dataset.
@@ -420,7 +422,7 @@ def continued(run: Config, start_from: str, named: Sequence[str] = ()) -> Config
 
     Returns:
         The run's model, tokenizer, rows and precision. The learning rate warms up again, to a third of the run's peak, and
-        falls to a tenth of that (Ibrahim et al., "Simple and scalable strategies to continually pre-train large language
+        falls to a tenth of that third (Ibrahim et al., "Simple and scalable strategies to continually pre-train large language
         models", 2024). You must set ``corpus.source``, the new text: in the mixture it is ``new``, and the run's dataset is
         ``old``.
 
@@ -459,8 +461,8 @@ FINE_TUNING: dict[str, Callable[[Config, str], Config]] = {
 
 
 def _tuned(run: Config, start_from: str, peak_lr: float) -> Config:
-    """Return the settings that all fine-tuning recipes share: facts about the model of ``run`` (``inherit``), and a
-    schedule."""
+    """Return the settings that all fine-tuning recipes share: facts about the model of ``run`` (``config/inherit.py``), and a
+    learning-rate schedule."""
     optim = {"peak_lr": peak_lr, "warmup": 0, "schedule": "cosine", "weight_decay": 0.0}
     changes = {"train.start_from": start_from, "train.start_with": "weights", "train.sample_tokens": 0}
     changes |= {f"optim.{name}": value for name, value in optim.items()}

@@ -3,8 +3,9 @@
 In a config that a user gives now, such a setting is an error that names its replacement (``refused``); only a retired setting
 at its default is dropped (``without_defaults``). In a config that springtide stored in a run's folder, a checkpoint or a
 sweep's folder, a renamed setting is read under its new name, and a retired one is dropped (``current``). So every command opens
-such a run. Only training it again is refused, and only if a retired setting changed the training and was not at its default
-(``lost``). Identities hash the old names (``as_hashed``). docs/decisions/renames.md lists the same for people.
+such a run. Only resuming its training is refused, and only if a retired setting changed the training and was not at its default
+(``lost``). The identity of a run is a hash over the old names (``as_hashed``). docs/decisions/renames.md lists these names for
+people.
 
 Names are dotted: ``section.field``. In the name of a setting inside a table, ``*`` stands for every entry of the table or list,
 as in ``corpus.sources.*.field``.
@@ -25,7 +26,8 @@ class Retired:
     """A setting that no longer exists."""
 
     default: Any
-    """Default of the setting, with which training is the same as today; as in a run's config.yaml, a list and not a tuple."""
+    """Default of the setting: a run with this value trains as this version does. Written as in config.yaml: a list, not a
+    tuple."""
     instead: str
     """What to use instead: the remedy of the error, such as ``prepare the new text, then resume with it in stream.mixture``."""
     changes_training: bool = False
@@ -33,7 +35,7 @@ class Retired:
     version. Never set it for ``model``: a command that evaluates or exports the run would build another model, without an
     error."""
     is_free: bool = True
-    """Whether the setting was free, and so never part of a run's identity."""
+    """Whether the setting was free (it could change at a resume), and so never part of a run's identity."""
 
 
 RETIRED_SETTINGS: dict[str, Retired] = {
@@ -49,7 +51,7 @@ RETIRED_SETTINGS: dict[str, Retired] = {
 """Dotted name -> facts about the retired setting."""
 
 RENAMED_SETTINGS: dict[str, str] = {}
-"""Old dotted name -> new dotted name, oldest first. A run's identity hashes the old name."""
+"""Old dotted name -> new dotted name, oldest first. A run's identity is a hash over the old name."""
 
 ADDED_SETTINGS: dict[str, Any] = {
     "model.rope_short_factors": [],
@@ -57,8 +59,8 @@ ADDED_SETTINGS: dict[str, Any] = {
     "model.rope_attention_factor": 0.0,
     "train.parts": "",
 }
-"""Settings that are not free and were added after commit 0ba2dd87: dotted name -> the value, as in a config.yaml, with which
-training is the same as before. A run's identity leaves out a setting with this value."""
+"""Settings that are not free (they may not change at a resume) and were added after commit 0ba2dd87: dotted name -> the value,
+as in a config.yaml, with which training is the same as before. A run's identity leaves out a setting with this value."""
 
 RETIRED_COMMANDS: dict[str, str] = {
     "model serve": "springtide model export --to hf, then transformers serve or vLLM: docs/how-to/serve.md",
@@ -107,8 +109,8 @@ def current(stored: Any) -> Any:
 
 
 def without_defaults(given: Any) -> Any:
-    """Return a config that a user gives now, without retired settings at their defaults: they do not change training. So a copy
-    of a run's config.yaml, which has every setting, stays valid.
+    """Return a config that a user wrote, without retired settings at their defaults, which do not change training. So a copy of
+    a run's config.yaml, which has every setting, stays valid.
 
     Args:
         given: plain data of a config; anything else is returned as it is.
@@ -123,17 +125,18 @@ def without_defaults(given: Any) -> Any:
 
 
 def _without_retired(data: dict[str, Any], before: dict[str, Any], at_default: bool) -> dict[str, Any]:
-    """Remove the retired settings from ``data``, a changed copy of ``before``. ``at_default``: only those at their defaults."""
+    """Remove the retired settings from ``data``, a changed copy of ``before``. ``at_default``: remove only those that are at
+    their defaults."""
     for name, was in RETIRED_SETTINGS.items():
         for _, table, key in list(_places(data, name)):
             if not at_default or table[key] == was.default:
                 del table[key]
-    # a section that is empty now may not exist any more
+    # drop a section that lost all its fields: this version may not have such a section
     return {section: fields for section, fields in data.items() if fields or not before.get(section)}
 
 
 def refused(given: Any) -> list[str]:
-    """Return an error message for each retired or renamed setting in a config that a user gives now.
+    """Return an error message for each retired or renamed setting in a config that a user wrote.
 
     Args:
         given: plain data of a config.
@@ -148,7 +151,7 @@ def refused(given: Any) -> list[str]:
 
 def lost(stored: Any) -> list[str]:
     """Return an error message for each retired setting in a stored config that changed the training and is not at its default.
-    Without it, this version would train something else.
+    Without such a setting, this version would train something else.
 
     Args:
         stored: plain data of a config, as an earlier version wrote it.
@@ -187,8 +190,8 @@ def newest_name(name: str) -> str:
 
 
 def as_hashed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings in the form of commit 0ba2dd87, which identities hash. They have their oldest names, retired settings are
-    at their defaults, and added settings are left out if their value changes nothing.
+    """Return settings in the form that they had at commit 0ba2dd87: the identity of a run is a hash of this form. They have
+    their oldest names, retired settings are at their defaults, and added settings are left out if their value changes nothing.
 
     Args:
         settings: section -> field -> plain value, for the fields that are not free.

@@ -1,8 +1,8 @@
 """The whole config: one frozen section per package. Every field has a doc line that ends with its unit in brackets.
 
 Fields marked *free* may differ when a run is resumed: they change where and how fast it trains, never what it learns.
-Fields marked *ahead* may differ too, for steps that are not trained yet; the order's identity protects the trained ones.
-All other fields are the run's identity.
+Fields marked *ahead* may differ too, for steps that are not trained yet; the identity (hash) of the order of batches protects
+the trained steps. All other fields are the run's identity.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class TrainConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """When to save, where to stage it, and what to keep."""
+    """When to save the state, where to stage a save, and which checkpoints to keep."""
 
     every_steps: Annotated[int, Field(ge=0)] | Literal["auto"] = free(default=50)
     """Steps between checkpoints; 0 saves at the end only, ``auto`` computes the interval from the cost of a save and how often
@@ -105,7 +105,7 @@ class CheckpointConfig(Section):
     """Copies of each snapshot on other nodes: no snapshot is lost if this many nodes are lost at once without notice
     [copies]."""
     tries: int = free(default=5, ge=1)
-    """Attempts at a save before it counts as failed [tries]."""
+    """Attempts to write a checkpoint before the save counts as failed [tries]."""
     max_failed: int = free(default=3, ge=0)
     """Saves in a row that may fail before the run stops [checkpoints]."""
     keep_last: int = free(default=3, ge=1)
@@ -120,7 +120,7 @@ class CheckpointConfig(Section):
 
 
 class TrackConfig(Section):
-    """Where a run reports to."""
+    """Where a run's metrics and events are reported, and prices for the report."""
 
     mlflow_uri: str = free(default="")
     """MLflow tracking server; empty means a sqlite file next to the runs; ``off`` turns MLflow off [url]."""
@@ -168,31 +168,31 @@ class Config(Section):
     """
 
     run: RunConfig = RunConfig()
-    """Name and location."""
+    """Name and location of the run."""
     corpus: CorpusConfig = CorpusConfig()
     """Text and tokenizer."""
     shards: ShardsConfig = ShardsConfig()
-    """Packing and storage."""
+    """Packing of token ids into rows, and storage."""
     stream: StreamConfig = StreamConfig()
-    """Order of samples."""
+    """Order in which rows are trained on."""
     model: ModelConfig = ModelConfig()
-    """Architecture."""
+    """Architecture of the model."""
     parallel: ParallelConfig = ParallelConfig()
-    """Distribution over workers."""
+    """Distribution of the model over workers."""
     objective: ObjectiveConfig = ObjectiveConfig()
     """What is minimised."""
     optim: OptimConfig = OptimConfig()
     """Optimizer and schedule."""
     train: TrainConfig = TrainConfig()
-    """Length and evaluation."""
+    """Length of the run, and evaluation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """Saving."""
+    """Checkpoints: when to save, and which to keep."""
     elastic: ElasticConfig = ElasticConfig()
-    """Workers."""
+    """Number and size of workers, and failures."""
     feed: FeedConfig = FeedConfig()
-    """Ray Data."""
+    """Data pipeline of each worker."""
     track: TrackConfig = TrackConfig()
-    """Metrics."""
+    """Where metrics are reported."""
 
     def override(self, changes: Mapping[str, Any]) -> Config:
         """Return a copy with some fields changed.
@@ -210,7 +210,7 @@ class Config(Section):
             Traceback (most recent call last):
             springtide.errors.ConfigError: optim.peek_lr = 0.001: is not a setting; did you mean 'optim.peak_lr'?
         """
-        from springtide.config.files import with_changes  # imported here, because it imports this module
+        from springtide.config.files import with_changes  # imported here, because config.files imports this module
 
         return with_changes(self, changes)
 
@@ -221,7 +221,7 @@ class Config(Section):
 
     @property
     def sources(self) -> dict[str, str]:
-        """The user's own functions that this config names: field -> ``package.module:function``."""
+        """The user's own functions that a run of this config calls: field -> ``package.module:function``."""
         values = (self.model.source, self.optim.source, self.objective.code, self.track.listener, self.train.parts)
         return {field: value for field, value in zip(CODE_FIELDS, values, strict=True) if value}
 
@@ -332,7 +332,8 @@ class Config(Section):
     def _optimizer_contradictions(self) -> list[str]:
         found = []
         if self.model.base_width and (self.optim.optimizer != "adamw" or self.optim.source):
-            # Muon scales its updates to AdamW's root mean square at every width, LAMB to the norm of the weights
+            # muP is derived for AdamW: Muon scales its updates to AdamW's root mean square at every width, LAMB to the weights'
+            # norm
             other = "source" if self.optim.source else "optimizer"
             problem = (
                 f"scales AdamW's learning rates; optim.{other} = {getattr(self.optim, other)!r} needs its own scaling"

@@ -1,8 +1,8 @@
 """Base of every section of the config: frozen, without unknown names, each field documented.
 
-A new field's default must train what was trained without it. A new field that is not free also needs a row in
-``ADDED_SETTINGS`` of ``config/renames.py``: without the row, the identity of every older run would change, and ``--resume``
-would not find it.
+With its default, a new field must not change training. A new field that is not ``free`` (it may not change when a run is
+resumed) also needs a row in ``ADDED_SETTINGS`` of ``config/renames.py``: without the row, the identity (hash) of every older
+run would change, and ``--resume`` would not find the run.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ free = functools.partial(Field, json_schema_extra={"free": True})
 """Marks a field that may change when a run is resumed."""
 
 ahead = functools.partial(Field, json_schema_extra={"free": True, "ahead": True})
-"""Marks a field that may change when a run is resumed, for steps that are not trained yet."""
+"""Marks a field, such as a schedule over steps, whose values may change when a run is resumed, but only for steps that are not
+trained yet."""
 
 
 class Section(BaseModel):
-    """A frozen model that rejects unknown names; the doc line below a field is its help text."""
+    """A frozen pydantic model that rejects unknown field names. The docstring below a field is its help text."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False

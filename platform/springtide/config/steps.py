@@ -1,7 +1,7 @@
 """The two numbers of a step, as types: the count of steps done, and the index of a step in the order of batches.
 
-A count lies between two steps of the order: the last one trained and the next one to train. Here step 2 is skipped, so no count
-lies between step 2 and step 3:
+A count lies between two steps of the order: the last step that was trained and the next step to train. Here step 2 is skipped,
+so no count lies between step 2 and step 3:
 
     order step        0     1     2     3     4
     steps done     0     1     2           3     4
@@ -14,7 +14,7 @@ lies between step 2 and step 3:
 
 The step of an event, a checkpoint or the training state is a count. It equals the index of the last trained step in the order,
 plus one, minus the number of steps skipped before. A rollback lowers the count and adds skipped steps, so the same count then
-lies further on in the order. A branch continues the count of its trunk.
+lies further on in the order. A branch, which is a run that starts from another run's state, continues the count of that run.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ StepsDone = NewType("StepsDone", int)
 """Number of steps done: the step of an event, a checkpoint or the training state."""
 
 OrderStep = NewType("OrderStep", int)
-"""Index of a step in the order of batches, from 0; skipped steps count."""
+"""Index of a step in the order of batches, from 0; skipped steps have an index too."""
 
 
 def step_after(done: StepsDone, skipped: Iterable[OrderStep] = ()) -> OrderStep:
     """Return the step of the order that is trained next when ``done`` steps are done and the ``skipped`` steps are left out."""
     step = int(done)
-    if not skipped:  # the usual case, and this runs twice per step
+    if not skipped:  # shortcut for most runs: this function is called twice per step
         return OrderStep(step)
     for one in sorted(set(skipped)):
         if one > step:

@@ -1,8 +1,8 @@
 """Read the YAML that people write: configs, cluster files, values of options. JSON is read too, because it is a subset of YAML.
 
-YAML 1.1 reads `010` as 8, `1:30` as 90, `no` as false and `2026-12-01` as a date, and keeps the last of two equal keys. Here
-these are errors, with line numbers, wherever the field expects something else. Files that springtide wrote itself are read by
-``read_stored``, without these rules: PyYAML puts quotes around such values.
+YAML 1.1 reads `010` as 8, `1:30` as 90, `no` as false and `2026-12-01` as a date, and keeps the last of two equal keys. This
+module reports such values as errors, with line numbers, wherever the field expects another type. Files that springtide wrote
+itself are read by ``read_stored``, without these rules: PyYAML wrote quotes around such values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Path = tuple[int | str, ...]
 _MOST_DEPTH = 200
 """Most brackets inside each other; a config has three."""
 _MOST_PAIRS = 10_000
-"""Most entries of one mapping after ``<<`` is replaced in it."""
+"""Most entries of one mapping after YAML's merge key ``<<`` is expanded in it."""
 _MOST_PROBLEMS = 30
 _SHOWN = 500
 """Most characters of an error of PyYAML that are shown."""
@@ -138,8 +138,8 @@ def read_stored(text: bytes, name: str) -> Any:
 
 def check_depth(text: str | bytes) -> None:
     """Raise RecursionError if brackets, or lists that begin in one line, nest too deeply for YAML. PyYAML's time grows with the
-    square of the depth of brackets: it would take minutes to fail. For lists, the limit does not depend on this process's
-    recursion limit."""
+    square of the depth of brackets: it would take minutes to fail. Without the limit for lists, this process's recursion limit
+    would decide which files are read."""
     depth, characters = 0, text if isinstance(text, str) else text.decode("latin-1")
     if _LISTS.search(characters):
         raise RecursionError(f"lists nest deeper than {_MOST_DEPTH}")
@@ -150,7 +150,7 @@ def check_depth(text: str | bytes) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, with a limit on the entries that ``<<`` adds: merges of merges grow exponentially."""
+    """PyYAML's safe loader, with a limit on the entries that the merge key ``<<`` adds: merges of merges grow exponentially."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Replace ``<<`` by the entries of the mappings that it names. Raises ConstructorError if there are too many."""
@@ -212,7 +212,7 @@ class _Reader:
 
     def __init__(self, where: Callable[[int], str]) -> None:
         self._where = where
-        self._seen: set[int] = set()  # aliases of aliases stand for exponentially many values
+        self._seen: set[int] = set()  # check each node once: aliases of aliases stand for exponentially many
         self.lines: dict[Path, int] = {}
         self.problems: list[str] = []
         self.more = 0
@@ -297,7 +297,7 @@ def _reading(node: yaml.ScalarNode) -> str:
         return "a number"
     try:
         value: Any = yaml.SafeLoader("").construct_object(node)
-    except ValueError:  # PyYAML's pattern for numbers matches 0x_, which is none
+    except ValueError:  # PyYAML's pattern for numbers matches 0x_, which is no number
         return "a number"
     if read == "flag":
         return "true" if value else "false"
@@ -326,7 +326,7 @@ def _number_with_commas(pairs: list[tuple[yaml.Node, yaml.Node]], at: int) -> st
 
 
 def _alternatives(kind: Any) -> list[Any]:
-    """Return the types that an annotation allows, without what Annotated adds."""
+    """Return the types that an annotation allows, without the metadata of ``Annotated``."""
     if typing.get_origin(kind) is Annotated:
         return _alternatives(typing.get_args(kind)[0])
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
@@ -348,8 +348,8 @@ def _below(kind: Any, key: int | str) -> Any:
 
 
 def _accepted(kind: Any) -> set[str]:
-    """Return the kinds of scalar that an annotation allows: text, number, flag, date. Empty for tables, lists and unknown
-    types."""
+    """Return the kinds of scalar that an annotation allows: text, number, flag, date. The set is empty for tables, lists and
+    unknown types."""
     found: set[str] = set()
     for one in _alternatives(kind):
         if typing.get_origin(one) is Literal:

@@ -1,4 +1,5 @@
-"""Events of the controller, which posts them at any time and not only between steps."""
+"""Events of the controller, the part of the driver that starts and ends worker groups. It posts them at any time, not only
+between steps."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ class Ordered(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeadlineChecked(Event):
-    """The forecast changed: the run's deadline cannot be met, or can be met again."""
+    """The forecast of the run's end changed: the deadline cannot be met, or can be met again."""
 
     kind: ClassVar[str] = "deadline"
     from_controller: ClassVar[bool] = True

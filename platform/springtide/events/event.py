@@ -1,4 +1,5 @@
-"""The base class of all events: its time, the term of the lease, the kind of time that is charged, and a line of text."""
+"""The base class of all events: its time, the number of the driver's lease, the kind of time to which it is charged, and a line
+of text."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Event:
     )
     """Seconds since 1970."""
     term: int = 0
-    """Term of the driver's lease when the event happened; the first term is 1."""
+    """Number of the driver's lease (the right to write the run) when the event happened; the first lease is 1."""
 
     def describe(self) -> str:
         """Return the event as one line for people."""

@@ -23,7 +23,7 @@ class Listeners:
         self.last_step = 0
         """The last trained step in the events so far."""
         self.finished = False
-        """Whether a ``Stopped`` event has reported that the run is finished."""
+        """Whether the latest ``Stopped`` event has the status ``finished``."""
 
     def __call__(self, event: Event) -> None:
         """Pass one event to all listeners."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-    """A row of the table."""
+    """Unit, meaning and MLflow name of one metric."""
 
     unit: str
     meaning: str
@@ -60,7 +60,8 @@ EXTRA_METRICS: dict[str, Metric] = {
     "step_tokens/NAME": Metric("tokens", "valid tokens of source NAME in the step", "train/step_tokens/NAME"),
     "epochs/NAME": Metric("epochs", "how many times the run has read source NAME", "train/epochs/NAME"),
 }
-"""Metrics in ``StepDone.extra``. Metrics of a source (``/NAME``) are reported in runs on 2 to 32 sources."""
+"""Metrics in ``StepDone.extra``. Metrics of a source, a named part of a dataset (``/NAME``), are reported in runs on 2 to 32
+sources."""
 
 EVAL_METRICS: dict[str, Metric] = {
     "heldout_loss": Metric("nats/token", "loss on held-out rows", "heldout/loss"),
@@ -81,7 +82,7 @@ SOURCE_EVAL_METRICS: dict[str, Metric] = {
         "nats/token", "how much worse the loss on source NAME is than before", "heldout/forgetting/NAME"
     ),
 }
-"""Metrics of each source in ``Evaluated``."""
+"""Metrics of each source (named part of a dataset) in an ``Evaluated`` event."""
 _ALL = STEP_METRICS | EXTRA_METRICS | EVAL_METRICS | SOURCE_EVAL_METRICS
 _OF_SOURCES = "/NAME"
 

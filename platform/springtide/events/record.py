@@ -1,5 +1,5 @@
 """Convert events to JSON objects and back. A record of another format, or with an unknown key or an invalid value, is refused.
-A record of a kind that only another version has raises ``UnknownKind``: readers skip and count such records."""
+A record whose kind of event only another version has raises ``UnknownKind``: readers skip and count such records."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from springtide.events import controller, saves, steps
 from springtide.events.event import Event
 
 FORMAT = 1
-"""Increase it when a reader of the previous format would misread or refuse a record of the new one. A record without a number
-is of format 1."""
+"""Increase it when a reader of the previous format would misread or refuse a record of the new one. A record without a format
+number is of format 1."""
 
 EVENTS: dict[str, type[Event]] = {
     one.kind: one

@@ -11,7 +11,7 @@ from springtide.events.event import Event
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Saved(Event):
-    """A checkpoint was committed."""
+    """A checkpoint was committed: it is complete, and the run can resume from it."""
 
     kind: ClassVar[str] = "saved"
     charged_to: ClassVar[str] = "checkpoint_stall"
@@ -93,7 +93,7 @@ class SnapshotIntervalChanged(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rejected(Event):
-    """A checkpoint with bad bytes was put in quarantine."""
+    """A damaged checkpoint was put in quarantine: the run no longer resumes from it."""
 
     kind: ClassVar[str] = "rejected"
     step: StepsDone

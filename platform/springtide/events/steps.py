@@ -21,9 +21,10 @@ class Started(Event):
     """Name of the checkpoint that the worker group loaded; empty at the beginning of the run."""
     order_identity: str = ""
     chain: str = ""
-    """The chain of the state that training continues from, 32 hex digits; empty at step 0."""
+    """The chain (hash over all trained steps) of the state that training continues from, 32 hex digits; empty at step 0."""
     skipped_updates: list[OrderStep] = dataclasses.field(default_factory=list)
-    """Steps of the order whose update was skipped in the history of that state, at most the newest 1000."""
+    """Steps whose update was skipped in the history of that state, as indexes in the order of batches; at most the newest
+    1000."""
     num_parameters: int = 0
     flops_per_token: float = 0.0
     """FLOPs of the model per token, forward and backward."""
@@ -34,7 +35,7 @@ class Started(Event):
     peak_source: str = ""
     """Source of ``peak_flops``, as text."""
     remark: str = ""
-    """Remarks for the user on this start."""
+    """Remarks for the user on the start of this worker group."""
     nodes: list[str] = dataclasses.field(default_factory=list)
     """The node of each rank; empty if unknown."""
     markets: list[str] = dataclasses.field(default_factory=list)
@@ -147,7 +148,7 @@ class RolledBack(Event):
     step: StepsDone
     """Steps done when the spike was found; the last of them is the spike."""
     skipped: list[OrderStep]
-    """Steps of the order that are newly jumped over."""
+    """Steps that are newly jumped over, as indexes in the order of batches."""
     reason: str
 
     def describe(self) -> str:
@@ -220,7 +221,7 @@ class Resumed(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Straggling(Event):
-    """A rank's device was far slower than the others in two checks in a row: all ranks wait for it."""
+    """A rank's device was far slower than the other ranks' devices in two speed checks in a row. All ranks wait for it."""
 
     kind: ClassVar[str] = "straggling"
     step: StepsDone

@@ -1,7 +1,7 @@
 """Labels: a model's log-probabilities for each row of a dataset. They are sealed in a folder of their own, with the same rows
 in the same row groups as the dataset.
 
-    labels.json                     written last: the dataset's digest, the labeller, the digest of each file
+    labels.json                     written last: the dataset's digest, the labelling model, the digest of each file
     train-00000-g0000.safetensors   the labels of one row group, read in place
 
 With L positions in a row, of which position j predicts token j + 1:
@@ -89,7 +89,7 @@ class LabelLayout(NamedTuple):
     sequence_length: int
 
     def columns(self, rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return name of a column -> its type and shape, in the order of the file."""
+        """Return name of a column -> its type and shape, in the order in which the file stores the columns."""
         if self.what == "logprob":
             return {"logprobs": ("float32", (rows, self.sequence_length))}
         shape = (rows, self.sequence_length, self.k)
@@ -99,7 +99,7 @@ class LabelLayout(NamedTuple):
         return {_SAMPLE_IDS: ("int64", (rows,)), **self.columns(rows)}
 
     def size_bytes(self, rows: int) -> int:
-        """Return the size of a file without its header [bytes]."""
+        """Return the size of a label file with ``rows`` rows, without its header [bytes]."""
         return sum(_size(kind, shape) for kind, shape in self._stored(rows).values())
 
     def header(self, rows: int) -> bytes:
@@ -110,7 +110,7 @@ class LabelLayout(NamedTuple):
             found[name] = {"dtype": _TYPES[kind], "shape": shape, "data_offsets": [begin, end]}
             begin = end
         text = json.dumps(found, separators=(",", ":"), allow_nan=False).encode()
-        text += b" " * (-len(text) % 8)  # so that values are aligned
+        text += b" " * (-len(text) % 8)  # so that the values after the header are aligned
         return len(text).to_bytes(8, "little") + text
 
     def encode(self, sample_ids: np.ndarray, columns: Mapping[str, np.ndarray]) -> list[memoryview]:
@@ -135,7 +135,7 @@ class LabelLayout(NamedTuple):
 
 def _size(kind: str, shape: tuple[int, ...]) -> int:
     size = np.dtype(kind).itemsize
-    for length in shape:  # of any size: a manifest may be hostile, and numpy's product wraps around
+    for length in shape:  # Python's integers: a hostile manifest has huge shapes, and numpy's product wraps around
         size *= length
     return size
 
@@ -157,7 +157,7 @@ class _LabelFile(NamedTuple):
 
 
 class _View:
-    """A view of a row group's labels."""
+    """The labels of one row group, as views of its file's bytes."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
@@ -199,7 +199,7 @@ def write_labels(folder: Folder, labels: Labels) -> None:
 
 
 def load_labels(folder: Folder) -> Labels:
-    """Load the manifest of sealed labels; CorpusError if it is missing, damaged or of another format."""
+    """Load the manifest of sealed (complete) labels; CorpusError if it is missing, damaged or of another format."""
     try:
         record: Any = folder.read_json(LABELS)
         if isinstance(record, dict) and record.get("format") != FORMAT:

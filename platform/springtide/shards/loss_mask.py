@@ -37,7 +37,7 @@ def ids_of(tokens: np.ndarray) -> np.ndarray:
 
 
 def is_predicted(tokens: np.ndarray) -> np.ndarray:
-    """Return which of ``tokens`` count in the loss as targets, bool."""
+    """Return, for each of ``tokens``, whether it is a target in the loss, bool."""
     return tokens < _top_bit(tokens)
 
 

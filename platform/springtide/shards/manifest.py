@@ -43,7 +43,7 @@ def _counts(table: ShardTable) -> dict[str, int]:
 
 
 Shards = Annotated[ShardTable, PlainValidator(_table), PlainSerializer(_counts)]
-"""Shards in a manifest. As plain data only their counts, because the index has the rest."""
+"""The shards of a split. The manifest file has only their counts, because the index file has the row groups."""
 
 
 class Split(Record):
@@ -63,7 +63,7 @@ class Split(Record):
 
 
 class Manifest(Record):
-    """The manifest of a sealed dataset."""
+    """The manifest of a sealed (complete, never changed) dataset."""
 
     format: int = FORMAT
     sequence_length: Count
@@ -134,7 +134,7 @@ class Manifest(Record):
         return {name: _together(found) for name, found in by_split.items() if found}
 
     def of(self, source: str) -> Manifest:
-        """Return the manifest with the rows of ``source`` alone."""
+        """Return a copy of the manifest that has only the rows of ``source``."""
         return self.model_copy(update={"sources": {source: self.sources[source]}})
 
     @property
@@ -169,7 +169,7 @@ class Manifest(Record):
 
     @property
     def memory_type(self) -> str:
-        """Type of the tokens that are read; their top bit is the loss mask."""
+        """Type of the tokens after reading. The top bit of a token is the loss mask."""
         return memory_type(self.token_type, self.vocab_size)
 
     @property

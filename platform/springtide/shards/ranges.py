@@ -24,8 +24,8 @@ _KEPT_BYTES = 256 * 2**20
 _MOST_OPEN = 2**14
 """Most row groups that the readers of a process keep open: Linux gives a process 65,530 maps."""
 _SHARE_OF_FILES = 4
-"""The readers keep open at most one file in this number of the files that the process may open: each map keeps its file
-open."""
+"""The readers use at most one in this number of the files that the process may open: each row group that is mapped keeps its
+file open."""
 REMEDY = "remove the dataset's folder and run `springtide data prepare` again, or restore the file"
 
 
@@ -128,7 +128,7 @@ class CheckedRanges:
 
 
 class View(Protocol):
-    """A view of a row group's rows in the group's bytes."""
+    """A view of the rows of one row group in the group's bytes."""
 
     @property
     def num_data_bytes(self) -> int:
@@ -140,11 +140,11 @@ _View = TypeVar("_View", bound=View)
 
 _readers: weakref.WeakSet[OpenGroups[Any]] = weakref.WeakSet()
 _lock = threading.Lock()
-"""Held while the open row groups are reordered and closed, because readers in other threads may close them too."""
+"""Held while open row groups are reordered and closed, because readers in other threads may close the same row groups."""
 
 
 class OpenGroups(Generic[_View]):
-    """The row groups of a reader. The most recently used ones stay open."""
+    """The row groups of a reader. The most recently used row groups stay open."""
 
     def __init__(self, ranges: CheckedRanges, row_ends: np.ndarray, view: Callable[[int, np.ndarray], _View]) -> None:
         """``row_ends``: number of rows up to the end of each group, int64 (groups,); ``view``: (number of a group, its bytes)
@@ -162,7 +162,7 @@ class OpenGroups(Generic[_View]):
         wanted, begins = np.unique(groups[order], return_index=True)
         places = np.split(order, begins[1:])
         most = _most_open()
-        at_once = -(-most // 2)  # half: each has another open file while it is put into the cache
+        at_once = -(-most // 2)  # half, because a range has a second open file while the cache stores it
         for first in range(0, len(wanted), at_once):
             some = wanted[first : first + at_once].tolist()
             for group, view, here in zip(some, self._fetch(some, most), places[first : first + at_once], strict=True):

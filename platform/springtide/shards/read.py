@@ -66,7 +66,7 @@ def _foreign_id(dataset: Folder, one: ByteRange, group: RowGroupView, vocab_size
 
 
 def check_shard(dataset: Folder, shard: Shard) -> None:
-    """Raise CorruptShard if the file's bytes differ from those that were sealed."""
+    """Raise CorruptShard if the file's bytes changed after the dataset was sealed (completed)."""
     try:
         found = digest_of(dataset, shard)
     except (FileNotFoundError, IsADirectoryError) as error:  # other errors may be temporary

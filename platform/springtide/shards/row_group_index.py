@@ -1,5 +1,5 @@
-"""The row groups of a dataset in one binary file next to its manifest. It is mapped, not parsed: the processes of a node share
-it.
+"""The row groups of a dataset in one binary file next to its manifest. The file is mapped into memory, not parsed, so the
+processes of a node share it.
 
     bytes 0-31    "springtide row groups 1\\n", zeros to the end          columns follow, little-endian, shards then row groups
     shards        number, size_bytes, group_ends       int64 each        digests, signatures     16 bytes each
@@ -45,7 +45,7 @@ class SplitCounts(Record):
 
 
 class _Names(Sequence[str]):
-    """Names of shards, made from their numbers."""
+    """File names of shards, made from the shards' numbers when they are accessed."""
 
     def __init__(self, split: str, numbers: np.ndarray) -> None:
         self._split, self._numbers = split, numbers
@@ -131,7 +131,7 @@ def read_index_of(
 
 
 def _parsed(data: np.ndarray, shards: int, groups: int) -> tuple[np.ndarray, Columns]:
-    """Return the numbers of the shards, and views of the columns, for all splits together."""
+    """Return the shards' numbers and views of the columns, from the bytes ``data`` of the index, for all splits together."""
     place = len(_MAGIC)
 
     def column(rows: int, width: int) -> np.ndarray:
@@ -153,7 +153,8 @@ def _parsed(data: np.ndarray, shards: int, groups: int) -> tuple[np.ndarray, Col
 
 
 def _read(dataset: Folder, record: IndexRecord, cache: Cache | None) -> np.ndarray:
-    """Return the bytes of the index, mapped if the file is local or cached; CorpusError if they differ from the sealed ones."""
+    """Return the bytes of the index, mapped if the file is local or cached; CorpusError if they differ from the sealed
+    bytes."""
     where = dataset.where(ROW_GROUPS)
     try:
         size = dataset.size(ROW_GROUPS)

@@ -17,11 +17,11 @@ _DIGEST_BYTES = 16
 _AT_ONCE = 2**15
 """Row groups that are checked at a time: their numbers stay in the CPU's cache."""
 _MOST_BYTES = 2**62
-"""Largest offset: sums of two stay below 2**63."""
+"""Largest offset in a file that is accepted: a sum of two offsets stays below 2**63."""
 
 
 class Record(BaseModel):
-    """Base of the parts of a manifest: frozen, without unknown names."""
+    """Pydantic base of the parts of a manifest: frozen, rejects unknown names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,7 +51,8 @@ class Shard(Record):
     digest: Digest
     """Digest of the file."""
     signatures: Digest | None = None
-    """Digest of the file with the signatures of the shard's documents; None if there is no such file."""
+    """Digest of the file with the signatures of the shard's documents, which find near copies in other datasets; None if there
+    is no such file."""
     groups: tuple[RowGroup, ...] = Field(min_length=1)
 
 
@@ -159,7 +160,7 @@ class ShardTable(Sequence[Shard]):
     __hash__ = None  # type: ignore[assignment]
 
     def file(self, number: int) -> ShardFile:
-        """Return a shard by its number, without its row groups."""
+        """Return name, size and digest of the shard with this number, without its row groups."""
         digest = self.columns.digests[number].tobytes().hex()
         return ShardFile(self.names[number], int(self.columns.size_bytes[number]), digest)
 
@@ -253,7 +254,7 @@ def _bytes(digests: Iterable[str]) -> np.ndarray:
     return np.frombuffer(data, np.uint8).reshape(-1, _DIGEST_BYTES)
 
 
-# A view of a row group's rows in its bytes, without Parquet decoding.
+# A view of the rows of a row group in the file's bytes, without Parquet decoding.
 #
 # Tokens are stored in Parquet's BYTE_STREAM_SPLIT encoding: the lowest byte of every token, then the next byte of every token,
 # four such planes in all, because Parquet's smallest integer has 32 bits. The planes above the token type hold zeros; they
@@ -272,7 +273,7 @@ class Rows(NamedTuple):
 
 
 class RowGroupView:
-    """A view of a row group. ``data`` holds the file's bytes from ``group.sample_ids`` to ``group.end``."""
+    """A view of the rows of one row group. ``data`` holds the file's bytes from ``group.sample_ids`` to ``group.end``."""
 
     def __init__(self, data: memoryview | np.ndarray, group: RowGroup, token_type: str, memory_type: str = "") -> None:
         """``memory_type``: type of the tokens that are returned; empty for ``token_type``."""
@@ -288,7 +289,7 @@ class RowGroupView:
 
     def take(self, index: np.ndarray) -> Rows:
         """Return the rows of the group at ``index``, int64 (n,)."""
-        # in numpy, ``take`` of whole rows is faster than indexing, and ``left_shift`` widens without a copy before
+        # in numpy, ``take`` of whole rows is faster than indexing, and ``left_shift`` with a dtype widens without an extra copy
         *lower, highest = self._planes
         tokens: np.ndarray = highest.take(index, axis=0)
         for plane in reversed(lower):

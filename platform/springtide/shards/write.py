@@ -66,7 +66,7 @@ def _encode(
 
 def _locate(data: bytes, group: Any, tokens: np.ndarray) -> RowGroup:
     values = group.num_rows * tokens.shape[1]
-    # a page ends with its values (Parquet format, "Data pages"), and a column with its only page
+    # a page ends with its values (Parquet format, "Data pages"), and a column ends with its only page
     columns = [group.column(place) for place in range(3)]
     ends = [column.data_page_offset + column.total_compressed_size for column in columns]
     begin, end = ends[0] - 8 * group.num_rows, ends[2] - (4 - tokens.itemsize) * values

@@ -1,5 +1,5 @@
-"""(seed, step) -> the same rows at any world size. Rule: the data state of a run is one integer, the next step. Everything else
-is computed from it, and slicing by rank comes last."""
+"""(seed, step) -> the rows of the step, the same at any world size. Rule: the data state of a run is one integer, the next
+step. Everything else is computed from it, and slicing by rank comes last."""
 
 from springtide.stream.batches import batches
 from springtide.stream.data import Data, open_data

@@ -1,4 +1,4 @@
-"""The batches of a sealed dataset, for your own training loop at any number of ranks."""
+"""The batches of a sealed (complete, never changed) dataset, for your own training loop at any number of ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from springtide.stream.reader import Batch, RankReader, Read, load
 
 _READ_BYTES = 2**20
 _MOST_STEPS = 64
-"""Most steps in one read."""
+"""Most steps whose rows are fetched in one read."""
 
 
 def batches(
@@ -74,7 +74,7 @@ def batches(
 
 
 def _reads(reader: RankReader, first: int) -> Iterator[Read]:
-    """Yield the reads from step ``first`` on, without end."""
+    """Yield one ``Read`` (a few consecutive steps) after the other, from step ``first`` on, without end."""
     steps = reader.plan(StepsDone(first), StepsDone(first + _MOST_STEPS), _READ_BYTES)[0].last - first
     for begin in itertools.count(first, steps):
         yield Read(StepsDone(begin), StepsDone(begin + steps))

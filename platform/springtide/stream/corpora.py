@@ -1,4 +1,5 @@
-"""The corpora of a run: each source of each dataset is one. A corpus has its own weight, epochs and held-out set."""
+"""The corpora of a run: each source (named part) of each dataset is a corpus. A corpus has its own weight, epochs and held-out
+set."""
 
 from __future__ import annotations
 
@@ -14,18 +15,18 @@ from springtide.storage import Cache, Folder
 from springtide.stream.sample_ids import MOST_CORPORA
 
 _OPENED_AT_ONCE = 16
-"""Manifests that are opened at once; a store answers each request after some 10 to 100 ms."""
+"""Number of manifests that are opened in parallel, because an object store takes some 10 to 100 ms per request."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A source of a dataset."""
+    """A corpus of a run: one source (named part) of a dataset."""
 
     name: str
     """For a source of ``shards.dataset``: the name of the source. Otherwise the name of its dataset in the config, or
     ``dataset/source`` if the dataset has several sources."""
     dataset: str
-    """Name of its dataset in the config."""
+    """Name of the corpus's dataset in the config."""
     url: str
     """URL of the dataset."""
     whole: Manifest
@@ -51,7 +52,7 @@ class Corpus:
 
 
 def open_corpora(config: DataConfig, cache: Cache | None = None) -> tuple[tuple[Corpus, ...], tuple[Corpus, ...]]:
-    """Return the corpora that ``config`` trains on, in the order of their numbers, and those that it evaluates on only.
+    """Return the corpora that ``config`` trains on, in the order of their numbers, and the corpora that it only evaluates on.
     ``cache``: this node's cache, for the datasets' row group indexes.
 
     Raises ConfigError if the corpora do not fit together, CorpusError if one is missing or has no rows to train on.
@@ -74,8 +75,8 @@ def open_corpora(config: DataConfig, cache: Cache | None = None) -> tuple[tuple[
 
 
 def open_labels(url: str, corpora: tuple[Corpus, ...]) -> Labels:
-    """Return the manifest of the labels at ``url`` for the dataset of ``corpora``. Raises CorpusError if the labels are missing
-    or belong to another dataset."""
+    """Return the manifest of a model's labels, stored at ``url``, for the dataset of ``corpora``. Raises CorpusError if the
+    labels are missing or belong to another dataset."""
     labels = load_labels(Folder(url))
     check_labels(labels, url, corpora[0].whole, corpora[0].url)
     return labels
@@ -111,7 +112,7 @@ def _check_names(corpora: Iterable[Corpus], eval_corpora: Iterable[Corpus]) -> N
 
 
 def _check_trained(config: DataConfig, name: str, url: str, manifest: Manifest) -> None:
-    """Raise ConfigError or CorpusError if a dataset cannot be trained on."""
+    """Raise ConfigError if a dataset holds only held-out text, CorpusError if it has no rows to train on."""
     field = f"stream.mixture.{name}" if config.stream.mixture else "shards.dataset"
     if manifest.is_eval_only:
         limit = "holds held-out text only (shards.heldout_fraction = 1)"
@@ -164,7 +165,7 @@ def _check(config: DataConfig, field: str, url: str, manifest: Manifest, first: 
         )
 
 
-# Which datasets of a run may train on text that another one holds out.
+# Which datasets of a run may train on text that another dataset holds out.
 #
 # Two datasets are decontaminated if one was prepared with the other in ``corpus.apart_from``: then neither trains on text that
 # the other holds out. Otherwise near copies leak. Exact copies leak too, unless both datasets hold out the same fraction,
@@ -196,8 +197,8 @@ def leaks(corpora: Mapping[str, Manifest], eval_only: Mapping[str, Manifest]) ->
 
 
 def _not_apart(held: Mapping[str, Manifest], trained: Mapping[str, Manifest]) -> Iterator[tuple[str, str]]:
-    """Yield (name of a held-out set, name of a corpus) for datasets that are not decontaminated; a pair of corpora comes
-    once."""
+    """Yield (name of a held-out set, name of a corpus) for each pair that is not decontaminated against each other. Two corpora
+    of ``trained`` make one pair, not two."""
     records = {name: (one.digest, frozenset(one.apart_from)) for name, one in {**held, **trained}.items()}
     places = {name: place for place, name in enumerate(trained)}
     for name in held:

@@ -1,4 +1,4 @@
-"""The row of a corpus that each draw takes."""
+"""Map draws to rows: draw n from a corpus -> the row of the corpus that this draw takes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CorpusOrders:
     """
 
     def __init__(self, seed: int, group_rows: Sequence[Sequence[int] | np.ndarray], lanes: int, window: int) -> None:
-        """Lay out the columns.
+        """Divide each corpus into columns, the parts whose rows are read one window after another.
 
         Args:
             seed: seed of the order.
@@ -33,9 +33,9 @@ class CorpusOrders:
         self._seed, self._window = seed, window
         self._sizes = [np.asarray(rows) for rows in group_rows]
         self.rows = np.array([sizes.sum(dtype=np.int64) for sizes in self._sizes], dtype=np.int64)
-        """Rows of each corpus, T."""
+        """Number of rows of each corpus, T."""
         self.columns = np.clip(self.rows // window, 1, lanes)
-        """Columns of each corpus, S."""
+        """Number of columns of each corpus, S."""
         self._spread = np.array([spread(columns) for columns in self.columns.tolist()], dtype=np.int64)
         self._starts = functools.lru_cache(maxsize=len(self._sizes))(self._first_rows)
         self._groups = functools.lru_cache(maxsize=_EPOCHS_KEPT * len(self._sizes))(self._permute_groups)
@@ -47,13 +47,13 @@ class CorpusOrders:
         return column * self._spread[corpora] % columns / columns
 
     def draw(self, corpora: np.ndarray, draws: np.ndarray) -> np.ndarray:
-        """Return the row of its corpus that each draw takes."""
+        """Return the row that each draw takes, as its number in the corpus, int64 (n,)."""
         rows, columns, window = self.rows[corpora], self.columns[corpora], self._window
         epoch, place = np.divmod(draws, rows)
         inside, column = np.divmod(place, columns)
         length = rows // columns + (column < rows % columns)
         start = column * (rows // columns) + np.minimum(column, rows % columns)
-        # columns begin new windows at different times, so that a step opens the row groups of few columns
+        # columns begin new windows at different times, so that in a step only few columns open new row groups
         phase = column * window // columns
         number = (inside + phase) // window
         begin = np.maximum(number * window - phase, 0)
@@ -62,7 +62,8 @@ class CorpusOrders:
         return self._stored(corpora, epoch, start + begin + permuted(key, inside - begin, end - begin))
 
     def _stored(self, corpora: np.ndarray, epochs: np.ndarray, virtual: np.ndarray) -> np.ndarray:
-        """Return the stored rows at the places ``virtual`` in the virtual sequences of their epochs."""
+        """Return the numbers of stored rows, given their positions ``virtual`` in an epoch's virtual sequence (the corpus with
+        its row groups permuted)."""
         rows = np.empty_like(virtual)
         order = np.lexsort((epochs, corpora))
         changes = np.flatnonzero(np.diff(corpora[order]) | np.diff(epochs[order])) + 1
@@ -84,11 +85,12 @@ class CorpusOrders:
         in the virtual sequence, int64 (groups,)."""
         sizes = self._sizes[corpus]
         groups = permutation(keys(self._seed, corpus, epoch), len(sizes))
-        groups = groups.astype(np.int32) if len(sizes) < 2**31 else groups  # halves the memory of an epoch
+        groups = groups.astype(np.int32) if len(sizes) < 2**31 else groups  # int32 halves the memory of the order
         return groups, np.cumsum(sizes[groups], dtype=np.int64)
 
 
-# Keyed permutations, computed and never stored. They are the same on every machine and with every version of numpy.
+# Pseudo-random permutations decided by a key, computed and never stored. They are the same on every machine and with every
+# version of numpy.
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _ROUNDS = 6
@@ -125,7 +127,7 @@ def permuted(key: np.ndarray, places: np.ndarray, sizes: np.ndarray) -> np.ndarr
     """
     found = places.astype(np.uint64)
     sizes = sizes.astype(np.uint64)
-    base = np.ceil(np.sqrt(sizes.astype(np.float64))).astype(np.uint64)  # exact to 2**52 rows
+    base = np.ceil(np.sqrt(sizes.astype(np.float64))).astype(np.uint64)  # float64 is exact up to 2**52 rows
     outside = np.arange(len(found))
     while len(outside):
         here, side, of = found[outside], base[outside], key[outside]

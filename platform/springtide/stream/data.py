@@ -29,7 +29,7 @@ models", 2023)."""
 
 
 class Drawn(NamedTuple):
-    """How much of one corpus some steps train on."""
+    """Amount of one corpus that a number of steps trains on."""
 
     rows: int
     """Number of rows; a repeated row counts each time."""
@@ -39,8 +39,8 @@ class Drawn(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """The corpora of a run, in the order of their numbers, and the order of their rows. It is pickled as its config, and a
-    process opens the data of a config only once."""
+    """The corpora of a run, in the order of their numbers, and the order of their rows. Only the config is pickled; a process
+    that unpickles the same config again gets the data that is already open."""
 
     config: DataConfig
     corpora: tuple[Corpus, ...]
@@ -48,7 +48,7 @@ class Data:
     eval_corpora: tuple[Corpus, ...] = ()
     """Corpora that are evaluated on and not trained on."""
     labels: Labels | None = None
-    """Manifest of the labels of the training rows; None without labels."""
+    """Manifest of a model's labels for the training rows (``shards/labels.py``); None without labels."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ class Data:
 
     @property
     def manifests(self) -> tuple[Manifest, ...]:
-        """For each corpus, the manifest with its rows alone."""
+        """For each corpus, the manifest of its dataset, reduced to the corpus's rows."""
         return tuple(corpus.manifest for corpus in self.corpora)
 
     @functools.cached_property
@@ -90,7 +90,7 @@ class Data:
 
     @property
     def token_type(self) -> str:
-        """Type of the tokens in memory; their top bit is the loss mask."""
+        """Type of the tokens in memory. The top bit of a token is the loss mask."""
         return self.corpora[0].whole.memory_type
 
     @property
@@ -120,7 +120,7 @@ class Data:
         return any(corpus.whole.has_loss_mask for corpus in self.corpora)
 
     def skipping(self, steps: Iterable[OrderStep]) -> Data:
-        """Return the same data with the given steps of the order skipped too."""
+        """Return the same data, in an order that also skips the given steps."""
         skip = tuple(sorted({*self.order.skip, *steps}))
         stream = StreamConfig.model_validate({**self.config.stream.model_dump(), "skip": skip})
         config = dataclasses.replace(self.config, stream=stream)
@@ -146,8 +146,8 @@ class Data:
         return ids, tokens
 
     def columns(self, sample_ids: np.ndarray) -> Columns:
-        """Return the labels of the training rows with these sample ids, by column; empty without labels. Raises CorruptShard if
-        the labels are those of other rows."""
+        """Return a model's labels for the training rows with these sample ids, by column; empty without labels. Raises
+        CorruptShard if the stored labels belong to other rows."""
         if self.labels is None:
             return {}
         corpora, rows = corpus_and_row(sample_ids)
@@ -188,7 +188,8 @@ class Data:
         return _open_once, (*(section.model_dump_json() for section in sections), self.config.total, self.config.labels)
 
     def shares(self, done: StepsDone) -> dict[str, float]:
-        """Return the share of each corpus in the last of the first ``done`` steps; with ``done`` 0, in the first step."""
+        """Return name of a corpus -> its share of the mixture in step ``done``, the last trained step; with ``done`` 0, in the
+        first step."""
         step = self.order.step_before(done) if done else OrderStep(0)
         weights = next(weights for start, weights in reversed(self.order.schedule) if start <= step)
         return {name: weight / sum(weights) for name, weight in zip(self.names, weights, strict=True) if weight}
@@ -236,7 +237,7 @@ def open_data(config: DataConfig) -> Data:
     """
     corpora, eval_corpora = open_corpora(config, _cache_of(config.feed))
     labels = open_labels(config.labels, corpora) if config.labels else None
-    of = f" labels {labels.digest}" if labels else ""  # same rows with other labels: a different run
+    of = f" labels {labels.digest}" if labels else ""  # the same rows with other labels are a different run
     order = Order(
         manifests=tuple(f"{corpus.identity}{of}" for corpus in corpora),
         group_rows=tuple(corpus.manifest.splits[TRAIN].group_rows() for corpus in corpora),
@@ -354,7 +355,7 @@ class CapsTooSmall(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class _Table:
-    """A table of weights, and the number of rows drawn under it."""
+    """Weights of the corpora from step ``start`` on, and the number of rows drawn while they apply."""
 
     start: int
     weights: tuple[float, ...]
@@ -394,7 +395,7 @@ def capped(schedule: WeightTable, ramp: Ramp, num_steps: int, limits: Mapping[in
         over = {corpus: drawn[corpus] - limit for corpus, limit in limits.items() if drawn[corpus] > limit}
         if not over:
             return found
-        for corpus, rows_over in over.items():  # exceeded by a few rows only: draws are whole rows
+        for corpus, rows_over in over.items():  # over by a few rows only, because draws are whole rows
             targets[corpus] = max(0, targets[corpus] - rows_over)
     raise AssertionError(f"no weights keep to {limits}")
 
@@ -418,7 +419,7 @@ def _filled(table: _Table, limits: Mapping[int, float]) -> tuple[float, ...]:
     drawn = table.drawn
     if all(drawn[corpus] <= limit for corpus, limit in limits.items()):
         return table.weights
-    # by the size of the rest at which each corpus reaches its limit; each full corpus leaves more for the others
+    # water filling: sort the corpora by how soon they reach their limits; a full corpus leaves more rows for the others
     order = sorted(limits, key=lambda corpus: (limits[corpus] / table.weights[corpus], corpus))
     unlimited = math.fsum(weight for corpus, weight in enumerate(table.weights) if corpus not in limits)
     open_weights = [*itertools.accumulate((table.weights[one] for one in reversed(order)), initial=unlimited)][::-1]

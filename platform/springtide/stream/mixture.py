@@ -1,10 +1,10 @@
-"""The corpus that each slot of a step draws from, and how often each corpus was drawn from before a step.
+"""The corpus that each slot (place for a row) of a step draws from, and the number of draws from each corpus before a step.
 
 The cumulative weights cut the unit interval into one interval per corpus. Slot j of step s is the point
 (f j / G + s a) mod 1. The G points of a step are evenly spaced, so every step holds its share of each corpus to within one
-sample. a is the golden ratio, so each slot holds these shares over the steps. f has no divisor in common with G and spreads the
-slots of a corpus over the lanes. All of this is integer arithmetic modulo M = G * 2**40. So counts over any range of steps are
-floor sums: exact, in time logarithmic in the number of steps.
+sample. a is the golden ratio, so each slot also holds these shares over many steps. f has no divisor in common with G and
+spreads the slots of a corpus over the lanes. All of this is integer arithmetic modulo M = G * 2**40. So counts over any range
+of steps are floor sums: exact, in time logarithmic in the number of steps.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class MixtureSchedule:
         return found
 
     def corpora(self, step: OrderStep) -> np.ndarray:
-        """Return the corpus of every slot of ``step``, int64 (slots,)."""
+        """Return the corpus of every slot (place for a row) of ``step``, int64 (slots,)."""
         shift = (step * self._stride) % self._modulus
         points = (self._spaced + shift) % self._modulus
         piece = bisect.bisect_right(self.schedule, int(step), key=lambda entry: entry[0]) - 1
@@ -115,7 +115,7 @@ class MixtureSchedule:
 
     @functools.cached_property
     def _spaced(self) -> np.ndarray:
-        """The points of step 0, int64 (slots,)."""
+        """The points of the slots in step 0, int64 (slots,); step s shifts them by s times the stride."""
         return np.arange(self.slots, dtype=np.int64) * spread(self.slots) % self.slots * _FINENESS
 
 

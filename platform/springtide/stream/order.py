@@ -40,7 +40,8 @@ from springtide.stream.mixture import MixtureSchedule, WeightTable
 from springtide.stream.sample_ids import join
 
 _ARITHMETIC = 2
-"""Increase it with any change of the rows of a step, so that no run continues in another order than it began in."""
+"""Version of the order, part of its identity. Increase it with any change of the rows of a step, so that no run continues in
+another order than it began in."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,23 +133,24 @@ class Order:
 
     @property
     def rows_per_lane(self) -> int:
-        """Rows of a lane in a full-size step, k."""
+        """Rows of a lane (one of the equal parts of a batch) in a full-size step, k."""
         return self.global_batch // self.lanes
 
     def rows(self, step: OrderStep) -> int:
-        """Return the rows of ``step``, G, including excluded samples."""
+        """Return the number of rows of ``step``, G, including excluded samples."""
         return self._ramp.rows(step)
 
     def rows_per_lane_at(self, step: OrderStep) -> int:
-        """Return the rows of a lane in ``step``, k."""
+        """Return the number of rows of a lane (one of the equal parts of a batch) in ``step``, k."""
         return self.rows(step) // self.lanes
 
     def lanes_of(self, rank: int, world_size: int) -> range:
-        """Return the lanes l with floor(l * W / C) == rank: contiguous; sizes differ by at most one."""
+        """Return the lanes (parts of each batch) that ``rank`` owns: the lanes l with floor(l * W / C) == rank. They are
+        contiguous; the numbers of lanes of two ranks differ by at most one."""
         return range(-(-rank * self.lanes // world_size), -(-(rank + 1) * self.lanes // world_size))
 
     def batch(self, step: OrderStep) -> np.ndarray:
-        """Return the sample ids of ``step``, uint64 (G,), in slot order."""
+        """Return the sample ids of ``step``, uint64 (G,), in the order of its slots (places for a row)."""
         return self.samples(step, range(self.lanes))
 
     def rank_batch(self, step: OrderStep, rank: int, world_size: int) -> np.ndarray:
@@ -177,13 +179,13 @@ class Order:
         return kept
 
     def corpora(self, step: OrderStep) -> np.ndarray:
-        """Return the corpus of every slot of ``step``, int64 (G,)."""
+        """Return the corpus of every slot (place for a row) of ``step``, int64 (G,)."""
         return self._mixtures[self._ramp.piece(step)].corpora(step)
 
     def drawn(self, done: StepsDone) -> np.ndarray:
-        """Return how many rows of each corpus the first ``done`` steps train on, int64 (corpora,); excluded samples count.
+        """Return how many rows of each corpus the first ``done`` steps train on, int64 (corpora,), including excluded samples.
 
-        Exact, for any number of steps, and without drawing them. Rows of skipped steps do not count.
+        Exact, for any number of steps, and without drawing them. Rows of skipped steps are not counted.
         """
         if not done:
             return np.zeros(len(self.group_rows), dtype=np.int64)
@@ -223,7 +225,7 @@ class Order:
         return Order, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
 
-# The samples that each lane draws in each step of the order, with a cache of the latest.
+# The samples that each lane draws in each step of the order, with a cache of the latest blocks of steps.
 #
 # Symbols: see the top of this file.
 
@@ -234,7 +236,7 @@ _BLOCKS_KEPT = 8
 
 
 class _Run(NamedTuple):
-    """What each slot draws in consecutive steps with one batch size."""
+    """Corpus and draw of each slot, in consecutive steps with the same batch size."""
 
     corpora: np.ndarray
     """int64 (steps, G): corpus of each slot."""
@@ -243,12 +245,12 @@ class _Run(NamedTuple):
 
 
 class Draws:
-    """The draws of all lanes.
+    """The sample ids that each lane draws in each step.
 
     In a step, the draws from a corpus have consecutive numbers, which begin at the count of draws before the step. They are
-    assigned to the corpus's slots so that a lane gets rows of nearly the same columns in every step. Steps are dealt in blocks,
-    and the latest blocks are cached. From one block to the next the counts are carried over; only after a seek are they summed
-    again.
+    assigned to the corpus's slots so that a lane gets rows of nearly the same columns in every step. Draws are computed for a
+    block of steps at a time, and the latest blocks are cached. From one block to the next the counts are carried over; only
+    after a seek are they summed again.
     """
 
     def __init__(
@@ -260,7 +262,7 @@ class Draws:
         self._dealt = functools.lru_cache(maxsize=_BLOCKS_KEPT)(self._deal_block)
         self._block = functools.lru_cache(maxsize=_BLOCKS_KEPT)(self._draw_block)
         self._carried: dict[OrderStep, np.ndarray] = {}
-        """First step of the block that is likely next -> draws from each corpus before it."""
+        """First step of the next block, if blocks are read in order -> number of draws from each corpus before that step."""
 
     def samples(self, step: OrderStep, lanes: range) -> np.ndarray:
         """Return the sample ids that ``lanes`` draw in ``step``, uint64 (len(lanes) * k,), lane by lane."""

@@ -39,7 +39,7 @@ class Batch(NamedTuple):
     step: StepsDone
     """Number of steps done before this one."""
     sample_ids: np.ndarray
-    """uint64 (n,), as stored with the rows."""
+    """uint64 (n,): ids of the rows, as stored with them."""
     tokens: np.ndarray
     """uint16 or uint32 (n, sequence_length + 1); the top bit says that a token is not predicted."""
     columns: Columns = _NO_COLUMNS
@@ -108,7 +108,7 @@ class RankReader:
         return Fetched(np.repeat(steps, counts), sample_ids, tokens, self.data.columns(all_wanted))
 
     def batches(self, read: Read) -> Iterator[Batch]:
-        """Yield the batches of ``read`` in order. If all rows of a step are excluded, its batch has no rows."""
+        """Yield the batches of ``read``, one per step. If all rows of a step are excluded, its batch has no rows."""
         found = self.fetch(read)
         bounds = np.searchsorted(found.steps, range(read.first, read.last + 1)).tolist()
         for step, begin, end in zip(read.steps, bounds[:-1], bounds[1:], strict=True):
@@ -123,7 +123,7 @@ class RankReader:
 
 
 def check(order: Order, rank: int, world_size: int, step: StepsDone, batch: Batch) -> None:
-    """Raise OrderError unless ``batch`` is exactly what the order gives this rank after ``step`` steps."""
+    """Raise OrderError unless ``batch`` has exactly the rows that the order gives this rank when ``step`` steps are done."""
     wanted = order.rank_batch(order.step_after(step), rank, world_size)
     if batch.step != step:
         raise OrderError(f"rank {rank} of {world_size} received step {batch.step}, expected step {step}")
@@ -137,7 +137,7 @@ def check(order: Order, rank: int, world_size: int, step: StepsDone, batch: Batc
 
 
 def load(reader: RankReader, plan: Iterable[Read]) -> Iterator[Batch]:
-    """Yield the batches of ``plan``, with one read prefetched: the feed of a process without Ray."""
+    """Yield the batches of ``plan``, with one read prefetched: the data pipeline of a process without Ray."""
     rest = iter(plan)
     reads = itertools.chain(*map(growing, itertools.islice(rest, 1)), rest)
     for batches in ahead(list(reader.batches(read)) for read in reads):
@@ -170,7 +170,8 @@ def _end_drawing() -> None:
 
 
 class ahead(Iterator[Item]):  # noqa: N801  used like a function
-    """Iterator over ``items`` that a thread prefetches, one item ahead. An exception in ``items`` is raised at its place.
+    """Iterator over ``items`` that a thread prefetches, one item ahead. An exception in ``items`` is raised when the consumer
+    reaches it.
 
     The thread ends after the last item, or when this object is closed or deleted.
     """
@@ -178,7 +179,7 @@ class ahead(Iterator[Item]):  # noqa: N801  used like a function
     def __init__(self, items: Iterable[Item]) -> None:
         self._ready: queue.Queue[Item | BaseException | None] = queue.Queue(maxsize=1)
         self._closed = threading.Event()
-        work = (items, self._ready, self._closed)  # not self: deleting this object must end the thread
+        work = (items, self._ready, self._closed)  # without self, so that the thread does not keep this object alive
         thread = threading.Thread(target=_draw, args=work, name="springtide-ahead", daemon=True)
         _drawing[thread] = self._closed
         thread.start()

@@ -1,4 +1,5 @@
-"""Sample ids, which hold a corpus and a row in it as one number, and the digest of a set of sample ids."""
+"""Sample ids, which encode the number of a corpus and the number of a row in it as one integer, and the digest of a set of
+sample ids."""
 
 from __future__ import annotations
 
