@@ -1,4 +1,5 @@
-"""Decisions about worker groups, as values that callers carry out. Rule: no I/O, no torch, no clock; callers pass the time."""
+"""Decisions about the worker groups of a run, as values that callers carry out. Rule for this package: no I/O, no torch, no
+clock; callers pass the time."""
 
 from springtide.elastic.forecast import (
     ASSUMED_LOSS_S,

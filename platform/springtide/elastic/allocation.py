@@ -2,10 +2,10 @@
 
     places on each node + each run's request + each run's current workers -> each run's workers on each node
 
-Requests of a higher priority are served in full first. Among runs of equal priority, each first gets its minimum while there is
-capacity, in order of score and then of arrival. Each further worker goes to the run with the fewest workers for its weight.
-Of equally fair allocations, the one in which runs keep their workers on their nodes is chosen. All runs of a queue together
-get no more workers than its quota.
+A place is room for one worker. Requests of a higher priority are served in full first. Among runs of equal priority, each first
+gets its minimum while there is capacity, in order of score and then of arrival. Each further worker goes to the run with the
+fewest workers for its weight. Of equally fair allocations, the one in which runs keep their workers on their nodes is chosen.
+All runs of a queue together get no more workers than its quota.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 Allocation = dict[str, dict[str, int]]
-"""Client id -> node -> number of workers."""
+"""Client id (a run) -> node -> number of workers that the client may have there."""
 
 
 class ResourceRequest(NamedTuple):
@@ -28,14 +28,14 @@ class ResourceRequest(NamedTuple):
     max_workers: int = 1
     weight: float = 1.0
     worker_multiple: int = 1
-    """Workers come in multiples of this."""
+    """The number of workers must be a multiple of this."""
     score: float = -math.inf
-    """How well the client does; higher is better. Clients with the lowest score lose workers first. Default: unknown, the
-    lowest."""
+    """How well the client does, such as its objective; higher is better. Clients with the lowest score lose workers first. The
+    default counts as the lowest score."""
     priority: int = 0
     """Requests of a higher priority are served in full first."""
     queue: str = ""
-    """The queue that the client is in, which may have a quota."""
+    """The queue that the client is in. A queue may have a quota: a limit on the workers of all its clients together."""
     resources: tuple[tuple[str, float], ...] = ()
     """(kind, amount) of each resource that one worker needs, for ``share_cluster``."""
 
@@ -55,7 +55,7 @@ class WorkerShare(NamedTuple):
     nodes: dict[str, dict[str, float]]
     """Node -> resources that the run may use there."""
     others: str = ""
-    """As text: what the run waits for, or which runs get its workers; empty if neither."""
+    """As text: why the run does not get more workers, or which runs get the workers that it loses; empty if neither."""
 
 
 def allocate(
@@ -67,10 +67,10 @@ def allocate(
     """Return the workers of each run on each node: none, or ``min_workers`` to ``max_workers`` in total.
 
     Args:
-        places: workers that fit on each node, the same for all runs.
-        claims: in order of arrival.
+        places: node -> number of workers that fit on it, the same for all runs.
+        claims: the requests of the runs, in order of arrival.
         held: the previous allocation.
-        quotas: queue -> workers that all its runs together may have; a queue without one is not limited.
+        quotas: queue -> workers that all its runs together may have; a queue without a quota is not limited.
     """
     ranked = ranking(claims)
     sizes = _sizes(
@@ -81,7 +81,7 @@ def allocate(
         for node, number in held.get(claim.client_id, {}).items():
             _take(shares[claim.client_id], left, node, min(number, sizes[claim.client_id]))
             sizes[claim.client_id] -= shares[claim.client_id].get(node, 0)
-    # then new workers: on nodes of the same run, then on the nodes with the most free places, so that they span few nodes
+    # then new workers: first on nodes that the run has already, then on the nodes with the most free places, to span few nodes
     emptiest = [(-number, node) for node, number in left.items()]
     heapq.heapify(emptiest)
     for claim in ranked:
@@ -91,7 +91,7 @@ def allocate(
             wanted -= _take(mine, left, node, wanted)
         while wanted and emptiest:
             known, node = emptiest[0]
-            if left[node] == -known:  # else the entry is out of date, and is replaced below
+            if left[node] == -known:  # else the heap's entry for this node is out of date, and is replaced below
                 wanted -= _take(mine, left, node, wanted)
             if left[node]:
                 heapq.heapreplace(emptiest, (-left[node], node))
@@ -101,7 +101,7 @@ def allocate(
 
 
 def ranking(claims: Iterable[ResourceRequest]) -> list[ResourceRequest]:
-    """Return the claims in the order in which they are served; ``claims``: in order of arrival."""
+    """Return the requests for workers in the order in which they are served; ``claims``: the requests in order of arrival."""
     return sorted(claims, key=lambda claim: (-claim.priority, -claim.score))
 
 
@@ -116,7 +116,7 @@ def share_cluster(
 
     Args:
         nodes: node -> its resources.
-        claims: in order of arrival.
+        claims: the requests of the runs, in order of arrival.
         held: the previous allocation.
         quotas: as for ``allocate``.
 
@@ -149,12 +149,12 @@ def free_of(
     shares: Mapping[str, Mapping[str, int]],
     holds: Mapping[str, Mapping[str, int]],
 ) -> Allocation:
-    """Return the part of each run's share that it may use now: workers that it holds already, and places that no run holds. A
-    run that must give up workers holds them until its step is done.
+    """Return the part of each run's share that it may use now: workers that it has already, and room that no run occupies. A
+    run that must give up workers keeps them until its current step is done.
 
     Args:
         nodes: node -> its resources.
-        claims: in order of arrival.
+        claims: the requests of the runs, in order of arrival.
         shares: what ``share_cluster`` returned.
         holds: the workers that each run has on each node.
 
@@ -182,8 +182,8 @@ def free_of(
 
 
 def fits(resources: Mapping[str, float], worker: Iterable[tuple[str, float]]) -> int:
-    """Return how many workers fit into ``resources``; 0 if a worker needs nothing. Rounding is tolerated: three workers of 0.7
-    CPUs fit into 0.7 + 0.7 + 0.7 CPUs, although that sum is less than 2.1 in floating point.
+    """Return how many workers fit into ``resources``, if each needs the amounts in ``worker``; 0 if a worker needs nothing.
+    Rounding is tolerated: three workers of 0.7 CPUs fit into 0.7 + 0.7 + 0.7 CPUs, a sum below 2.1 in floating point.
 
     Examples:
         >>> fits({"CPU": 8.0, "GPU": 2.0}, [("CPU", 2.0), ("GPU", 1.0)])
@@ -201,8 +201,8 @@ def in_words(
     holds: Mapping[str, Mapping[str, int]],
     quotas: Mapping[str, int],
 ) -> str:
-    """Return as text what a run waits for, or which runs get its workers; empty if neither. For the arguments see
-    ``share_cluster`` and ``free_of``.
+    """Return as text why a run does not get more workers, or which runs get the workers that it loses; empty if neither. For
+    the arguments see ``share_cluster`` and ``free_of``.
 
     Examples:
         >>> small, big = ResourceRequest("small", 2, 2), ResourceRequest("big", 1, 4, priority=7)
@@ -242,7 +242,7 @@ def _use(left: dict[str, float], worker: Sequence[tuple[str, float]], number: in
 def _sizes(
     total: int, ranked: Sequence[ResourceRequest], held: Mapping[str, int], quotas: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the number of workers of each run."""
+    """Return run -> number of workers that it gets, out of ``total``; ``held``: run -> its current number of workers."""
     sizes = dict.fromkeys((claim.client_id for claim in ranked), 0)
     allowed = {claim.queue: quotas.get(claim.queue, total) for claim in ranked}
 
@@ -253,7 +253,7 @@ def _sizes(
         total -= number
 
     def poverty(claim: ResourceRequest) -> tuple[float, bool]:
-        # at equal ratios, a run that would lose workers comes first
+        # of runs with equal workers per weight, a run that would lose some of its current workers is served first
         return sizes[claim.client_id] / claim.weight, held.get(claim.client_id, 0) <= sizes[claim.client_id]
 
     for _, some in itertools.groupby(ranked, key=lambda claim: claim.priority):
@@ -261,7 +261,7 @@ def _sizes(
         for claim in equals:
             if claim.least <= min(total, allowed[claim.queue], claim.max_workers):
                 give(claim, claim.least)
-        # capacity only shrinks here, so a run that cannot grow is not pushed back into the heap
+        # free capacity only shrinks in this loop, so a run that cannot grow now is not pushed back into the heap
         growing = [(poverty(claim), place) for place, claim in enumerate(equals) if sizes[claim.client_id]]
         heapq.heapify(growing)
         while growing:
@@ -275,7 +275,7 @@ def _sizes(
 
 
 def _take(share: dict[str, int], left: dict[str, int], node: str, number: int) -> int:
-    """Move up to ``number`` places of ``node`` from ``left`` to ``share``; return how many were moved."""
+    """Move room for up to ``number`` workers on ``node`` from ``left`` to ``share``; return for how many it was moved."""
     taken = max(0, min(number, left.get(node, 0)))
     if taken:
         share[node] = share.get(node, 0) + taken

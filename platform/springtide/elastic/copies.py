@@ -4,7 +4,8 @@
     a1 a2 a3 a4       b1 b2    c1 c2        a node's copy is placed half a circle further on: a1 -> b1, ..., c2 -> a4
 
 If a domain has at most half of the nodes, half a circle further on is always another domain. This holds at every level, and
-every node holds the same number of copies. Below: which survivors of a lost group together hold the newest complete state.
+every node holds the same number of copies. The end of this file finds which surviving ranks of a failed worker group together
+hold the newest complete training state on their devices.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 Domain = tuple[str, ...]
-"""Failure domain of a node, from the widest level to the narrowest (region, zone, rack); an empty name is unknown."""
+"""Failure domain of a node, from the widest level to the narrowest (region, zone, rack); an empty name: level not known."""
 
 
 def place(
     nodes: Iterable[str], domains: Mapping[str, Domain], copies: int, leaving: Collection[str] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """Return node -> the nodes that hold copies of its memory, those in other domains first. The result depends only on the
-    arguments, and every node holds the same number of copies. Takes n log n time.
+    """Return node -> the nodes that hold copies of its in-memory snapshots, nodes in other failure domains first. The result
+    depends only on the arguments, and every node holds the same number of copies. Takes O(n log n) time.
 
     Args:
-        nodes: nodes whose memory is copied; each may hold copies of others.
-        domains: failure domain of each node. All nodes without one count as one domain.
-        copies: copies of each node's memory; fewer if there are too few nodes.
-        leaving: nodes that will be taken away, so that they hold no copies. Their own copies are spread over the others.
+        nodes: nodes whose snapshots are copied; each of them may hold copies of other nodes' snapshots.
+        domains: failure domain of each node. All nodes without a domain count as one domain.
+        copies: number of copies of each node's snapshots; fewer if there are too few nodes.
+        leaving: nodes that will be taken away, so that they hold no copies. Copies of their snapshots are spread over the rest.
 
     Examples:
         >>> place(["a1", "a2", "b1", "b2"], {"a1": ("a",), "a2": ("a",), "b1": ("b",), "b2": ("b",)}, 1)
@@ -43,7 +44,7 @@ def place(
     keys, last = [_key(node, domains) for node in held], -1
     for node in circle:
         if node in leaving:
-            last = max(last + 1, bisect.bisect_left(keys, _key(node, domains)))  # neighbours get different holders
+            last = max(last + 1, bisect.bisect_left(keys, _key(node, domains)))  # neighbours get different copy holders
             found[node] = _ahead(held, last, min(copies, len(held)))
     if copies > 1:
         for node, holders in found.items():
@@ -54,8 +55,8 @@ def place(
 def preferred(
     node: str, nodes: Collection[str], domains: Mapping[str, Domain], copies: int, leaving: Collection[str] = ()
 ) -> list[str]:
-    """Return all nodes that may hold copies of ``node``, best first: first the nodes that ``place`` returns, then all others,
-    nodes in other domains first. The arguments are those of ``place``.
+    """Return all nodes that may hold copies of the snapshots of ``node``, best first: the nodes that ``place`` returns, then
+    the other nodes, those in other failure domains first. The arguments are those of ``place``.
 
     Examples:
         >>> preferred("a1", ["a1", "a2", "b1", "b2"], {"a1": ("a",), "a2": ("a",), "b1": ("b",), "b2": ("b",)}, 1)
@@ -88,8 +89,8 @@ def _circle(nodes: Iterable[str], domains: Mapping[str, Domain]) -> list[str]:
 
 
 def _key(node: str, domains: Mapping[str, Domain]) -> tuple[Domain, bytes, str]:
-    """Return a node's sort key on the circle. Within a domain the order is by hash, because nodes with neighbouring names may
-    be lost together."""
+    """Return the key by which nodes are sorted into a circle. Within a failure domain the order is by hash, because nodes with
+    neighbouring names may be lost together."""
     return domains.get(node, ()), _hash(node), node
 
 
@@ -99,7 +100,8 @@ def _hash(node: str) -> bytes:
 
 
 def _ahead(circle: list[str], here: int, number: int) -> list[str]:
-    """Return ``number`` nodes that lie evenly spaced on ``circle`` after index ``here``, without the node at ``here``."""
+    """Return ``number`` nodes, evenly spaced on ``circle`` (a sorted list that wraps around), after but not at index
+    ``here``."""
     size = len(circle)
     return [circle[(here + turn * size // (number + 1)) % size] for turn in range(1, number + 1)]
 
@@ -112,16 +114,16 @@ class LiveShard(NamedTuple):
 
     rank: int
     step: int
-    """Steps done."""
+    """Number of training steps that the state includes."""
     shard: int
-    """Index of the shard."""
+    """Index of the shard, from 0."""
     num_shards: int
     """Number of shards of the whole state; each copy of the model has all of them."""
 
 
 def newest_holders(offers: Iterable[LiveShard]) -> tuple[int, ...]:
-    """Return the ranks that hold the newest step of which every shard survives, ascending; empty if there is no such step.
-    Ranks may differ by a step, because the all-reduce of the step in which a group fails may end on some ranks only.
+    """Return the ranks, ascending, that hold the state of the newest step of which every shard survives; empty if there is no
+    such step. Ranks may differ by a step: if a group fails in an all-reduce, it may complete on some ranks only.
 
     Examples:
         >>> newest_holders([LiveShard(1, 7, 1, 2), LiveShard(2, 7, 0, 2), LiveShard(3, 8, 1, 2)])
@@ -147,7 +149,7 @@ def covers(shards: Collection[int], num_shards: int) -> bool:
 
 
 def replicas_lost(nodes: Sequence[str], gone: Collection[str], num_shards: int) -> bool:
-    """Return whether the surviving ranks together lack a shard of the state.
+    """Return whether the ranks on surviving nodes together lack a shard of the training state.
 
     Args:
         nodes: the node of each rank. Ranks 0 to ``num_shards`` - 1 hold one shard each, the next ``num_shards`` ranks hold the

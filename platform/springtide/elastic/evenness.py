@@ -1,4 +1,5 @@
-"""Compute how evenly whole lanes are dealt to workers. The worker with the most lanes determines the step time."""
+"""Compute how evenly lanes (fixed shares of every batch, never divided) are dealt to workers. The worker with the most lanes
+determines the step time."""
 
 from __future__ import annotations
 
@@ -7,15 +8,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _NEAR = 0.125
-"""``more_even`` tries numbers of lanes that differ from the given number by at most this share."""
+"""``more_even`` tries numbers of lanes (fixed shares of a batch) that differ from the given number by at most this share."""
 _TRIED = 512
-"""About how many numbers of lanes ``more_even`` tries."""
+"""``more_even`` tries about this many different numbers of lanes (fixed shares of a batch)."""
 _SIZES = 256
-"""About how many numbers of workers are evaluated for one number of lanes."""
+"""``lane_evenness`` evaluates about this many of the given numbers of workers, so that it stays fast."""
 
 
 def most_lanes(lanes: int, workers: int) -> int:
-    """Return the most lanes that any worker owns, which decides how long a step takes.
+    """Return the most lanes (fixed shares of a batch) that any worker owns, which decides how long a step takes.
 
     >>> [most_lanes(12, workers) for workers in (6, 7, 8, 11, 12)]
     [2, 2, 2, 2, 1]
@@ -24,8 +25,8 @@ def most_lanes(lanes: int, workers: int) -> int:
 
 
 def speed(lanes: int, workers: int) -> float:
-    """Return the speed of a group, in units of one worker that never waits for others. ``lanes``: lanes of a step; 0 if work
-    can be divided into parts of any size.
+    """Return the speed of a group, in units of one worker that never waits for others. ``lanes``: number of lanes, the
+    fixed shares into which a batch is divided; 0 if it can be divided into parts of any size.
 
     >>> speed(12, 8), speed(12, 12), speed(0, 8)
     (6.0, 12.0, 8.0)
@@ -34,7 +35,8 @@ def speed(lanes: int, workers: int) -> float:
 
 
 def evenness(lanes: int, workers: int) -> float:
-    """Return the mean share of a step in which a worker computes. In the rest it waits for the worker with the most lanes.
+    """Return the mean share of a step's time in which a worker computes. In the rest of the step it waits for the worker with
+    the most lanes (fixed shares of a batch).
 
     >>> evenness(12, 8), evenness(12, 6)
     (0.75, 1.0)
@@ -43,18 +45,19 @@ def evenness(lanes: int, workers: int) -> float:
 
 
 class LaneEvenness(NamedTuple):
-    """How evenly lanes are dealt over several numbers of workers."""
+    """How evenly lanes (fixed shares of a batch) can be dealt to workers, for several numbers of workers."""
 
     lanes: int
     mean: float
-    """Mean evenness over the numbers of workers."""
+    """Mean, over the numbers of workers, of the share of a step in which a worker computes."""
     worst: float
     worst_workers: int
-    """The number of workers with the worst evenness."""
+    """The number of workers for which lanes are dealt least evenly."""
 
 
 def lane_evenness(lanes: int, sizes: Sequence[int]) -> LaneEvenness:
-    """Return how evenly ``lanes`` are dealt to each number of workers in ``sizes``, all of which are at most ``lanes``.
+    """Return how evenly ``lanes`` (fixed shares of a batch) are dealt to each number of workers in ``sizes``, each at most
+    ``lanes``.
 
     >>> found = lane_evenness(16, range(6, 9))
     >>> round(found.mean, 3), round(found.worst, 3), found.worst_workers
@@ -66,8 +69,8 @@ def lane_evenness(lanes: int, sizes: Sequence[int]) -> LaneEvenness:
 
 
 def more_even(lanes: int, sizes: Sequence[int]) -> LaneEvenness:
-    """Return the number of lanes near ``lanes`` that is dealt most evenly. Of numbers that are equally even to a thousandth,
-    the nearest to ``lanes`` is returned.
+    """Return the number of lanes near ``lanes`` that is dealt most evenly to the numbers of workers in ``sizes``. Of numbers
+    that are equally even to a thousandth, the nearest to ``lanes`` is returned.
 
     >>> more_even(100, range(8, 13)).lanes
     108

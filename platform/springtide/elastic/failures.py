@@ -1,4 +1,4 @@
-"""Generate records of reliable clusters, where nodes fail at random and are replaced."""
+"""Generate random traces (which nodes exist when) of reliable clusters, where nodes fail at random and are replaced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from springtide.elastic.traces import Trace, of_nodes
 
 @dataclasses.dataclass(frozen=True)
 class FailureRates:
-    """How often a cluster has failures, and the shares of hangs and of lost racks."""
+    """How often a cluster has failures, and what share of them are hangs or losses of a whole rack."""
 
     mttf_s: float
     """Mean time between failures of the whole cluster [s]."""
@@ -21,13 +21,13 @@ class FailureRates:
     hangs: float = 0.0
     """Share of the failures in which a process hangs and no node is lost."""
     racks: float = 0.0
-    """Share of the failures in which a whole rack is lost."""
+    """Share of the failures in which all nodes of a rack are lost at once."""
     rack_nodes: int = 16
-    """Nodes of a rack, which is a failure domain."""
+    """Number of nodes of a rack. A rack is a failure domain: its nodes may be lost together."""
 
 
 def poisson_failures(nodes: int, length_s: float, rates: FailureRates, seed: int = 0) -> Trace:
-    """Return a record of ``nodes`` nodes that lasts ``length_s``; failures are a Poisson process.
+    """Return a trace of the failures and replacements of ``nodes`` nodes over ``length_s`` [s]; failures are a Poisson process.
 
     >>> found = poisson_failures(4, 100 * 3600.0, FailureRates(mttf_s=3600.0, hangs=0.5))
     >>> found.most, len(found.changes) // 2, len(found.hangs_s)
@@ -45,7 +45,7 @@ def poisson_failures(nodes: int, length_s: float, rates: FailureRates, seed: int
         rack = first // rates.rack_nodes * rates.rack_nodes
         many = range(rack, min(rack + rates.rack_nodes, nodes))
         for place in many if kind < rates.hangs + rates.racks else (first,):
-            if returns_s[place] <= time_s:  # else the node is lost already and not replaced yet
+            if returns_s[place] <= time_s:  # else the node was lost before and is not replaced yet
                 rows.append((time_s, False, _name(place, lives[place])))
                 lives[place] += 1
                 returns_s[place] = time_s + rates.spare_s

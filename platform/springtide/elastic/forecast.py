@@ -11,23 +11,24 @@ from typing import Any, NamedTuple
 from springtide.elastic.patience import StartTimes
 
 ASSUMED_LOSS_S = 4 * 3600.0
-"""Training time between losses of workers that is assumed before the first loss [s]."""
+"""Training time between two losses of workers, assumed until the run has lost its first worker [s]."""
 _FIRST_RESTART_S = 10.0
 """Assumed time of a restart until one is measured [s]."""
 _REMEMBERED = 9
 _FEW_LEAVES, _MOST_LEAVE_STEPS = 3, 20
-"""While fewer leaves than the first number are recorded, at least ``STEPS_TO_LEAVE`` steps are assumed. After a failed leave,
-at most the second number of steps is assumed."""
+"""A leave: a group brings its state to safety and ends when asked to. Until the first number of leaves is recorded, one is
+assumed to take at least ``STEPS_TO_LEAVE`` steps. After a failed leave, at most the second number of steps is assumed."""
 _USUAL_STEPS = 20
-"""A group that is silent for longer than this number of median steps counts as hung."""
+"""A worker group without an event for longer than this number of median step times counts as hung."""
 _FIRST_STEP = 12.0
-"""Before its first step, a group may be silent this many times longer, because it restores and may compile."""
+"""Before its first step, a group may be silent this many times longer, because it restores a checkpoint and may compile."""
 _MOMENT_S = 1.0
-"""Least time to the first collective of a group; assumed if the driver first polled the group after that collective [s]."""
+"""Least time from the start of a group's processes to its first collective, and the time recorded if the driver first polled
+the group after that collective [s]."""
 
 
 class RunHistory:
-    """Times of steps and restarts, collected from a run's events, which arrive as records in order."""
+    """Times of steps and restarts, collected from a run's events, which are added one by one in order of time."""
 
     def __init__(self, num_steps: int) -> None:
         """``num_steps``: number of steps of the whole run; 0 if it is not known."""
@@ -41,24 +42,24 @@ class RunHistory:
         self._leaves: deque[int] = deque(maxlen=_REMEMBERED)
         """Number of steps from each request to leave until the group left."""
         self._since_asked: int | None = None
-        """Steps that have ended since the group was asked to leave; None if it was not."""
+        """Number of steps that have ended since the group was asked to leave; None if it was not asked."""
         self._last_s: float | None = None
         self._restarted = False
         self._is_starting = True
         self._is_forming = False
-        """Whether a group is starting that has not completed its first collective."""
+        """Whether the current group has not completed its first collective yet."""
         self._runs_since_s: float | None = None
         self._workers = 1
         self._forming_times = StartTimes(least_s=0.0, most_s=math.inf)
 
     def restart(self) -> None:
-        """Begin to wait for the first step of a new group."""
+        """Record that a new group starts, so that its first collective and first step are still to come."""
         self._is_starting = self._is_forming = True
         self._runs_since_s, self._workers = None, 1
 
     def runs(self, workers: int, now: float) -> bool:
-        """Begin to wait for the first collective of the new group, whose ``workers`` run since ``now`` [s]. Return whether that
-        collective is still to come."""
+        """Begin to wait for the first collective of the new group, whose ``workers`` processes run since ``now`` [s]. Return
+        False if that collective is done already."""
         if self._is_forming:
             self._runs_since_s, self._workers = now, workers
         return self._is_forming
@@ -74,7 +75,7 @@ class RunHistory:
         """Record an event of the run; events that do not matter here are ignored."""
         kind = record["kind"]
         if kind == "started":
-            if self._since_asked is not None:  # the group was lost before it had left: ask earlier next time
+            if self._since_asked is not None:  # the group was lost before it had left: next time ask it earlier
                 self._leaves.append(min(2 * max(self._leave_steps, self._since_asked), _MOST_LEAVE_STEPS))
             self._since_asked = None
             self._restarted, self._is_starting = self._last_s is not None, True
@@ -89,7 +90,7 @@ class RunHistory:
             self._since_asked = None if self._since_asked is None else self._since_asked + 1
             self._step_s = statistics.median(self._steps_s)
         elif kind == "decided" and record["decision"] == "stay" and record["reason"].startswith("paused by"):
-            self._last_s = None  # a pause must not count as the time of a restart
+            self._last_s = None  # so that the time of a pause does not count as the time of a restart
         elif kind == "decided" and record["decision"] == "leave" and self._since_asked is None:
             self._since_asked = 0
         elif kind == "saved":
@@ -102,8 +103,8 @@ class RunHistory:
             self._since_asked = None
 
     def longest_s(self, least_s: float) -> float:
-        """Return how long a worker group may be silent before it counts as hung: at least ``least_s``, and much longer before
-        its first step. Before its first collective, the limit follows from the times of this run's earlier groups [s].
+        """Return how long a worker group may report no event before it counts as hung: at least ``least_s``, and much longer
+        before its first step. Before its first collective, the limit follows from the times of this run's earlier groups [s].
 
         >>> RunHistory(num_steps=0).longest_s(300.0)
         3600.0
@@ -114,7 +115,7 @@ class RunHistory:
         return max(least_s, _USUAL_STEPS * statistics.median(self._steps_s))
 
     def prospects(self) -> RestartForecast:
-        """Return the forecast as of now."""
+        """Return the current forecast of the cost of a restart and of the training time left."""
         left_s = (self._num_steps - self.step) * self._step_s if self._num_steps else math.inf
         restart_s = statistics.median(self._gaps_s) if self._gaps_s else _FIRST_RESTART_S
         save_s, copy_s = max(self._saves_s, default=0.0), max(self._copies_s, default=0.0)
@@ -122,45 +123,47 @@ class RunHistory:
 
     @property
     def _leave_steps(self) -> int:
-        """Most steps that a recent request to leave has taken; at least ``STEPS_TO_LEAVE`` while few requests are recorded."""
+        """Most steps from a recent request to leave until the group left; at least ``STEPS_TO_LEAVE`` while few are
+        recorded."""
         return max(*self._leaves, STEPS_TO_LEAVE if len(self._leaves) < _FEW_LEAVES else 1, 1)
 
 
 # Forecast what a restart costs, and how long before the loss of a node its group must be asked to leave.
 
 STEPS_TO_LEAVE = 2
-"""Steps from a request to leave until the group leaves, assumed until the run has measured them. A request that arrives before
-the ranks agree in a step takes effect after that step, a later request after the next step."""
+"""Steps from the request that a group saves its state and ends until it does, assumed until the run has measured them. In each
+step the ranks agree on requests: one that arrives before that takes effect after the step, a later one after the next step."""
 _SLOW_STEP = 1.2
 """Time of a slow step, as a multiple of the median step."""
 _MARGIN = 1.5
 _SAVES = 2.5
-"""Time for the last save before a loss, as a multiple of the time of a save. Another save may be under way when the last one
-should begin, so there is time for two saves and a margin."""
+"""Time reserved for the last save before a node is lost, as a multiple of the time of a save. A periodic save may be under way
+when the last save should begin, so there is time for two saves and a margin."""
 
 
 class RestartForecast(NamedTuple):
-    """What a restart costs, and how long a larger group can make use of it."""
+    """What a restart with another group costs, and how long the run still trains, so that a restart can pay off."""
 
     restart_s: float = 10.0
     left_s: float = math.inf
     """Training time that the run still needs at the current group size [s]."""
     step_s: float = 0.0
-    """Time of a step. A group leaves only between two steps. Infinite until one is measured [s]."""
+    """Time of a step. A group can end only between two steps. Infinite until a step is measured [s]."""
     save_s: float = 0.0
-    """Time of a save to the store; 0 until one is measured [s]."""
+    """Time of a save to storage; 0 until a save is measured [s]."""
     copy_s: float = 0.0
-    """Time to copy the state into the memory of nodes that stay; 0 until one is measured [s]."""
+    """Time to copy the state into the memory of nodes that stay; 0 until a copy is measured [s]."""
     leave_steps: int = STEPS_TO_LEAVE
-    """Steps from a request to leave until the group leaves, both ends counted: the maximum over recent requests."""
+    """Steps from a request to leave until the group leaves, including the step of the request and the last step: the maximum
+    over recent requests."""
 
     def copied_by(self, lost_s: float, reserve_s: float, now: float) -> float:
-        """Return when a copy in memory must be complete [s]. If the copy is late, the group saves to the store instead, and
-        that save must end before the node is lost. If there is no time for a copy and then a save, return ``lost_s``.
+        """Return when the copy of the state in other nodes' memory must be complete [s]. If the copy is late, the group saves
+        to storage instead, before the node is lost. If there is no time for a copy and then a save, return ``lost_s``.
 
         Args:
             lost_s: when the node is lost [s].
-            reserve_s: least time to leave for the save [s].
+            reserve_s: minimum time that must be left for the save [s].
             now: when the group is asked to leave [s].
 
         Examples:
@@ -176,8 +179,8 @@ class RestartForecast(NamedTuple):
         to bring its state to safety [s]. Until a copy has been measured, a save must fit as well, in case the copy is slow.
 
         Args:
-            reserve_s: least time to bring the state to safety [s].
-            durable: whether the state goes to the store; else to the memory of other nodes.
+            reserve_s: minimum time to bring the state to safety [s].
+            durable: whether the state is saved to storage; else it is copied to the memory of other nodes.
 
         Examples:
             >>> forecast = RestartForecast(step_s=2.0, save_s=20.0, copy_s=1.0)
@@ -197,7 +200,7 @@ class RestartForecast(NamedTuple):
 
 
 class SaveInterval(NamedTuple):
-    """A save interval, and why."""
+    """A save interval, and why it was chosen."""
 
     every_s: float
     """Training time between the starts of two saves [s]."""
@@ -205,9 +208,9 @@ class SaveInterval(NamedTuple):
 
 
 def mean_time_to_loss(expected_s: float, observed_s: float, losses: int) -> float:
-    """Return the estimated mean training time between losses of workers [s]. The expected time counts as if one loss had been
-    observed in it, so that the first hours of a run do not decide alone. (This is a Gamma prior of shape 1 over the rate of a
-    Poisson process.)"""
+    """Return the estimated mean training time between losses of workers [s]. ``expected_s`` counts as if one loss had been
+    observed in that time, so that the first hours of a run do not decide alone. (This is a Gamma prior of shape 1 over the rate
+    of a Poisson process.)"""
     return (expected_s + observed_s) / (1 + losses)
 
 
@@ -238,8 +241,8 @@ def young_daly_interval(
 
 def snapshot_every(copy_s: float, step_s: float, share: float, now: int = 0) -> int:
     """Return the number of steps between in-memory snapshots, so that snapshots take at most ``share`` of the training time.
-    ``copy_s``: training time that a snapshot costs [s]; ``now``: the current number of steps, which is kept while it is about
-    right because measurements vary."""
+    ``copy_s``: training time that a snapshot costs [s]; ``now``: the current number of steps between snapshots, which is kept
+    while it is about right, because measurements vary."""
     if now and share / 3 <= copy_s / (now * step_s) <= share * 1.3:
         return now
     return max(1, math.ceil(copy_s / (share * step_s)))

@@ -1,4 +1,4 @@
-"""Requests to a worker group, carried out between two steps."""
+"""Requests of the driver to a worker group, such as to save. The group carries them out between two steps."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import enum
 
 
 class GroupRequest(enum.Enum):
-    """A request; all ranks receive it in the same step."""
+    """A request to a worker group; all its ranks receive it in the same step."""
 
     COPY = "copy"
-    """Copy the state to the memory of nodes that stay, keep no later copy on nodes that will be taken away, and continue."""
+    """Copy the state to the memory of nodes that stay, place no later copies on nodes that will be taken away, and go on."""
     SAVE = "save"
     """Write a checkpoint and continue."""
     STOP = "stop"
-    """Write a checkpoint and return."""
+    """Write a checkpoint and end training."""
     LEAVE = "leave"
-    """Bring the state to safety, in memory if snapshots are kept there, and return: another worker group resumes."""
+    """Copy the state to other nodes' memory if the run keeps snapshots there, else write a checkpoint. Then end: another worker
+    group resumes."""
     EVACUATE = "evacuate"
-    """As ``LEAVE``, but write to the store: no node stays to keep the state in memory."""
+    """Write a checkpoint to storage and end, so that another worker group resumes: no node stays to keep the state in
+    memory."""

@@ -7,21 +7,22 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 LEAST_SHARE = 0.4
-"""Minimum device speed of a node, as a share of the known nodes' median. A slower node would hold up all others."""
+"""Minimum device speed of a node, as a share of the other nodes' median. A slower node would hold up all others."""
 
 LEAST_NETWORK_SHARE = 0.1
-"""Minimum network speed of a node, as a share of the known nodes' median. It is lower because network speed varies more."""
+"""Minimum network speed of a node, as a share of the other nodes' median. It is lower than the limit for devices because
+network speed varies more."""
 SLOW_SHARE = 0.6
-"""Share of the others' median speed during training below which a rank is reported as slow."""
+"""A rank is reported as slow if its speed during training is below this share of the other ranks' median."""
 
 
 class Health(NamedTuple):
-    """Result of one device's check."""
+    """Result of the check of a node's device, which is done before the node joins."""
 
     flops_per_s: float
     copy_bytes_per_s: float
     wrong: str = ""
-    """Description of the fault; empty without one."""
+    """Description of the fault that makes the node unfit to train; empty if there is none."""
     network_bytes_per_s: float = 0.0
     """Speed from the driver's node to this node; 0 if nothing was sent."""
     remark: str = ""
@@ -36,7 +37,7 @@ _CHECKS = (
 
 
 class HealthTable:
-    """Speeds of the known nodes, with which a node is compared. They are kept sorted, so that a comparison is fast."""
+    """Measured speeds of all checked nodes, with which a new node is compared. They are kept sorted, so that this is fast."""
 
     def __init__(self, known: Mapping[str, Health]) -> None:
         self._known = dict(known)

@@ -1,7 +1,7 @@
 """Learn which group sizes fit device memory, from groups that trained or ran out of memory; and which group sizes pay off.
 
-With fewer workers, each holds a larger part of the state. A micro-batch that does not fit a group fits no smaller group, but
-may fit a larger one.
+With fewer workers, each holds a larger shard of the weights and moments. A micro-batch that does not fit in the memory of a
+group fits no smaller group, but may fit a larger group.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from collections.abc import Iterable, Mapping
 
 
 class MemoryLimits:
-    """Memory limits that the groups of one run have met."""
+    """Limits of micro-batch and group size, learned from groups of one run that ran out of device memory."""
 
     def __init__(self, rows_at_once: int, worker_multiple: int = 1) -> None:
-        """``rows_at_once``: rows of a micro-batch, as configured; ``worker_multiple``: workers come in multiples of it."""
+        """``rows_at_once``: rows of a micro-batch, as configured; ``worker_multiple``: the size of a group is a
+        multiple of it."""
         self._rows_at_once, self._worker_multiple = rows_at_once, worker_multiple
         self._trained: set[int] = set()
         self._limits: dict[int, int] = {}
         """Size of a group that ran out of memory -> rows of a micro-batch that may still fit."""
         self.least_workers = 1
-        """Fewest workers to try."""
+        """Fewest workers of a group that may still fit in device memory."""
 
     @property
     def has_trained(self) -> bool:
-        """Whether a group of this run has done steps."""
+        """Whether a group of this run has completed training steps."""
         return bool(self._trained)
 
     def trained(self, workers: int) -> None:
-        """Record that a group of ``workers`` has done steps."""
+        """Record that a group of ``workers`` has completed training steps, so that this size fits in memory."""
         self._trained.add(workers)
 
     def rows_at_once(self, workers: int) -> int:
@@ -45,7 +46,8 @@ class MemoryLimits:
 
     def wait_for_more(self, workers: int, is_over: bool) -> bool:
         """Record that a group of ``workers`` ran out of memory with micro-batches of one row. Raise ``least_workers`` above
-        this size, and return True, if a larger group has trained and this size has not trained or is given up (``is_over``)."""
+        this size, and return True, if a larger group has trained, and this size never has or must not be tried again
+        (``is_over``)."""
         beyond = any(size > workers for size in self._trained)
         if not beyond or (workers in self._trained and not is_over):
             return False
@@ -56,7 +58,7 @@ class MemoryLimits:
 # Find out how many workers pay off, from the measured speed of a run at each of its world sizes.
 
 _LEAST_EFFICIENCY = 0.5
-"""Minimum speed that an added worker contributes, as a share of the mean per worker before it. All workers cost the same."""
+"""An added worker pays off if it adds at least this share of the mean speed per worker of the smaller group."""
 _ENOUGH_STEPS = 10
 
 

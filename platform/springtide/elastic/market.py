@@ -8,10 +8,10 @@
     ahead by two changeovers          one on-demand node less, so that the lead is used up slowly
     slack of two changeovers left     complete the group; each lost spot node is replaced by an on-demand node until the end
 
-Slack is the time for which the whole group could be idle and still meet the deadline. A changeover is the time from the order
-of an on-demand node until the group trains on it. All times are seconds since the start of the run.
+Slack is the time for which the whole group could be idle and the run still meet its deadline. A changeover is the time from
+the order of an on-demand node until the group trains on it. All times are seconds since the start of the run.
 Source: "uniform progress" of Wu et al., "Can't Be Late: Optimizing Spot Instance Savings under Deadlines" (NSDI 2024). The
-paper has one node; here a group may have nodes of both markets.
+paper has one node; here a group may have spot and on-demand nodes at once.
 """
 
 from __future__ import annotations
@@ -28,53 +28,56 @@ from springtide.elastic.simulate import SOON_S, Costs, Simulation
 from springtide.elastic.traces import Trace
 
 _CHANGEOVERS = 2.0
-"""Slack to keep, and lead at which an on-demand node is given back, in changeovers."""
+"""Spare time before the deadline to keep, and lead over an even pace at which an on-demand node is given back. Both are in
+changeovers: the time from the order of an on-demand node until the group trains on it."""
 
 
 class Deadline(NamedTuple):
-    """Work, and when it must be done."""
+    """The training work of a run, and when it must be done."""
 
     work: float
     """Training that the run needs [worker-seconds]."""
     deadline_s: float
     """When the work must be done [s]."""
     workers: int
-    """Most workers of the group, one per node."""
+    """Largest number of workers of the group, one per node."""
     change_s: float
-    """A changeover: time from the order of an on-demand node until the group trains on it [s]."""
+    """Time from the order of an on-demand node until the group trains on it [s]."""
     loss_s: float = 0.0
     """Training time that the loss of a spot node costs: a restart, and steps that are computed again [s]."""
     lanes: int = 0
-    """Lanes of a step, as in ``policy.Bounds``."""
+    """Number of lanes, the fixed shares into which a batch is divided, as in ``policy.Bounds``; 0: no lanes."""
 
     def slack_s(self, done: float, now: float) -> float:
-        """Return how long the whole group could be idle and still meet the deadline, with ``done`` worker-seconds done [s]."""
+        """Return how long the whole group could be idle and still meet the deadline, if ``done`` worker-seconds of work are
+        done at time ``now`` [s]."""
         return self.deadline_s - now - (self.work - done) / speed(self.lanes, self.workers)
 
     def workers_for(self, pace: float) -> int:
-        """Return the smallest group that is as fast as ``pace`` workers that never wait; the largest group if none is."""
+        """Return the smallest number of workers that is as fast as ``pace`` workers that never wait for each other; the
+        largest allowed number if no number is as fast."""
         sizes = range(max(1, math.ceil(pace)), self.workers)
         return next((size for size in sizes if speed(self.lanes, size) >= pace), self.workers)
 
 
 class Rented(NamedTuple):
-    """Number of nodes that a run has or has ordered, by market."""
+    """Number of nodes that a run has or has ordered: spot and on-demand."""
 
     spot: int
-    """Spot nodes without a notice."""
+    """Number of spot nodes without a notice that they will be taken away."""
     on_demand: int
-    """On-demand nodes, including ordered ones that are still starting."""
+    """Number of on-demand nodes, including ordered nodes that are still starting."""
 
 
 class Rental(NamedTuple):
-    """A decision: how many on-demand nodes the run should have."""
+    """A decision: how many on-demand nodes the run should have, with the reason."""
 
     on_demand: int
     reason: str
 
 
 Rule = Callable[[Deadline, Rented, float, float], Rental]
-"""A function such as ``uniform_progress``: (plan, rented, done, now) -> rental."""
+"""A function that decides how many on-demand nodes a run should have: (plan, rented, done, now) -> rental."""
 
 
 def uniform_progress(plan: Deadline, rented: Rented, done: float, now: float) -> Rental:
@@ -109,8 +112,8 @@ def uniform_progress(plan: Deadline, rented: Rented, done: float, now: float) ->
 
 
 def until_the_last(plan: Deadline, rented: Rented, done: float, now: float) -> Rental:
-    """Use only spot nodes until the slack is used up, and complete the group with on-demand nodes from then on. "Can't Be Late"
-    calls this rule greedy; it is here for comparison. The arguments are those of ``uniform_progress``.
+    """Use only spot nodes until the slack (spare time before the deadline) is used up, then complete the group with on-demand
+    nodes. "Can't Be Late" calls this rule greedy; it is for comparison. The arguments are those of ``uniform_progress``.
 
     Examples:
         >>> plan = Deadline(work=8 * 36000.0, deadline_s=72000.0, workers=8, change_s=300.0)
@@ -123,8 +126,8 @@ def until_the_last(plan: Deadline, rented: Rented, done: float, now: float) -> R
 
 
 def always_full(plan: Deadline, rented: Rented, done: float, now: float) -> Rental:
-    """Use an on-demand node wherever a spot node is missing, whatever the deadline, for comparison. The arguments are those of
-    ``uniform_progress``.
+    """Use an on-demand node wherever a spot node is missing, whatever the deadline. The rule is for comparison; its arguments
+    are those of ``uniform_progress``.
 
     Examples:
         >>> plan = Deadline(work=8 * 36000.0, deadline_s=72000.0, workers=8, change_s=300.0)
@@ -135,7 +138,7 @@ def always_full(plan: Deadline, rented: Rented, done: float, now: float) -> Rent
 
 
 def never(plan: Deadline, rented: Rented, done: float, now: float) -> Rental:
-    """Use spot nodes only, whatever the deadline, for comparison. The arguments are those of ``uniform_progress``.
+    """Use spot nodes only, whatever the deadline. The rule is for comparison; its arguments are those of ``uniform_progress``.
 
     Examples:
         >>> never(Deadline(work=36000.0, deadline_s=72000.0, workers=8, change_s=300.0), Rented(0, 0), 0.0, 70000.0).on_demand
@@ -149,8 +152,8 @@ def _least_slack_s(plan: Deadline, rented: Rented) -> float:
 
 
 def _all(plan: Deadline, rented: Rented, slack_s: float) -> Rental:
-    """Return as many on-demand nodes as complete the group. None is given back when a spot node joins, because that spot node
-    may be lost again."""
+    """Return the decision to complete the group with on-demand nodes. No on-demand node is given back when a spot node joins,
+    because that spot node may be lost again."""
     number = max(plan.workers - rented.spot, min(rented.on_demand, plan.workers), 0)
     return Rental(number, f"slack of {slack_s:.0f} s: all {plan.workers} workers are needed")
 
@@ -159,31 +162,31 @@ def _all(plan: Deadline, rented: Rented, slack_s: float) -> Rental:
 #
 # record of spot capacity --> nodes --decide()--> groups that train --> work done --market.py--> on-demand nodes
 #
-# An on-demand node joins a fixed time after its order and stays until it is given back. The group then leaves the node as it
-# does after a notice.
+# An on-demand node joins a fixed time after its order and stays until it is given back. Before that the group stops using the
+# node, as after a notice that a spot node will be taken away.
 
 _LOOK_S = 60.0
-"""Minimum time between two checks of the progress, if no node joins or leaves [s]."""
+"""Minimum time between two decisions about on-demand nodes, if no node joins or leaves [s]."""
 _ON_DEMAND = "on-demand-"
-"""Prefix of the names of on-demand nodes; no node of a record may have it."""
+"""Prefix of the names of simulated on-demand nodes; no spot node in the record may have this prefix."""
 
 
 class MarketOutcome(NamedTuple):
     """End time, rented nodes and restarts of a run with a deadline."""
 
     finish_s: float
-    """When its work was done; infinite if it was not done when the record ended [s]."""
+    """When the run's work was done; infinite if it was not done when the record of spot nodes ended [s]."""
     spot_s: float
     """Time that spot nodes were rented [node-seconds]."""
     on_demand_s: float
     """Time that on-demand nodes were rented, counted from the order [node-seconds]."""
     restarts: int
     orders: int
-    """Number of on-demand nodes that were ordered."""
+    """Number of on-demand nodes that were ordered during the run."""
 
 
 class MarketSimulation(Simulation):
-    """A simulation of one run with a deadline."""
+    """A simulation of one run with a deadline, on recorded spot nodes and on on-demand nodes that it orders."""
 
     def __init__(self, trace: Trace, bounds: Bounds, costs: Costs, plan: Deadline, rule: Rule, order_s: float) -> None:
         """``order_s``: time from the order of an on-demand node until it joins [s]."""
@@ -192,19 +195,19 @@ class MarketSimulation(Simulation):
         self._starting: dict[str, float] = {}
         """On-demand node that has been ordered -> when it joins [s]."""
         self._owned: dict[str, bool] = {}
-        """On-demand node that has joined -> False once it is being given back."""
+        """On-demand node that has joined -> True; False once the node is being given back."""
         self._spot_s = self._on_demand_s = 0.0
         self._orders = 0
 
     def outcome_of_run(self) -> MarketOutcome:
-        """Simulate until the work is done, or to the end of the record."""
+        """Simulate the run until its work is done, or to the end of the record of spot nodes."""
         found = self.run()
         finish_s = self._now if self._left <= 0 else math.inf
         return MarketOutcome(finish_s, self._spot_s, self._on_demand_s, found.restarts, self._orders)
 
     @property
     def _left(self) -> float:
-        """Work that is left, less a tolerance for rounding errors [worker-seconds]."""
+        """Work of the run that is not done yet, less a tolerance for rounding errors [worker-seconds]."""
         return self._plan.work - self.outcome.productive - SOON_S * self._plan.workers
 
     @property
@@ -221,7 +224,7 @@ class MarketSimulation(Simulation):
         return super()._change(what, nodes)
 
     def _look(self) -> float:
-        """Order or give back on-demand nodes. Return the time of the next check, or of the end of the work [s]."""
+        """Order or give back on-demand nodes. Return when to decide about them again, or when the run's work ends [s]."""
         if self._left <= 0:
             self._end_s = self._now
             return self._now
@@ -269,7 +272,7 @@ class MarketSimulation(Simulation):
     def _pass(self, until_s: float) -> None:
         before_s = self._now
         here = len(self._nodes.by_id) - len(self._owned)
-        # spot nodes that the run cannot use are not rented
+        # spot nodes beyond the largest group are not rented, so they cost nothing
         spot = min(here, max(0, self._plan.workers - sum(self._owned.values())))
         super()._pass(until_s)
         self._spot_s += spot * (self._now - before_s)
@@ -285,5 +288,5 @@ def simulate_market(
 
 
 def without_spot(trace: Trace) -> Trace:
-    """Return a record of the same length without spot nodes."""
+    """Return a trace of the same length without spot nodes, for a run on on-demand nodes only."""
     return dataclasses.replace(trace, changes=())

@@ -1,4 +1,4 @@
-"""Keep the live nodes of a cluster, with the totals that the policy needs. A change of a node takes constant time."""
+"""Keep the live nodes of a cluster, with the totals that ``policy.decide`` needs. A change of a node takes constant time."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from typing import NamedTuple
 
 
 class Node(NamedTuple):
-    """A live node."""
+    """A live node of the cluster."""
 
     id: str
     places: int
-    """Number of workers that fit on it."""
+    """Number of workers that fit on the node."""
     leaves_at: float | None = None
-    """When it will be taken away; None if no notice has come [s]."""
+    """When the node will be taken away; None if no notice of its loss has come [s]."""
     problem: str = ""
-    """Why it must not be used; empty if it may."""
+    """Why the node must not be used; empty if it may be used."""
     ready: int | None = None
-    """Number of ready worker processes on it; None: one for each of its ``places``."""
+    """Number of ready worker processes on the node; None: as many as its ``places``."""
 
     @property
     def standing(self) -> int:
-        """Number of workers whose process is ready."""
+        """Number of workers on the node whose process is ready."""
         return self.places if self.ready is None else min(self.places, self.ready)
 
     @property
     def is_usable(self) -> bool:
-        """Whether the node has no notice, no problem, and room for workers."""
+        """Whether the node has no notice of its loss, no problem, and room for workers."""
         return self.leaves_at is None and not self.problem and self.places > 0
 
 
 class NodeTable:
-    """Live nodes by id.
+    """The live nodes of a cluster by id, with totals over the usable nodes.
 
     >>> table = NodeTable([Node("a", 2), Node("b", 1, leaves_at=9.0)])
     >>> table.places, list(table.leaving)
@@ -48,21 +48,21 @@ class NodeTable:
             node for node in self.by_id.values() if node.leaves_at is None and not node.problem and node.places > 0
         ]
         self.usable_places = {node.id: node.places for node in usable}
-        """Usable node -> its places."""
+        """Usable node -> number of workers that fit on it."""
         self.places = sum(self.usable_places.values())
         self.standing = self.places - sum([node.places - node.standing for node in usable if node.ready is not None])
         """Number of workers on usable nodes whose process is ready."""
         self.leaving = {node.id: node for node in self.by_id.values() if node.leaves_at is not None}
         self.unfit = {node.id: node for node in self.by_id.values() if node.problem}
-        """Nodes with a problem."""
+        """The nodes that must not be used because of a problem, by id."""
         self.key = 0
-        """Hash of the usable nodes and their places; it does not depend on their order."""
+        """Hash of the usable nodes and of the numbers of workers that fit on them; it does not depend on their order."""
         for item in self.usable_places.items():
             self.key ^= hash(item)
 
     @property
     def usable(self) -> list[Node]:
-        """The nodes for which ``Node.is_usable`` is True."""
+        """The nodes without a notice or problem, with room for workers (``Node.is_usable``)."""
         return [self.by_id[name] for name in self.usable_places]
 
     def set(self, node: Node) -> None:
@@ -73,7 +73,7 @@ class NodeTable:
         self._count(node, 1)
 
     def remove(self, id: str) -> None:
-        """Remove the node ``id``, if there is one."""
+        """Remove the node ``id``; do nothing if it is not in the table."""
         if node := self.by_id.pop(id, None):
             self._count(node, -1)
 
@@ -99,12 +99,13 @@ _LEAST_SHARE = 0.5
 
 
 def within_nodes(nodes: Sequence[Node], cell: int, least: int = 1) -> list[Node]:
-    """Return ``nodes`` with places and ready processes rounded down to whole cells, so that no cell spans two nodes. If less
-    than half of the places or fewer than ``least`` would be left, ``nodes`` stay unchanged and cells may span nodes.
+    """Return ``nodes`` with room and ready processes rounded down to whole cells (workers that share a copy of the model), so
+    that no cell spans two nodes. If less than half of the room or fewer than ``least`` workers would be left, ``nodes`` stay
+    unchanged and cells may span nodes.
 
     Args:
         nodes: the live nodes.
-        cell: number of workers that share a copy of the model.
+        cell: number of workers that share a copy of the model; at most 1: nothing is rounded.
         least: fewest workers to train with.
 
     Examples:

@@ -29,45 +29,45 @@ _LEAST_STEPS = 3
 
 
 class MarketNode(NamedTuple):
-    """A node that a run may use."""
+    """A node that a run may use, with its market: spot or on-demand."""
 
     id: str
     places: int
-    """Number of workers that fit on it."""
+    """Number of workers that fit on the node."""
     on_demand: bool
-    """Whether its market label marks it as an on-demand node."""
+    """Whether the node's market label says on-demand."""
     in_group: bool = False
-    """Whether the group that trains has workers on it."""
+    """Whether the group that trains has workers on the node."""
 
 
 class Order(NamedTuple):
     """Number of on-demand workers that a run requests from the autoscaler, and the nodes that it gives back."""
 
     workers: int
-    """Workers to request on on-demand nodes, including those that are running."""
+    """Workers to request on on-demand nodes, including workers that are running there."""
     give_back: tuple[str, ...]
     reason: str
 
 
 class OnDemandPlan(NamedTuple):
-    """The steps of a run, and its deadline."""
+    """The steps of a run, and the deadline for its last step."""
 
     num_steps: int
-    """Last step of the run."""
+    """Number of the last step of the run."""
     first_step: int
-    """Steps that were already done when the run began."""
+    """Number of steps that were already done when the run began."""
     begun_s: float
     """When the run was first started [s]."""
     until_s: float
-    """When the last step must be done, on the clock of ``begun_s`` [s]."""
+    """When the last step must be done, by the same clock as ``begun_s`` [s]."""
 
     def deadline(self, step_work: float, bounds: Bounds, costs: RestartForecast, order_s: float) -> Deadline:
-        """Return the plan in worker-seconds of work and seconds since the start of the run.
+        """Return the run's work and deadline, in worker-seconds and in seconds since the start of the run.
 
         Args:
             step_work: work of a step [worker-seconds].
-            bounds: limits of the run's workers.
-            costs: measured times of the run.
+            bounds: limits of the number of the run's workers.
+            costs: measured times of the run's steps and restarts.
             order_s: time from an order until a worker on its node is ready [s].
 
         Examples:
@@ -87,7 +87,7 @@ class OnDemandPlan(NamedTuple):
         )
 
     def done(self, step: int, step_work: float) -> float:
-        """Return the work that is done after ``step`` [worker-seconds]."""
+        """Return the work that the run has done when ``step`` is done [worker-seconds]."""
         return max(0, step - self.first_step) * step_work
 
 
@@ -100,13 +100,14 @@ class StepWork:
     """
 
     def __init__(self, lanes: int = 0) -> None:
-        """``lanes``: lanes of a step, as in ``policy.Bounds``."""
+        """``lanes``: number of lanes (fixed shares of a batch), as in ``policy.Bounds``; 0: no lanes."""
         self._lanes = lanes
         self.newest: float | None = None
         """Work of a step; None until one is measured [worker-seconds]."""
 
     def measure(self, steps: int, step_s: float, workers: int) -> float | None:
-        """Record the step time of a group of ``workers`` that has done ``steps`` steps, and return ``newest``."""
+        """Record the step time of a group of ``workers`` that has done ``steps`` steps. Return the work of a step, None if it
+        was never measured [worker-seconds]."""
         if steps >= _LEAST_STEPS and workers and 0 < step_s < math.inf:
             self.newest = step_s * speed(self._lanes, workers)
         return self.newest
@@ -119,11 +120,11 @@ class OrderBook:
     workers: int = 0
     """Workers that the run now requests from the autoscaler on on-demand nodes."""
     owed: int = 0
-    """Workers ordered so far, less those on nodes given back. The run may give back at most this many."""
+    """Workers ordered so far, less the workers on nodes given back. The run may give back at most this many."""
 
     def mine(self, nodes: Iterable[MarketNode]) -> list[MarketNode]:
-        """Return the on-demand nodes among ``nodes`` that count as ordered by this run, nodes of the group first. The last
-        node may have more places than were ordered."""
+        """Return the on-demand nodes among ``nodes`` that count as ordered by this run, nodes of its worker group first. The
+        last node returned may have room for more workers than were ordered."""
         found, left = [], self.owed
         for node in sorted(nodes, key=lambda node: (not node.in_group, node.places, node.id)):
             if node.on_demand and node.places and left > 0:
@@ -140,15 +141,15 @@ class OrderBook:
         multiple: int = 1,
         rule: Rule = uniform_progress,
     ) -> Order:
-        """Decide what to order and what to give back, and record the decision.
+        """Decide how many on-demand workers to order and which nodes to give back, and record the decision.
 
         Args:
             deadline: the work, and when it must be done.
-            nodes: the nodes without a notice that the run may use.
+            nodes: the nodes that the run may use, without nodes that have a notice of their loss.
             done: work that is done [worker-seconds].
             now: time since the start of the run [s].
-            multiple: workers come in multiples of this.
-            rule: how many on-demand workers to have.
+            multiple: the number of workers must be a multiple of this.
+            rule: function that decides how many on-demand workers to have.
 
         Examples:
             >>> book, plan = OrderBook(), Deadline(8 * 36000.0, 72000.0, workers=8, change_s=300.0)
@@ -169,22 +170,23 @@ class OrderBook:
         given: tuple[str, ...] = ()
         if wanted < rented.on_demand:
             surplus = owned - wanted
-            for node in reversed(here):  # nodes outside the group first, then the largest nodes of the group
+            for node in reversed(here):  # first nodes without workers of the group, then the group's largest nodes
                 if node.places <= surplus:
                     given += (node.id,)
                     surplus -= node.places
-            wanted += max(0, surplus)  # only whole nodes are given back
+            wanted += max(0, surplus)  # keep workers that share a node: only whole nodes are given back
         self._note(max(0, wanted), sum(node.places for node in here if node.id in given))
         return Order(self.workers, given, rental.reason)
 
     def first(self, nodes: Sequence[MarketNode], workers: int) -> Order:
-        """Order the workers that are missing for a group of ``workers``, because planning needs the measured time of a step."""
+        """Order the on-demand workers that are missing for a group of ``workers``, before the first step: the decision about a
+        deadline needs the measured time of a step."""
         lacking = workers - sum(node.places for node in nodes)
         self._note(max(self.workers, lacking), 0)
         return Order(self.workers, (), f"no step has been measured yet, and {workers} workers measure one")
 
     def cancel(self) -> None:
-        """Withdraw all orders."""
+        """Withdraw the request for on-demand workers."""
         self.workers = 0
 
     def _note(self, workers: int, given: int) -> None:
@@ -193,26 +195,26 @@ class OrderBook:
 
 
 class Outlook(NamedTuple):
-    """Whether a deadline can be met with on-demand nodes from now on, and the cost."""
+    """Whether a run can meet its deadline with on-demand nodes from now on, and the cost."""
 
     finish_s: float
-    """When the run would be done, counted from its start [s]."""
+    """When the run would be done, in seconds since its start [s]."""
     can_be_met: bool
     dollars: float
     """Cost from now until the run is done [dollars]."""
     workers: int = 0
-    """Number of workers that would meet a deadline that cannot be met as configured; 0 if no number does, or none is needed."""
+    """If the configured workers cannot meet the deadline: the number of workers that would, 0 if no number does. Else 0."""
     workers_dollars: float = 0.0
-    """Cost of that many workers from now until the deadline [dollars]."""
+    """Cost of ``workers`` workers from now until the deadline [dollars]."""
 
 
 def outlook(deadline: Deadline, here: int, done: float, now: float, price: float) -> Outlook:
-    """Return when the fastest way to finish would end, and its cost: the largest group, with on-demand nodes where workers are
-    missing.
+    """Return when the run would be done, and the cost, if it trained from now on with the largest group, with on-demand nodes
+    where workers are missing.
 
     Args:
         deadline: the work, and when it must be done.
-        here: workers that there is room for now.
+        here: number of workers that fit on the nodes that exist now.
         done: work that is done [worker-seconds].
         now: time since the start of the run [s].
         price: price of an on-demand worker [dollars/hour].

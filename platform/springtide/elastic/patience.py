@@ -1,24 +1,26 @@
-"""How long to wait: for a worker group to start, before a node or store is tried again, and between two polls of a cluster."""
+"""Compute how long to wait: for a worker group to start, before a failed node or an unreachable store is used again, and
+between two polls of a cluster."""
 
 from __future__ import annotations
 
 import collections
 
 _STARTS = 4.0
-"""A start fails if it takes more than this many times the longest recent start of its run."""
+"""A start of worker processes fails if it takes more than this many times the longest recent start in the same run."""
 _LAST = 9
-"""Number of recent starts that count, so that a slow start on a cold node is forgotten later."""
+"""Number of recent starts from which the time limit of the next start follows, so that one slow start is forgotten later."""
 _BAN_S, _LONGEST_BAN_S = 30.0, 3600.0
 _STORE_PAUSE_S, _LONGEST_STORE_PAUSE_S = 1.0, 60.0
 MOST_STORE_FAILURES = 30
-"""Groups that may fail at the same step because the store cannot be reached. With the pauses between groups: 25 minutes."""
+"""Number of worker groups in a row that may fail at the same step because the store (disk or object storage of the run) cannot
+be reached. With the pauses between groups it takes 25 minutes."""
 _LOOKS = 125.0
 """Pause after a poll of the cluster, as a multiple of the poll's CPU time, so that waiting costs less than 1% of a core."""
 _SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.1, 5.0
 
 
 class StartTimes:
-    """Times of a run's recent starts, and the time limit for its next start that follows from them.
+    """Times of the recent starts of a run's workers, and the time limit for the next start that follows from them.
 
     >>> starts = StartTimes(least_s=20.0, most_s=180.0)
     >>> starts.limit_s()
@@ -33,17 +35,17 @@ class StartTimes:
     """
 
     def __init__(self, least_s: float, most_s: float) -> None:
-        """The limit is ``most_s`` until a start is recorded, and from ``least_s`` to ``most_s`` afterwards [s]."""
+        """The limit for a start is ``most_s`` until a start is recorded, and from ``least_s`` to ``most_s`` afterwards [s]."""
         self._least_s, self._most_s = least_s, most_s
         self._last: collections.deque[tuple[float, int]] = collections.deque(maxlen=_LAST)
-        """Time and number of workers of each recent start [s]."""
+        """(time that the start took, number of workers) of each recent start [s]."""
 
     def add(self, took_s: float, workers: int = 1) -> None:
-        """Record the time that a successful start of ``workers`` together took."""
+        """Record that a successful start of ``workers`` workers together took ``took_s`` [s]."""
         self._last.append((took_s, workers))
 
     def limit_s(self, workers: int = 1) -> float:
-        """Return how long a start of ``workers`` together may take [s]."""
+        """Return how long a start of ``workers`` workers together may take before it fails [s]."""
         if not self._last:
             return self._most_s
         longest_s, with_workers = max(self._last)
@@ -52,7 +54,8 @@ class StartTimes:
 
 
 def ban_s(failures: int) -> float:
-    """Return how long to exclude a node after ``failures`` failures [s]. Callers pass one less if the node itself may be lost.
+    """Return how long to exclude a node after ``failures`` failures [s]. Callers pass
+    one failure less if the cause may be the loss of the node itself.
 
     >>> [ban_s(failures) for failures in (0, 1, 2, 3, 100)]
     [30.0, 60.0, 120.0, 240.0, 3600.0]
@@ -61,7 +64,7 @@ def ban_s(failures: int) -> float:
 
 
 def store_pause_s(failures: int) -> float:
-    """Return how long to wait after the ``failures``-th group that could not reach the store [s].
+    """Return how long to wait before the next worker group, after ``failures`` groups in a row could not reach the store [s].
 
     >>> [store_pause_s(failures) for failures in (1, 2, 3, 100)]
     [1.0, 2.0, 4.0, 60.0]

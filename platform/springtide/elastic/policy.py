@@ -2,7 +2,7 @@
 
     live nodes + worker group that trains + state + now --decide()--> decision with its reason, new state
 
-``forecast.py`` estimates the cost of a restart. ``ray/train/scaling_policy.py`` observes the cluster and carries decisions
+``forecast.py`` estimates the cost of a restart. ``ray/train/scaling_policy.py`` observes the cluster and carries the decisions
 out. All times are seconds of one monotonic clock.
 """
 
@@ -20,40 +20,42 @@ from springtide.elastic.node_table import Node as Node  # re-exported for caller
 from springtide.elastic.node_table import NodeTable
 
 _ENOUGH = 0.5
-"""After the first group: if at least this share of the possible workers is ready, they start without waiting for the others."""
+"""If at least this share of the possible workers is ready, they start without waiting for the rest. Not for a run's first
+group."""
 _GATHER_S = 30.0
-"""Time that ready nodes wait for other nodes to get ready, so that the group grows only once [s]."""
+"""Time that a group waits to grow onto ready nodes while processes on other nodes get ready, so that it restarts once [s]."""
 _FORMING_S = 600.0
-"""Added to the observed time in the rate of joins, so that the first joins do not inflate the rate [s]."""
+"""Added to the observed time when the rate of joining nodes is estimated, so that the first joins do not inflate it [s]."""
 FAR_S = 3600.0
-"""A node with a notice for later than this from now is used like a node without a notice [s]."""
+"""A node that, by its notice, will be taken away later than this from now is used like a node without a notice [s]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Limits on the worker group: from the run's config, device memory, and the runs that share its cluster."""
+    """Limits on a run's worker group: from its config, from device memory, and from other runs that share its cluster."""
 
     min_workers: int
     max_workers: int
     worker_multiple: int = 1
-    """Workers come in multiples of this."""
+    """The number of workers must be a multiple of this."""
     settle_s: float = 2.0
     """Time without a change of the usable nodes before a group starts or grows, so that several joins cause one restart [s]."""
     reserve_s: float = 5.0
-    """Minimum time to copy or save the state before a node is lost; measured times of the run may require more [s]."""
+    """Minimum time to copy or save the state before a node is lost; more if copies or saves of the run took longer [s]."""
     grow: Literal["when_it_pays", "always", "never"] = "when_it_pays"
     wait_s: float = math.inf
     """Time without capacity for ``min_workers`` after which the run ends [s]."""
     expected_loss_s: float = ASSUMED_LOSS_S
-    """Mean time between node losses that is assumed before the first loss [s]."""
+    """Mean time between losses of nodes, assumed until the run has lost a node [s]."""
     lanes: int = 0
-    """Lanes of a step, which are never divided: the worker with the most lanes determines the step time. 0: no lanes."""
+    """Number of lanes: fixed shares of a batch that are never divided, so that the worker with the most lanes determines the
+    step time. 0: a batch is divided evenly."""
     cluster_is_shared: bool = False
     """Whether other runs may get workers on this run's nodes."""
     others: str = ""
-    """On a shared cluster, as text: what this run waits for, or which runs get its workers."""
+    """On a shared cluster, as text: why this run does not get more workers, or which runs get the workers that it loses."""
     min_workers_for_memory: int = 1
-    """Fewest workers that have enough memory for a step, as far as is known."""
+    """Fewest workers with enough device memory for a step, as far as is known from groups that ran out of memory."""
     paused_by: str = ""
     """Who paused the run; empty if it is not paused."""
 
@@ -62,13 +64,13 @@ class Bounds:
         return speed(self.lanes, workers)
 
     def feasible(self, places: int) -> int:
-        """Return the largest allowed group that fits into ``places``; 0 if ``places`` are too few for the smallest."""
+        """Return the largest allowed group if there is room for ``places`` workers; 0 if that is too few for any group."""
         size = min(places, self.max_workers) // self.worker_multiple * self.worker_multiple
         return size if size >= max(self.min_workers, self.min_workers_for_memory) else 0
 
 
 class WorkerGroup(NamedTuple):
-    """The worker group that trains."""
+    """The worker group that trains now."""
 
     nodes: tuple[str, ...]
     """Node of each worker, by rank."""
@@ -78,37 +80,37 @@ class PolicyState(NamedTuple):
     """State that the policy carries from one decision to the next."""
 
     usable: frozenset[tuple[str, int]] = frozenset()
-    """Id and places of each usable node. This set has not changed since ``since_s``."""
+    """(id, number of workers that fit) of each usable node. This set has not changed since ``since_s``."""
     key: int = 0
-    """``NodeTable.key`` of the usable nodes, which changes when they do."""
+    """Hash of the usable nodes (``NodeTable.key``), which changes when these nodes change."""
     since_s: float = -math.inf
     lacking_s: float | None = None
-    """Since when there is too little capacity to train; None while there is enough."""
+    """Since when there is too little capacity to train; None while there is enough capacity."""
     held: frozenset[str] = frozenset()
-    """Nodes of the current group, else of the last group; empty before the first."""
+    """Nodes of the current worker group; without a current group, of the previous one; empty before the first group."""
     room_s: float | None = None
-    """Since when the group could grow onto ready nodes; None while it cannot."""
+    """Since when the group could grow onto nodes with ready processes; None while it cannot grow."""
     begin_s: float | None = None
-    """When the first decision was made."""
+    """When the first decision about the run's worker group was made."""
     losses: int = 0
-    """Number of times that nodes were lost, or their loss was announced."""
+    """Number of times that nodes were lost, or that a notice of their loss came."""
     joins: int = 0
     """Number of times that nodes joined, after the first decision."""
     joined: int = 0
-    """Number of places on the nodes that joined, after the first decision."""
+    """Number of workers that fit on the nodes that joined after the first decision."""
     missing: float = 0.0
-    """Speed that the group would gain by growing to all ready nodes [workers]."""
+    """Speed that the group would gain by growing onto all nodes with ready processes [workers]."""
     missed: float = 0.0
     """Work lost since ``room_s`` because the group has not grown [worker-seconds]."""
     looked_s: float = 0.0
     """When the last decision about a training group was made [s]."""
 
     def loss_s(self, bounds: Bounds, now: float) -> float:
-        """Return the estimated mean time to the next loss [s]."""
+        """Return the estimated mean time to the next loss of a node [s]."""
         return mean_time_to_loss(bounds.expected_loss_s, self._observed_s(now), self.losses)
 
     def change_s(self, bounds: Bounds, now: float) -> float:
-        """Return the estimated mean time to the next loss or join [s]."""
+        """Return the estimated mean time until a node is lost or joins [s]."""
         joins_per_s = self.joins / (self._observed_s(now) + _FORMING_S)
         return 1 / (1 / self.loss_s(bounds, now) + joins_per_s)
 
@@ -123,11 +125,11 @@ class Stay(NamedTuple):
     until_s: float = math.inf
     """When to decide again even if nothing has changed [s]."""
     save: bool = False
-    """Whether the newest state, which may be in memory only, must be saved to the store meanwhile."""
+    """Whether the newest training state, which may be in nodes' memory only, must be saved to storage meanwhile."""
 
 
 class Start(NamedTuple):
-    """Start a group; no group is running."""
+    """Start a worker group; no group is running."""
 
     workers: int
     nodes: tuple[str, ...]
@@ -136,13 +138,13 @@ class Start(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """Ask the group to copy or save its state after the current step and to end, so that another group can start."""
+    """Ask the worker group to copy or save its state between two steps and to end, so that another group can start."""
 
     reason: str
     durable: bool = False
-    """Whether the state must be saved to the store, for example because no node stays to keep it in memory."""
+    """Whether the state must be saved to storage, for example because no node stays to keep it in memory."""
     by_s: float = math.inf
-    """When the copy in memory must be complete. If it is late, the state is saved to the store as well [s]."""
+    """When the copy of the state in memory must be complete. If the copy is late, the state is also saved to storage [s]."""
 
 
 class GiveUp(NamedTuple):
@@ -152,7 +154,7 @@ class GiveUp(NamedTuple):
 
 
 class Replace(NamedTuple):
-    """End the group: it has lost workers and cannot continue."""
+    """End the worker group at once: it has lost nodes and cannot continue."""
 
     reason: str
 
@@ -168,10 +170,11 @@ def decide(
     memory: PolicyState,
     now: float,
 ) -> tuple[Decision, PolicyState]:
-    """Return the next decision about the worker group, and the new state. No other code decides. ``nodes``: the live nodes;
-    ``group``: the group that trains, None if there is none; ``memory``: the state that the last call returned."""
+    """Return the next decision about the worker group, and the new state of the policy. No other code decides. ``nodes``: the
+    live nodes; ``group``: the group that trains, None if there is none; ``memory``: the state that the previous call
+    returned."""
     table = nodes if isinstance(nodes, NodeTable) else NodeTable(nodes)
-    far_s = now + FAR_S  # drop notices for later than this
+    far_s = now + FAR_S  # ignore notices of losses later than this
     if far := [node for node in table.leaving.values() if node.leaves_at is not None and node.leaves_at > far_s]:
         table = NodeTable((table.by_id | {node.id: node._replace(leaves_at=None) for node in far}).values())
     if table.key != memory.key or memory.begin_s is None:
@@ -189,8 +192,8 @@ def decide(
 
 
 def used_for_hours(nodes: Sequence[Node], held: Mapping[str, int], now: float) -> list[Node]:
-    """Return ``nodes`` with notices for later than ``FAR_S`` from now removed. Such a node keeps only as many places as the run
-    holds processes there (``held``: node -> processes), because the cluster starts no process on a node with a notice."""
+    """Return ``nodes``, with notices of losses later than ``FAR_S`` from now removed. A node with such a notice has room only
+    for the run's processes there (``held``: node -> their number), as the cluster starts no process on a node with a notice."""
     far = {node.id for node in nodes if node.leaves_at is not None and node.leaves_at > now + FAR_S}
     return [
         node._replace(leaves_at=None, places=min(node.places, held.get(node.id, 0))) if node.id in far else node
@@ -199,13 +202,13 @@ def used_for_hours(nodes: Sequence[Node], held: Mapping[str, int], now: float) -
 
 
 def following(bounds: Bounds, nodes: Iterable[Node], memory: PolicyState) -> tuple[str, ...]:
-    """Return the nodes of the next group if all processes were ready, one entry per worker."""
+    """Return the nodes that the next worker group would have if all processes were ready, one entry per worker."""
     table = NodeTable(nodes)
     return _choose(_room(bounds, table).size, table.usable, memory.held)
 
 
 def _noted(table: NodeTable, memory: PolicyState, now: float) -> PolicyState:
-    """Return the state with a change of the usable nodes recorded, or with the first nodes."""
+    """Return the policy's state with a change of the usable nodes recorded: losses, joins and the time of the change."""
     here = frozenset(table.usable_places.items())
     gone = any(name not in table.by_id or name in table.leaving for name, _ in memory.usable - here)
     joined = sum(places for _, places in here - memory.usable) if memory.begin_s is not None else 0
@@ -218,11 +221,11 @@ def _noted(table: NodeTable, memory: PolicyState, now: float) -> PolicyState:
 
 
 class _Room(NamedTuple):
-    """Capacity: the largest group that fits the usable nodes."""
+    """The largest group that fits the usable nodes, and the largest that needs no further process."""
 
     size: int
     ready: int
-    """The largest group that needs only processes that are ready."""
+    """Size of the largest group that needs only processes that are ready."""
 
 
 def _room(bounds: Bounds, table: NodeTable) -> _Room:
@@ -242,7 +245,7 @@ def _without_group(
             return GiveUp(f"waited for {bounds.wait_s:g} s, as elastic.wait says; {lack}"), memory
         return Stay(lack, save=bool(table.leaving) or now - lacking_s >= bounds.settle_s), memory
     memory = memory._replace(lacking_s=None)
-    # on a shared cluster the allocation decides how many workers this run gets: do not wait for more nodes
+    # only the first group waits for more nodes; on a shared cluster the allocation fixes the number of workers, so no wait
     begins = not memory.held and not bounds.cluster_is_shared
     if size < bounds.feasible(bounds.max_workers) and begins and not _quiet(bounds, memory, now):
         return Stay(f"room for {size} of {bounds.max_workers} workers; more nodes may be joining"), memory
@@ -290,7 +293,7 @@ def _with_group(
 
 
 def _owed(group: WorkerGroup, alive: Mapping[str, Node]) -> int:
-    """Return how many workers of the group exceed the places that this run has on their nodes."""
+    """Return how many workers of the group are more than this run may have on their nodes, and must be given up."""
     return sum(max(0, number - alive[name].places) for name, number in Counter(group.nodes).items())
 
 
@@ -304,8 +307,8 @@ def _not_yet(
     now: float,
 ) -> Stay | None:
     """Return why the group should keep training although it must leave some nodes by ``by_s``; None if it should leave now.
-    Waiting uses these nodes longer, and other changes can share the restart. The group leaves early only to grow. With
-    ``when_it_pays``, the gain must also pay for another restart that may follow."""
+    Waiting uses these nodes longer, and one restart can serve further changes. The group leaves early only to grow. With
+    ``elastic.grow = when_it_pays``, the gain must also pay for another restart that may follow."""
     if not room.size:
         return Stay("too few nodes would stay to train on, so it trains until then", by_s, save=True)
     if bounds.speed(room.size) <= bounds.speed(workers) or bounds.grow == "never":
@@ -325,7 +328,7 @@ def _not_yet(
 
 
 def _gathered_s(memory: PolicyState) -> float:
-    """Return until when ready nodes wait for other nodes to get ready [s]."""
+    """Return until when the group waits, before it grows, for the processes on further nodes to get ready [s]."""
     return math.inf if memory.room_s is None else memory.room_s + _GATHER_S
 
 
@@ -336,9 +339,9 @@ def _quiet(bounds: Bounds, memory: PolicyState, now: float) -> bool:
 def _growth(
     bounds: Bounds, workers: int, room: _Room, prospects: RestartForecast, memory: PolicyState, now: float
 ) -> Stay | Leave:
-    """Decide whether to restart with more workers. Growing pays if the gain until the next loss exceeds the restart's cost; a
-    loss forces a restart anyway. If the nodes that usually join next would justify a restart of their own, the group waits
-    for them, until waiting has cost as much as a restart."""
+    """Decide whether to restart with more workers. Growing pays if the work gained until the next loss of a node, which forces
+    a restart anyway, exceeds the restart's cost. If the next nodes to join would by themselves justify a restart, the group
+    waits for them, until waiting has cost as much as a restart."""
     if room.size <= workers:
         return Stay(f"{workers} workers train")
     more = f"room for {room.size} workers instead of {workers}"
@@ -357,8 +360,8 @@ def _growth(
             f"{size} workers instead of {workers} would be no faster: one would still have {most} lanes of a step"
         )
     restart_s, loss_s = prospects.restart_s, memory.loss_s(bounds, now)
-    missing = faster * restart_s - memory.missed  # work that waiting may still cost before it has cost a restart
-    # whether the nodes that join at once, on average, would gain more until the next loss than a restart costs
+    missing = faster * restart_s - memory.missed  # work that waiting may cost until it has cost a restart
+    # whether the mean number of workers that join at one time would gain more work until the next loss than a restart costs
     alone = memory.joined / memory.joins * loss_s > faster * restart_s if memory.joins else True
     lasts_s = min(memory.change_s(bounds, now) if alone and missing > 0 else loss_s, prospects.left_s)
     if bounds.grow == "always" or faster * (lasts_s - restart_s) > fast * lasts_s:
@@ -370,8 +373,8 @@ def _growth(
 
 
 def _choose(size: int, usable: Sequence[Node], held: Collection[str]) -> tuple[str, ...]:
-    """Return a node for each of ``size`` workers: first nodes with ready processes, then nodes of the last group, then the
-    largest nodes, so that the group spans few nodes."""
+    """Return a node for each of ``size`` workers: first nodes with ready processes, then nodes of the previous group
+    (``held``), then the largest nodes, so that the group spans few nodes."""
     ranked = sorted(usable, key=lambda node: (not node.standing, node.id not in held, -node.places, node.id))
     return tuple([node.id for node in ranked for _ in range(node.places)][:size])
 

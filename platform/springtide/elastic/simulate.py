@@ -1,9 +1,10 @@
-"""Simulate a run on a recorded cluster, with the policy of real runs and a simulated clock.
+"""Simulate a run on a trace (a record of which nodes existed when), with the policy of real runs and a simulated clock.
 
     trace -> joins, notices, losses, hangs --decide()--> groups that train, leave and start -> worker-seconds
 
-``Costs`` has the durations that do not depend on a decision, such as the time of a restart; a drill measures them. At a loss,
-training returns at once to the newest state that survives on devices, in memory or in the store. Work since then is subtracted.
+``Costs`` has the durations that do not depend on a decision, such as the time of a restart. They can be measured in a drill, a
+local run with real faults. At a loss, training returns at once to the newest state that survives on devices, in memory or in
+the store. Work since then is subtracted.
 """
 
 from __future__ import annotations
@@ -32,32 +33,33 @@ from springtide.elastic.policy import (
 from springtide.elastic.traces import Trace
 
 SOON_S = 1e-3
-"""Shortest time that the clock advances [s]."""
+"""Shortest time by which the simulated clock advances [s]."""
 
 
 class Costs(NamedTuple):
     """Durations and copies that the simulation assumes."""
 
     step_s: float = 10.0
-    """Time of a step [s]. With lanes, it is the step time of the largest group, and smaller groups take longer."""
+    """Time of a step [s]. With lanes (fixed shares of a batch), it is that of the largest group; smaller groups take longer."""
     restart_s: float = 2.5
-    """Time from one group to the next, if the processes are ready [s]."""
+    """Time from the end of a group to the first step of the next group, if its processes are ready [s]."""
     first_start_s: float = 20.0
     """Time until the first group trains [s]."""
     warm_up_s: float = 15.0
     """Time until the process on a node that joined is ready; training continues meanwhile [s]."""
     notice_s: float = 120.0
-    """Time between a notice and the loss; 0: nodes are lost without a notice [s]."""
+    """Time between the notice that a node will be lost and the loss; 0: nodes are lost without a notice [s]."""
     copies: int = 1
-    """Copies of each in-memory snapshot on other nodes, placed by ``copies.place``."""
+    """Number of copies of each in-memory snapshot on other nodes, placed by ``copies.place``."""
     store_every_s: float = 600.0
-    """Time between checkpoints to the store, which are used if the snapshots are lost, too [s]."""
+    """Time between two checkpoints in storage, which are used if the in-memory snapshots are lost, too [s]."""
     save_s: float = 0.0
-    """Training time that a save in the store costs [s]."""
+    """Training time that a checkpoint in storage costs [s]."""
     leave_steps: int = STEPS_TO_LEAVE
-    """Steps from a request to leave until the group leaves, both ends counted."""
+    """Steps from the request that a group saves and ends until it ends, including the step of the request and the last step."""
     copy_s: float = 0.5
-    """Time after a group has left until its state is copied to the memory of other nodes; part of ``restart_s`` [s]."""
+    """Time after the last step of a group that must end until its state is copied to other nodes' memory; part of
+    ``restart_s`` [s]."""
     replica_shards: int = 0
     """Workers that together hold one copy of the state on their devices: 1 for DDP, the number of shards for HSDP. While a
     complete copy survives, a lost node costs only the step under way. 0: copies on devices are not used."""
@@ -76,27 +78,27 @@ class SimulationResult:
     """Work that was lost and must be computed again, including steps that a loss interrupted."""
     restarting: float = 0.0
     waiting_s: float = 0.0
-    """Time without enough nodes [s]."""
+    """Time without a worker group, because there were too few nodes [s]."""
     restarts: int = 0
     lost_memory: int = 0
-    """Number of times that snapshots in memory were lost with their nodes."""
+    """Number of times that in-memory snapshots were lost with the nodes that held them."""
     uneven: float = 0.0
-    """Waiting within steps for the workers that have one lane more."""
+    """Time within steps in which workers waited for those with one lane (fixed share of a batch) more."""
     saving: float = 0.0
     hanging: float = 0.0
-    """Time until hangs were detected."""
+    """Time from hangs until they were detected."""
 
     @property
     def goodput(self) -> float:
-        """Productive time over all time that groups held workers. Waiting within a step counts as productive, as in the
-        ledger."""
+        """Productive time over all time that groups held workers. Waiting within a step counts as productive here, as in the
+        accounts of real runs (``tracking/ledger.py``)."""
         steps = self.productive + self.uneven
         held = steps + self.recomputed + self.restarting + self.saving + self.hanging
         return steps / held if held else 0.0
 
     @property
     def of_ideal(self) -> float:
-        """Productive time over possible time."""
+        """Productive time as a share of the time of a run that loses no time (``possible``)."""
         return self.productive / self.possible if self.possible else 0.0
 
 
@@ -108,13 +110,13 @@ class _Work(NamedTuple):
 
 
 class Simulation:
-    """A simulation of one run on one trace."""
+    """A simulation of one run on one trace (a record of which nodes existed when)."""
 
     def __init__(self, trace: Trace, bounds: Bounds, costs: Costs, warm_ups_s: Mapping[str, float]) -> None:
         self._bounds, self._costs, self._warm_ups_s = bounds, costs, warm_ups_s
         self._events, self._domains, self._end_s = timeline(trace, costs.notice_s), trace.domains, trace.end_s
         self._now, self._next = 0.0, 0
-        """The time, and the index of the next event."""
+        """The simulated time [s], and the index of the next event in ``_events``."""
         self._nodes = NodeTable()
         self._ready_at: dict[str, float] = {}
         """Node whose process is not ready yet -> when it will be ready, in order of joining."""
@@ -122,11 +124,13 @@ class Simulation:
         self._group: WorkerGroup | None = None
         self._trains_from = math.inf
         self._leaves_s = self._hung_until_s = math.inf
-        """When the group leaves because it was asked to, and when its hang is detected; infinite if neither happens."""
+        """When the group ends because it was asked to leave, and when its hang is detected; infinite if it was not asked, or
+        does not hang."""
         self._step_s, self._even, self._trains = costs.step_s, 1.0, 1.0
-        """The group's step time with its share of a save [s], its evenness, and the part of the step time without the save."""
+        """The group's step time with a share of the time of saves [s]; the mean share of a step in which a worker computes; the
+        part of the step time without saves."""
         self._begun = self._stored = _Work()
-        """Work done when the group began, which is safe in memory, and work done at the newest checkpoint."""
+        """Work done when the group began, which in-memory snapshots hold, and work done at the newest checkpoint."""
         self._since_save_s = self._next_save_s = 0.0
         """Training time from the newest checkpoint to the group's start, and from that start to the next checkpoint [s]."""
         self.outcome = SimulationResult()
@@ -145,12 +149,12 @@ class Simulation:
         return self.outcome
 
     def _look(self) -> float:
-        """Check the progress after a decision, and return when to check again [s]. Here there is nothing to check."""
+        """Return when to check the run's progress again [s]. Never here; a subclass checks whether it meets a deadline."""
         return math.inf
 
     @property
     def _left_s(self) -> float:
-        """Training time that is left [s]."""
+        """Training time that is left until the end of the trace [s]."""
         return self._end_s - self._now
 
     def _change(self, what: str, nodes: Sequence[str]) -> list[str]:
@@ -170,7 +174,7 @@ class Simulation:
         return list(nodes) if what == "go" else []
 
     def _act(self, gone: Sequence[str]) -> float:
-        """Decide and carry the decision out. Returns the latest time of the next decision [s]."""
+        """Decide about the worker group and carry the decision out. Return when to decide again at the latest [s]."""
         for node in [node for node, ready_s in self._ready_at.items() if ready_s <= self._now]:
             del self._ready_at[node]
             self._nodes.set(self._nodes.by_id[node]._replace(ready=None))
@@ -234,8 +238,9 @@ class Simulation:
         return max(1, math.ceil(time_s / self._step_s - 1e-9)) * self._step_s
 
     def _lose(self, gone: Collection[str]) -> None:
-        """End the group at once. If devices still have its state, the step under way is lost. If only snapshots have it, the
-        step before is lost, too, because its snapshot is not complete. Else all work since the newest checkpoint is lost."""
+        """End the group at once. If surviving devices have its state, only the step under way is lost. If only snapshots have
+        the state, the step before is lost, too, because its snapshot is not complete. Else all work since the newest checkpoint
+        is lost."""
         assert self._group is not None
         shards, nodes = self._costs.replica_shards, self._group.nodes
         if shards and not replicas_lost(nodes, gone, shards):
@@ -251,13 +256,13 @@ class Simulation:
     def _memory_lost(self, nodes: Collection[str], gone: Collection[str]) -> bool:
         """Return whether some node is lost together with all nodes that hold copies of its snapshots."""
         copies, lost = self._costs.copies, {*nodes} & {*gone}
-        if len(lost) <= min(copies, len({*nodes}) - 1):  # too few to hold all copies of any snapshot
+        if len(lost) <= min(copies, len({*nodes}) - 1):  # too few nodes are lost to hold all copies of a snapshot
             return False
         holders = place(nodes, self._domains, copies)
         return any(lost.issuperset(holders[node]) for node in lost)
 
     def _go_back(self, kept_s: float) -> None:
-        """Take back the work that the group did after its first ``kept_s`` of training [s]."""
+        """Count as lost the work that the group did after its first ``kept_s`` of training [s]."""
         kept_s = max(kept_s, -self._since_save_s)  # a checkpoint may be newer than the newest snapshot
         self._return_to(self._after(kept_s))
         self._since_save_s += kept_s
@@ -274,7 +279,7 @@ class Simulation:
         self.outcome.productive, self.outcome.uneven = work
 
     def _leave(self, durable: bool) -> None:
-        """End the group between two steps. Its state is safe, unless a node is lost before the state is copied."""
+        """End the group between two steps, as asked. Its state is kept, unless a node is lost before the state is copied."""
         assert self._group is not None
         safe_s = self._now + self._costs.copy_s
         early = {node.id for node in self._nodes.leaving.values() if (node.leaves_at or math.inf) < safe_s}
@@ -291,7 +296,7 @@ class Simulation:
         self._group, self._leaves_s, self._hung_until_s = None, math.inf, math.inf
 
     def _asked_leaves_s(self) -> float:
-        """Return when the group leaves if it is asked to now [s]."""
+        """Return when the group ends if it is asked to leave now [s]."""
         step_s, trained_s = self._step_s, self._now - self._trains_from
         if trained_s <= 0:
             return self._trains_from + (self._costs.leave_steps - 1) * step_s
@@ -330,7 +335,7 @@ class Simulation:
             self._save()
 
     def _save(self) -> None:
-        """Record the newest checkpoint that the group has made."""
+        """Record the work done at the newest checkpoint that the group has saved by now."""
         every_s = self._whole_s(self._costs.store_every_s)
         saved_s = self._next_save_s + (self._trained_s - self._next_save_s) // every_s * every_s
         self._stored, self._since_save_s = self._after(saved_s), -saved_s
@@ -340,13 +345,14 @@ class Simulation:
 def simulate(
     trace: Trace, bounds: Bounds, costs: Costs, warm_ups_s: Mapping[str, float] = MappingProxyType({})
 ) -> SimulationResult:
-    """Simulate a run that trains from the start of ``trace`` to its end, with one worker per node. ``warm_ups_s``: time until
-    the process of a node is ready, for the nodes where it was measured [s]."""
+    """Simulate a run that trains from the start of ``trace`` to its end, with one worker per node. ``warm_ups_s``: node -> time
+    until its process is ready, for nodes where it was measured [s]."""
     return Simulation(trace, bounds, costs, warm_ups_s).run()
 
 
 def timeline(trace: Trace, notice_s: float) -> list[tuple[float, str, tuple[str, ...]]]:
-    """Return joins, notices, losses and hangs in order of time; at equal times a loss comes before a join."""
+    """Return the events of ``trace`` as (time [s], kind, nodes) in order of time: join, notice, go (a loss), hang. At equal
+    times a loss comes before a join."""
     found: list[tuple[float, str, tuple[str, ...]]] = [(time_s, "hang", ()) for time_s in trace.hangs_s]
     for change in trace.changes:
         if change.gone:
@@ -359,10 +365,10 @@ def timeline(trace: Trace, notice_s: float) -> list[tuple[float, str, tuple[str,
     return sorted(found, key=lambda event: (event[0], order[event[1]]))
 
 
-# Simulate training with checkpoints only, for comparison: a loss costs all work since the last checkpoint, and a restart.
+# Simulate training without in-memory snapshots, for comparison: a loss costs all work since the last checkpoint, and a restart.
 
 CADENCES_S = (30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
-"""Save intervals of which the best is chosen [s]."""
+"""Save intervals that ``tuned_checkpoint_restart`` tries, to choose the best [s]."""
 
 
 class TunedBaseline(NamedTuple):
@@ -375,7 +381,7 @@ class TunedBaseline(NamedTuple):
 def checkpoint_restart(
     trace: Trace, bounds: Bounds, every_s: float, restart_s: float, save_s: float = 0.0
 ) -> SimulationResult:
-    """Simulate training with checkpoints only. It saves every ``every_s``, and a save costs ``save_s`` of training time. It
+    """Simulate training with checkpoints only: a save every ``every_s``, which costs ``save_s`` of training time [s]. Training
     restarts on all nodes at every loss, and at the next checkpoint after nodes have joined. New processes start at no cost."""
     outcome, now, here = SimulationResult(), 0.0, frozenset[str]()
     group, trains_from, trains = frozenset[str](), math.inf, every_s / (every_s + save_s)
@@ -411,7 +417,8 @@ def checkpoint_restart(
 
 
 def tuned_checkpoint_restart(trace: Trace, bounds: Bounds, restart_s: float, save_s: float) -> TunedBaseline:
-    """Simulate training with checkpoints only, at the best of ``CADENCES_S`` in hindsight for this trace."""
+    """Simulate training with checkpoints only, at the save interval of ``CADENCES_S`` that is best in hindsight for
+    ``trace``."""
     found = [
         TunedBaseline(every_s, checkpoint_restart(trace, bounds, every_s, restart_s, save_s)) for every_s in CADENCES_S
     ]

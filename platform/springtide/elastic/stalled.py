@@ -1,10 +1,10 @@
 """Find the rank that a worker group waits for, from the Python stacks of all ranks, long before the hang timeout.
 
     no event for 3 usual step times plus 3 s -> sample the stacks of all ranks, twice
-    in both samples a rank does not answer or stands at the same line, all others wait in a collective -> that rank stalls
+    in both samples a rank gives no stack or is at the same line, all others wait in a collective -> that rank stalls
     in both samples all ranks wait in a collective, and 20 usual step times (at least 30 s) have passed -> deadlock
 
-A rank may stand at the same line for a good reason. It may read rows from an unreachable store, wait for Ray, compile, run a
+A rank may be at the same line twice for a good reason. It may read rows from an unreachable store, wait for Ray, compile, run a
 slow function of torch or one that holds the GIL, or get no core on a busy machine. Then no rank is named, and the hang timeout
 decides.
 """
@@ -17,15 +17,15 @@ from typing import Literal
 Frames = tuple[str, ...]
 """Stack of a rank's training thread, innermost first, each ``file:line``; empty if its process does not answer."""
 BUSY: Frames = ("in a call that holds Python's lock",)
-"""Frames of a rank that does not return its stack although its process is alive."""
+"""Stands for the stack of a rank whose process is alive but does not return its stack: a call holds the GIL."""
 STARVED: Frames = ("waits for a core",)
-"""Frames of a rank that gets no core because its machine runs other processes."""
+"""Stands for the stack of a rank that gets no CPU core because its machine runs other processes."""
 APART_S = 3.0
 """Time between two samples of the stacks [s]."""
 _STEPS, _FIRST_S = 3.0, 3.0
-"""The first sample is taken after this many usual step times without an event, plus this time [s]."""
+"""The first sample of the ranks' stacks is taken after this many usual step times without an event, plus this time [s]."""
 _FOUND_S = 10.0
-"""A stalled rank is reported within ``_STEPS`` usual step times plus this time [s]."""
+"""A stalled rank is reported within ``_STEPS`` usual step times plus this time after its group's last step [s]."""
 _DEAD_STEPS, _DEAD_S = 20.0, 30.0
 """A collective that takes longer than this many usual step times, and than this time, counts as a deadlock [s]."""
 _INNER = 3
@@ -37,7 +37,7 @@ _COMPILER = ("/torch/_inductor/", "/torch/_dynamo/convert_frame.py")
 
 
 def first_look_s(step_s: float) -> float:
-    """Return how long a group may be silent before the stacks of its ranks are sampled, if a step takes ``step_s`` [s].
+    """Return how long a group may report no event before the stacks of its ranks are sampled; ``step_s``: time of a step [s].
 
     Examples:
         >>> first_look_s(2.0)
@@ -47,7 +47,7 @@ def first_look_s(step_s: float) -> float:
 
 
 def found_by_s(step_s: float) -> float:
-    """Return the time after a group's last step within which stalled ranks are reported, if a step takes ``step_s`` [s].
+    """Return the time after a group's last step within which stalled ranks are reported; ``step_s``: time of a step [s].
 
     Examples:
         >>> found_by_s(2.0)
@@ -57,11 +57,11 @@ def found_by_s(step_s: float) -> float:
 
 
 def stalled(before: Sequence[Frames], now: Sequence[Frames]) -> list[int]:
-    """Return the ranks that all others wait for, judged by two samples of the stacks; empty if the samples are ambiguous.
+    """Return the ranks that all other ranks wait for, judged by two samples of the stacks; empty if these are ambiguous.
 
     Args:
-        before: the frames of each rank in the first sample.
-        now: the frames of each rank in the second sample.
+        before: the stack of each rank in the first sample.
+        now: the stack of each rank in the second sample.
 
     Examples:
         >>> wait, stand = ("/torch/distributed/c10d.py:9",), ("my_model.py:7",)
@@ -84,8 +84,8 @@ def stalled(before: Sequence[Frames], now: Sequence[Frames]) -> list[int]:
 
 
 def is_deadlock(before: Sequence[Frames], now: Sequence[Frames], silent_s: float, step_s: float) -> bool:
-    """Return whether a group that has been silent for ``silent_s`` is deadlocked: in both samples every rank waits in a
-    collective at the same place. A network outage of some seconds looks the same, so the silence must be long.
+    """Return whether a group without an event for ``silent_s`` is deadlocked: in both samples of its stacks every rank waits
+    in a collective, at the same line. A network outage of some seconds looks alike, so ``silent_s`` must be long.
 
     Examples:
         >>> wait = ("/torch/distributed/c10d.py:9",)
@@ -97,7 +97,7 @@ def is_deadlock(before: Sequence[Frames], now: Sequence[Frames], silent_s: float
 
 
 def doing(frames: Frames) -> Literal["nothing", "waits", "reads", "computes", "else"]:
-    """Return what a rank with these frames is doing.
+    """Return what a rank with this stack is doing: ``nothing`` without a stack, ``waits`` in a collective.
 
     Examples:
         >>> doing(("/site-packages/torch/distributed/distributed_c10d.py:1", "/springtide/training/step.py:20"))
@@ -107,8 +107,8 @@ def doing(frames: Frames) -> Literal["nothing", "waits", "reads", "computes", "e
         return "nothing"
     if _any(frames[:_INNER], _COLLECTIVE):
         return "waits"
-    theirs = tuple(frame for frame in frames[:_INNER] if "/springtide/" not in frame)  # springtide/ray/ is not Ray
-    if _any(frames, _STORAGE) or _any(theirs, _RAY):  # innermost only: the outermost frames of every stack are Ray's
+    theirs = tuple(frame for frame in frames[:_INNER] if "/springtide/" not in frame)  # not Ray: springtide/ray/
+    if _any(frames, _STORAGE) or _any(theirs, _RAY):  # Ray in innermost frames only: the outermost are always Ray's
         return "reads"
     return "computes" if frames in (BUSY, STARVED) or _any(frames[:1], _TORCH) or _any(frames, _COMPILER) else "else"
 

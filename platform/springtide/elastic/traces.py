@@ -1,12 +1,12 @@
-"""Read records of spot capacity: which nodes, or how many, existed when.
+"""Read traces: records of spot capacity, that is, which nodes (or how many) existed when.
 
     Bamboo         time_ms,add|remove,node             one line for each change of a node
     SkyPilot       {"metadata": {"gap_seconds"}, "data": [number of nodes at each tick]}
     Google Cloud   date, time, number of nodes         lines not always in order of time
     step curve     hours,number of nodes
 
-If a record has only numbers, the nodes that joined last are assumed to go first. Sources: Bamboo (Thorpe et al., NSDI 2023),
-Can't Be Late (Wu et al., NSDI 2024).
+If a record has only numbers of nodes, the nodes that joined last are assumed to be lost first. Sources: Bamboo (Thorpe et al.,
+NSDI 2023), Can't Be Late (Wu et al., NSDI 2024).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from springtide.elastic.copies import Domain
 from springtide.errors import ConfigError, explain
 
 _GAP = 10.0
-"""Two samples have a gap between them if they are more than this many median intervals apart."""
+"""Two samples of a record have a gap between them if they are further apart than this many median intervals."""
 
 
 class Change(NamedTuple):
-    """Nodes that join or go at one time."""
+    """Nodes that join or are lost at one time."""
 
     time_s: float
     joined: tuple[str, ...]
@@ -46,13 +46,13 @@ class Trace:
     domains: Mapping[str, Domain] = dataclasses.field(default_factory=dict)
     """Failure domains of the nodes for which they are known."""
     hangs_s: tuple[float, ...] = ()
-    """When a process hangs although no node is lost [s]."""
+    """Times at which a process hangs, without the loss of a node [s]."""
     unknown_s: float = 0.0
-    """Total time in gaps between samples, where the number of nodes before the gap is assumed [s]."""
+    """Total time in gaps between samples. The number of nodes in a gap is assumed to be that before the gap [s]."""
 
     @property
     def numbers(self) -> list[tuple[float, int]]:
-        """(time, number of nodes from then on) for each change [s]."""
+        """(time, number of nodes from then on) for each time at which nodes join or are lost [s]."""
         found, number = [], 0
         for change in self.changes:
             number += len(change.joined) - len(change.gone)
@@ -66,7 +66,8 @@ class Trace:
 
 
 def read(text: str, name: str) -> Trace:
-    """Parse a record in any of the formats. Raises ConfigError, which names the record ``name``, if it is in none of them."""
+    """Parse a record of spot capacity, in any of the four formats. Raises ConfigError, with ``name`` as the record's name, if
+    it is in no known format."""
     try:
         if text.lstrip().startswith("{"):
             record = json.loads(text)
@@ -75,7 +76,7 @@ def read(text: str, name: str) -> Trace:
         rows = [[cell.strip() for cell in row] for row in csv.reader(text.splitlines()) if any(row)]
         if rows[0][1] in ("add", "remove"):
             kinds = {"add": True, "remove": False}
-            last = rows.pop() if len(rows[-1]) == 1 else None  # the end of the record
+            last = rows.pop() if len(rows[-1]) == 1 else None  # a last row with only a time is the end of the record
             found = of_nodes([(float(row[0]) / 1000, kinds[row[1]], row[2]) for row in rows])
             if last is None:
                 return found
@@ -95,8 +96,8 @@ def read(text: str, name: str) -> Trace:
 
 
 def of_nodes(rows: Iterable[tuple[float, bool, str]]) -> Trace:
-    """Build a trace from rows of (seconds, whether the node joins, node). Rows that change nothing are ignored. Raises
-    ValueError if a time is not finite."""
+    """Build a trace from rows of (seconds, whether the node joins, node). A row is ignored if the node is already there, or
+    already lost. Raises ValueError if a time is not finite."""
     here: set[str] = set()
     by_time: dict[float, tuple[list[str], list[str]]] = {}
     for time_s, joins, node in sorted(rows, key=lambda row: row[0]):
@@ -110,8 +111,8 @@ def of_nodes(rows: Iterable[tuple[float, bool, str]]) -> Trace:
 
 
 def of_numbers(rows: Sequence[tuple[float, int]], last_s: float = 0.0) -> Trace:
-    """Build a trace from rows of (seconds, number of nodes); the last number holds for ``last_s``. Raises ValueError if a
-    number is negative, or if times are not finite and in order."""
+    """Build a trace from rows of (seconds, number of nodes); the trace ends ``last_s`` after the last row [s]. Raises
+    ValueError if a number is negative, or if times are not finite and in order."""
     here: list[str] = []
     changes, born, before_s = [], 0, 0.0
     for time_s, number in rows:
@@ -130,7 +131,7 @@ def of_numbers(rows: Sequence[tuple[float, int]], last_s: float = 0.0) -> Trace:
 
 
 def _gaps_s(times_s: Sequence[float]) -> float:
-    """Return the time in gaps between samples, each much longer than the usual time between two samples [s]."""
+    """Return the total time in gaps: intervals between two samples that are much longer than the usual interval [s]."""
     apart_s = [after - before for before, after in itertools.pairwise(times_s)]
     usual_s = statistics.median(apart_s) if apart_s else 0.0
     return sum(each - usual_s for each in apart_s if each > _GAP * usual_s)
@@ -142,8 +143,8 @@ def _check_time(time_s: float, before_s: float = 0.0) -> None:
 
 
 def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
-    """Return one trace with the nodes of ``times`` clusters. Each cluster starts at another offset of the record, wraps around
-    at the record's end, and is a failure domain."""
+    """Return a trace with the nodes of ``times`` clusters, which all repeat ``trace``. Each cluster starts at another offset of
+    it, wraps around at its end, and is a failure domain."""
     chance = random.Random(seed)
     rows: list[tuple[float, bool, str]] = []
     for copy in range(times):
@@ -160,7 +161,7 @@ def larger(trace: Trace, times: int, seed: int = 0) -> Trace:
 
 
 def smaller(trace: Trace, most: int) -> list[tuple[float, int]]:
-    """Return (seconds, number of nodes) for each change, with the numbers scaled to 1 to ``most`` nodes."""
+    """Return (seconds, number of nodes) for each change, with the numbers scaled so that they are from 1 to ``most``."""
     found: list[tuple[float, int]] = []
     for time_s, number in trace.numbers:
         scaled = max(1, math.ceil(number * most / max(1, trace.most)))

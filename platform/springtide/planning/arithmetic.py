@@ -1,4 +1,4 @@
-"""Predict the device memory of a step, and below its duration, by arithmetic. The arithmetic takes milliseconds. In contrast,
+"""Predict the device memory and the duration of a step by arithmetic, which takes milliseconds. In contrast,
 ``planning/step_memory.py`` runs the step on tensors without memory, takes seconds and needs torch. Tests compare the two.
 
     between steps     shards of weights, gradients and moments
@@ -31,26 +31,26 @@ class ModelSize(NamedTuple):
     block_vectors: int
     num_layers: int
     table: int
-    """Weights of the embedding, and of the output head, which has as many."""
+    """Weights of the embedding; the output head has as many."""
     tables: int
-    """1 if embedding and head share their weights, else 2."""
+    """1 if the embedding and the output head share their weights, else 2."""
     last_norm: int
     attended: float
-    """Tokens that a token attends to on average, summed over all layers, times the width of all heads."""
+    """Mean number of tokens that a token attends to, summed over all layers, times the total width of the heads."""
 
     @property
     def block(self) -> int:
-        """Weights of a block."""
+        """Number of weights of a block."""
         return self.block_matrices + self.block_vectors
 
     @property
     def root(self) -> int:
-        """Weights outside the blocks."""
+        """Number of weights outside the blocks."""
         return self.tables * self.table + self.last_norm
 
     @property
     def num_parameters(self) -> int:
-        """All weights, as ``model/decoder.py`` counts them."""
+        """Number of all weights, as ``model/decoder.py`` counts them."""
         return self.num_layers * self.block + self.root
 
     @property
@@ -59,7 +59,7 @@ class ModelSize(NamedTuple):
         return 6.0 * (self.num_layers * self.block_matrices + self.table) + 12.0 * self.attended
 
     def hardware_flops_per_token(self, recompute: str) -> float:
-        """Return the FLOPs for a token, including what is recomputed in backward."""
+        """Return the FLOPs for a token, including activations that are recomputed in backward; ``recompute``: its mode."""
         again = 2.0 * self.num_layers * self.block_matrices + 4.0 * self.attended
         return self.flops_per_token + (again if recompute == "full" else 0.0)
 
@@ -102,7 +102,7 @@ def _moments(size: ModelSize, optim: OptimConfig) -> float:
     matrices = size.num_layers * size.block_matrices
     if optim.optimizer == "adafactor":
         return 4.0 * 2 * math.sqrt(size.num_parameters) * size.num_layers
-    spared = 4.0 * matrices if optim.optimizer == "muon" else 0.0  # one moment for matrices, not two
+    spared = 4.0 * matrices if optim.optimizer == "muon" else 0.0  # Muon has one moment for matrices, not two
     return _MOMENTS[optim.moments] * size.num_parameters - spared
 
 
@@ -110,7 +110,7 @@ class Activations(NamedTuple):
     """Bytes that forward keeps for backward, per token."""
 
     kept: float
-    """Bytes that each block keeps."""
+    """Bytes that each block keeps from forward for backward."""
     again: float
     """Additional bytes that one block holds while it is recomputed."""
     around: float
@@ -127,7 +127,7 @@ def activations(model: ModelConfig, recompute: str, precision: str, gpu: bool) -
         gpu: whether the device is a GPU, where some attention kernels need a key head for each query head.
     """
     size, width, kv_width = _BYTES[precision], model.num_heads * model.head_width, model.num_kv_heads * model.head_width
-    results = 2 * width + 2 * kv_width + model.dim + 2 * model.ffn_dim  # outputs of products and attention
+    results = 2 * width + 2 * kv_width + model.dim + 2 * model.ffn_dim  # outputs of matrix products and attention
     repeated = 2 * width if gpu and kv_width < width and (precision != "bf16" or model.attention_cap) else 0
     others = 2 * model.dim + 2 * width + 2 * model.ffn_dim + repeated
     whole = float(size * (model.dim + results + others)) + (10.0 * model.dim if size < 4 else 0.0)  # norms are in fp32
@@ -159,14 +159,14 @@ def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> in
     shares = math.inf if gpu and parallel.offloads_parameters else shards  # offloaded shards are on the host
     if world_size == 1 and not parallel.exact and parallel.offload == "none":
         copies = 0
-        # weights are converted where they are used; without recomputation, backward keeps the converted copies of blocks
+        # on one worker, weights are cast at each use; without recomputation, the casts of blocks are kept for backward
         if cast < 4:
             kept_blocks = size.num_layers * size.block_matrices if parallel.recompute == "none" else 0
             copies = cast * (2 * size.table + kept_blocks)
         return round(states + 4 * weights + copies + max(forward, backward))
     blocks = size.block if parallel.strategy == "zero3" else size.num_layers * size.block
     whole = cast * (size.root + blocks)
-    # gradients that earlier micro-batches of the step have left
+    # gradients that earlier micro-batches of the step have left in memory
     if parallel.exact or parallel.strategy in ("ddp", "zero1"):
         before = float(summed * weights) if several else 0.0
     else:
@@ -192,37 +192,38 @@ def predicted_step_bytes(config: Config, size: ModelSize, world_size: int) -> in
 # "Bandwidth optimal all-reduce", 2009). The slowest link counts: between nodes it is a node's link, which its devices share.
 
 ASSUMED_EFFICIENCY = 0.62
-"""Efficiency where nothing was measured. On one H200, models of 125M, of 1.3B and of the shape of an 8B had 0.59, 0.66 and
-0.64, computed from the tokens/s in benchmarks/RESULTS.md."""
+"""Share of a device's stated speed that a step reaches, if no run was measured. On one H200, models of 125M, of 1.3B and of the
+shape of an 8B had 0.59, 0.66 and 0.64, computed from the tokens/s in benchmarks/RESULTS.md."""
 _BLOCK_STARTS, _FORWARD_STARTS, _OTHER_STARTS = 212, 73, 78
-"""Operations of a micro-batch: of a block in forward and backward; of a block in forward alone, which recomputation repeats;
-and outside the blocks. Counted as torch dispatches them (TorchDispatchMode), views and gradients included."""
+"""Numbers of torch operations in a micro-batch: in a block, forward and backward; in a block, forward alone, which
+recomputation repeats; and outside the blocks. Counted as torch dispatches them (TorchDispatchMode), views and gradients
+included."""
 _START_S = 14e-6
 """CPU time to launch an operation, measured on the machine of benchmarks/plan.py with matrices so small that only launches
 count [s]."""
 _MESSAGE_S = 0.005
-"""Latency of a collective of one block, on top of the transfer of its bytes. Measured on the same machine: gloo between two
-ranks that both compute [s]."""
+"""Latency of a collective of one block, on top of the transfer of its bytes. Measured on the machine of benchmarks/plan.py:
+gloo between two ranks that both compute [s]."""
 
 
 class StepTime(NamedTuple):
     """Parts of the time of a step, before they overlap [s]."""
 
     products_s: float
-    """Matrix products and attention, at the device's FLOP/s."""
+    """Time of matrix products and attention, at the device's FLOP/s."""
     memory_s: float
-    """Norms, activations, logits, weights and moments, at the device's memory bandwidth."""
+    """Time to read and write norms, activations, logits, weights and moments, at the device's memory bandwidth."""
     links_s: float
     blocks: int
-    """Blocks whose communication overlaps with the computation of other blocks; 0: nothing overlaps."""
+    """Number of blocks whose communication overlaps with the computation of other blocks; 0: nothing overlaps."""
     host_s: float = 0.0
-    """CPU time to launch operations, which does not wait for the device."""
+    """CPU time to launch operations; the CPU launches ahead and does not wait for the device."""
 
     def step_s(self, efficiency: float) -> float:
         """Return the duration of a step [s].
 
         Args:
-            efficiency: efficiency of device and host, 0 to 1; above 1 if the device is faster than its stated figures.
+            efficiency: speed of device and host as a share of their stated figures; above 1 if they are faster.
         """
         device_s = self.products_s + self.memory_s
         if not self.blocks:
@@ -231,8 +232,8 @@ class StepTime(NamedTuple):
         return max(device_s, self.links_s) + min(device_s, self.links_s) / self.blocks
 
     def efficiency(self, measured_s: float) -> float:
-        """Return the efficiency at which a step takes ``measured_s``, found by bisection. Return the upper limit of the search
-        if the links alone take longer."""
+        """Return the efficiency at which ``step_s`` gives ``measured_s``, found by bisection. If communication alone takes
+        longer, return the upper limit of the search."""
         low, high = 1e-4, 1e4
         for _ in range(100):
             middle = math.sqrt(low * high)
@@ -241,7 +242,7 @@ class StepTime(NamedTuple):
 
 
 def step_time(config: Config, size: ModelSize, node: NodeType, world_size: int) -> StepTime:
-    """Predict the parts of the time of a step.
+    """Predict the parts of a step's time: matrix products, memory traffic, communication, launches.
 
     Args:
         config: settings of the run; ``train.micro_batch`` is a number.
@@ -256,13 +257,13 @@ def step_time(config: Config, size: ModelSize, node: NodeType, world_size: int) 
     tokens = rows * length
     products_s = tokens * size.hardware_flops_per_token(parallel.recompute) / device.flops
     cast = _BYTES[parallel.computes_in]
-    # bytes per token that all but matrix products read and write, in forward and backward
+    # bytes per token that operations other than matrix products read and write, in forward and backward
     width = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_width
     per_token = cast * size.num_layers * (24 * model.dim + 8 * width + 12 * model.ffn_dim)
     per_token += (12 + 2 * cast) * (size.table // model.dim)  # the softmax, in fp32
     moved = float(tokens * per_token + micro_steps * 3 * cast * size.num_parameters)
     shards = parallel.shards or world_size
-    # gradients are clipped and read, moments and weights read and written
+    # the optimizer: gradients are clipped and read, moments and weights are read and written
     moved += 2 * (state_bytes(size, config.optim) + 8 * size.num_parameters) / (1 if parallel.exact else shards)
     links_s = _links_s(config, size, node, world_size, shards, micro_steps)
     overlaps = size.num_layers if config.elastic.gpus_per_worker else 0
@@ -271,13 +272,14 @@ def step_time(config: Config, size: ModelSize, node: NodeType, world_size: int) 
 
 
 def _host_s(config: Config, num_layers: int) -> float:
-    """Return the CPU time to launch the operations of a micro-batch [s]. Operations inside compiled blocks are not counted."""
+    """Return the CPU time to launch the operations of a micro-batch [s]. If blocks are compiled, only
+    operations outside of them count."""
     block = _BLOCK_STARTS + (_FORWARD_STARTS if config.parallel.recompute != "none" else 0)
     return _START_S * (_OTHER_STARTS + (0 if config.parallel.compile else num_layers * block))
 
 
 def _links_s(config: Config, size: ModelSize, node: NodeType, workers: int, shards: int, micro_steps: int) -> float:
-    """Return the time that weights and gradients of a step take on the slowest link [s]."""
+    """Return the time of a step's collectives on the slowest link: gathers of weights, reductions of gradients [s]."""
     parallel, weights = config.parallel, size.num_parameters
     cast, summed = _BYTES[parallel.computes_in], 8 if parallel.exact else 4
     each = parallel.strategy == "zero3"

@@ -1,4 +1,5 @@
-"""Calibrate a plan by a measured run: its step time relative to the roofline, its restarts and its saves."""
+"""Calibrate a plan (a forecast of time and cost) by a measured run: its step time relative to the roofline, its restarts and
+its saves."""
 
 from __future__ import annotations
 
@@ -17,19 +18,19 @@ if TYPE_CHECKING:
     from springtide.tracking.timeline import Timeline
 
 _WARM_UP = 3
-"""First steps of a worker group, which are not measured because they allocate memory and compile blocks."""
+"""Number of first steps of a worker group that are not measured, because they allocate memory and compile blocks."""
 _LEAST = 5
 """Minimum number of measured steps for a calibration."""
 _SAME = (
     *("shards.sequence_length", "shards.mask_across_documents", "stream.global_batch", "stream.lanes"),
     *("optim.optimizer", "optim.moments", "optim.source", "optim.groups", "optim.ema_half_life", "train.micro_batch"),
 )
-"""Settings outside ``_SECTIONS`` that the time of a step depends on."""
+"""Settings, besides those in ``_SECTIONS``, that the time of a step depends on."""
 _SECTIONS = ("model", "parallel", "objective")
 
 
 class Calibration(NamedTuple):
-    """Measured figures of one run."""
+    """Measured figures of one run, which calibrate forecasts of other runs."""
 
     run: str
     node_type: str
@@ -37,18 +38,18 @@ class Calibration(NamedTuple):
     world_size: int
     num_parameters: int
     num_steps: int
-    """Steps that were measured."""
+    """Number of steps that were measured."""
     step_s: float
     """Median time of a step [s]."""
     efficiency: float
-    """Efficiency at which the roofline of ``node_type`` gives ``step_s``."""
+    """Share of the device's stated speed at which the roofline of ``node_type`` gives ``step_s``."""
     restart_s: float | None
-    """Median time from one worker group to the next; None without a restart [s]."""
+    """Median time from the last step of a worker group to training in the next group; None if there was no restart [s]."""
     save_s: float | None
-    """Median time that training waited for a save; None without one [s]."""
+    """Median time that training waited for a save; None if there was no save [s]."""
 
     def describe(self) -> str:
-        """Return where the figures come from, as a line of text."""
+        """Return, as a line of text, from which run the figures come, and the efficiency."""
         return (
             f"roofline with an efficiency of {self.efficiency:.2f}, so that run {self.run} ({self.world_size} workers on "
             f"{self.node_type}, median of {self.num_steps} steps: {self.step_s:.4g} s) comes out as measured"
@@ -71,13 +72,14 @@ def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
 
     Args:
         path: the run's folder.
-        measured_on: name of the node type that the run used; empty: the file's only type, or the one with the run's device.
-        file: the cluster file.
+        measured_on: name of the node type that the run used; empty: the only node type of ``file``, or the one with the run's
+            device.
+        file: the cluster file, which lists the node types.
 
     Raises:
-        ConfigError: the run has too few steps, or it is not known where it ran.
+        ConfigError: the run has too few steps, has no plain decoder, or its node type is not known.
     """
-    from springtide.run.folder import open_run  # pandas and pyarrow take longer to import than a plan takes
+    from springtide.run.folder import open_run  # imported late: pandas and pyarrow take longer to import than a plan
     from springtide.tracking.ledger import ledger
 
     run = open_run(path)
@@ -93,7 +95,7 @@ def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
     world_size, step_s = start.world_size, statistics.median(times)
     vocab_size = run.config.corpus.vocab_size
     size = model_size(config.model, vocab_size, config.shards.sequence_length)
-    if start.num_parameters:  # the dataset's vocabulary may be smaller than configured
+    if start.num_parameters:  # the dataset may have fewer token ids than configured: compute their number
         ids = (start.num_parameters - size.num_parameters) // (size.tables * config.model.dim) + vocab_size
         size = model_size(config.model, max(1, ids), config.shards.sequence_length)
     efficiency = step_time(config, size, node, world_size).efficiency(step_s)
@@ -114,8 +116,8 @@ def calibrate(path: str, measured_on: str, file: ClusterFile) -> Calibration:
 
 
 def _measured(timeline: Timeline) -> tuple[Started | None, list[float]]:
-    """Return the start of the newest worker group with enough steps, else of the last group, and its step times without the
-    warm-up [s]. Groups are separated by their start events: those of one driver have the same term, but may differ in size."""
+    """Return the start event of the newest worker group with enough steps, else of the last group, and the group's step times
+    without its first steps [s]. Start events separate groups, because groups of one driver may differ in size."""
     steps, end, last = timeline.tries["step_time_s"], None, None
     for before, event in reversed(timeline.placed):
         if isinstance(event, Started):
@@ -127,7 +129,7 @@ def _measured(timeline: Timeline) -> tuple[Started | None, list[float]]:
 
 
 def _node_of(start: Started, measured_on: str, file: ClusterFile, path: str) -> NodeType:
-    """Return the node type that a worker group ran on. Raises ConfigError if it is not known."""
+    """Return the node type that a worker group ran on. Raises ConfigError if neither ``measured_on`` nor the device tells."""
     names = [node.name for node in file.node_types]
     if measured_on:
         if measured_on not in names:

@@ -1,8 +1,8 @@
-"""GPU memory that a step's tensors cannot use: the process's context, NCCL's buffers, and holes in the allocator's segments.
+"""Estimate the GPU memory that a step's tensors cannot use: the CUDA context, NCCL's buffers, and fragmentation.
 
     context     memory that the driver and the libraries hold in each process
     NCCL        channels x connections x the buffers of three protocols, for each communicator
-    holes       a share of the rest
+    holes       fragmentation of the allocator: a share of the rest
 
 The buffer sizes are from NCCL 2's ``init.cc`` (``DEFAULT_BUFFSIZE`` and the two constants next to it).
 """
@@ -14,29 +14,29 @@ from collections.abc import Mapping
 from springtide.config import Config
 
 USABLE_SHARE = 0.9
-"""Part of a device's memory that a step may take; the rest is left to libraries."""
+"""Share of a device's memory that a step may take; the rest is left to libraries such as NCCL."""
 CONTEXT_BYTES = 600_000_000
-"""Context if the memory in use on the device is not known: assumed, not measured."""
+"""Memory of the CUDA context if the memory in use on the device is not known: assumed, not measured."""
 _BUFFERS = {"NCCL_BUFFSIZE": 2**22, "NCCL_LL_BUFFSIZE": 8 * 512 * 8 * 16, "NCCL_LL128_BUFFSIZE": 120 * 640 * 8 * 8}
-"""Environment variable -> buffer bytes per connection and channel, for the protocols Simple, LL and LL128."""
+"""Environment variable -> NCCL's buffer bytes per connection and channel, for its protocols Simple, LL and LL128."""
 _CHANNELS = ("NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")
 _MOST_CHANNELS = 32
-"""Upper bound of the channels, as ``MAXCHANNELS`` was until NCCL 2.28. NCCL uses fewer on most machines (24 on eight H100)."""
+"""Upper bound of NCCL's channels: ``MAXCHANNELS`` until NCCL 2.28. NCCL uses fewer on most machines (24 on eight H100)."""
 _CONNECTIONS = 2
-"""Connections on which a rank receives: one in a ring, one in a tree that has data in flight. The receiver has the buffer."""
+"""NCCL connections on which a rank receives, and so has a buffer: one in a ring, one in a tree that has data in flight."""
 _HOLES = 0.04
-"""Share kept free for holes and alignment with expandable segments (``PYTORCH_ALLOC_CONF``): assumed, not measured."""
+"""Share kept free for fragmentation and alignment if ``PYTORCH_ALLOC_CONF`` has expandable segments: assumed, not measured."""
 _HOLES_FIXED = 0.1
-"""Share kept free for holes and alignment without expandable segments: assumed, not measured."""
+"""Share kept free for fragmentation and alignment without expandable segments: assumed, not measured."""
 
 
 def nccl_bytes(ranks: int, shards: int, environment: Mapping[str, str]) -> int:
-    """Return an upper bound of what NCCL's buffers take on each device [bytes].
+    """Return an upper bound of the memory that NCCL's buffers take on each device [bytes].
 
     Args:
         ranks: workers of the run.
         shards: workers that a copy of the model is sharded over.
-        environment: ``elastic.env``, whose NCCL variables count.
+        environment: environment variables of the workers (``elastic.env``); its NCCL variables are used.
 
     Examples:
         >>> nccl_bytes(1, 1, {}), round(nccl_bytes(8, 8, {}) / 1e6), round(nccl_bytes(16, 8, {}) / 1e6)

@@ -1,4 +1,4 @@
-"""Estimates the device memory that a step needs, the settings that lower it, and how evenly a step's work is dealt."""
+"""Estimate the device memory that a step needs, settings that lower it, and how evenly a step's work is dealt to workers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _REMEDIES: dict[str, dict[str, Any]] = {
 _TOGETHER = "all of these"
 _MORE_WORKERS = (2, 4, 8)
 _PROBED = (2, 4)
-"""Micro-batch sizes at which memory is predicted [rows]."""
+"""Micro-batch sizes at which memory is predicted, to extrapolate to other sizes [rows]."""
 _BETTER = 0.005
-"""Minimum gain in mean evenness for which another number of rows is reported."""
+"""Another number of rows per step is reported if workers compute for at least this much more of a step, on average."""
 _PLENTY = 8
-"""A step fits a device with more than this many times the bytes of ``_bound``, without a prediction."""
+"""If a device has more than this many times the bytes of ``_bound``, a step is known to fit without a prediction."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,31 +36,31 @@ class MemoryEstimate:
     """Predicted device memory of a step on each worker, as configured and after changes that may lower it."""
 
     workers: int
-    """The number of workers as configured."""
+    """Number of workers of the configured run."""
     configured_bytes: int
-    """Memory as configured [bytes per worker]."""
+    """Memory of a step without a change [bytes per worker]."""
     changed_bytes: dict[str, int]
-    """Change, as text -> memory with the change [bytes per worker]."""
+    """Change of a setting or of the number of workers, as text -> memory with this change [bytes per worker]."""
 
     def as_dict(self) -> dict[str, int]:
-        """Return description -> memory [bytes per worker], as configured first, as ``springtide plan --json`` prints it."""
+        """Return change, as text -> memory [bytes per worker], without a change first. ``springtide plan --json`` prints it."""
         return {"as configured": self.configured_bytes, **self.changed_bytes}
 
 
 def num_ids(config: Config, given: int = 0) -> int:
-    """Return the number of token ids of a run without a dataset: ``given``, else that of the weights that the run starts from,
-    else that of the tokenizer that would be trained."""
+    """Return the number of token ids of a run without a dataset: ``given``, else ``model.vocab_size``, the number of the
+    weights that the run starts from, else ``corpus.vocab_size``, the number of the tokenizer that would be trained."""
     return given or config.model.vocab_size or config.corpus.vocab_size
 
 
 def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers: int) -> MemoryEstimate:
     """Predict the device memory of a step, as configured and after each change that may lower it. Nothing is trained: the step
-    runs on tensors without memory.
+    runs on fake tensors, which have shapes but no memory.
 
     Args:
         config: settings of the run.
         vocab_size: number of token ids.
-        eos_id: end-of-document id if documents of a row are masked from each other, else None.
+        eos_id: end-of-document id if tokens attend only to their own document, else None.
         workers: number of workers.
 
     Returns:
@@ -103,24 +103,25 @@ def estimate_memory(config: Config, vocab_size: int, eos_id: int | None, workers
 
 @dataclasses.dataclass(frozen=True)
 class EvennessEstimate:
-    """How evenly whole lanes are dealt at each allowed number of workers. A worker with fewer lanes waits for the others."""
+    """How evenly lanes (fixed shares of a batch, never divided) are dealt to each allowed number of workers. A worker with
+    fewer lanes waits for the workers with more."""
 
     least_workers: int
     most_workers: int
     rows: int
-    """Rows in a step, ``stream.global_batch``."""
+    """Number of rows in a step, ``stream.global_batch``."""
     evenness: LaneEvenness
     better_rows: int
-    """Number of rows near ``rows`` whose lanes are dealt more evenly; ``rows`` if there is none."""
+    """Number of rows near ``rows`` whose lanes are dealt more evenly; ``rows`` if no number is better."""
     better_mean: float
 
     def as_dict(self) -> dict[str, float]:
-        """Return the estimate as plain data, as ``springtide plan --json`` prints it."""
+        """Return the estimate of evenness as plain data, as ``springtide plan --json`` prints it."""
         found = {name: value for name, value in dataclasses.asdict(self).items() if name != "evenness"}
         return {**found, **self.evenness._asdict()}
 
     def describe(self) -> str:
-        """Return the estimate as one line of text."""
+        """Return the estimate of evenness as one line of text."""
         found, sizes = self.evenness, f"{self.least_workers} to {self.most_workers} workers"
         text = f"{self.rows} rows in {found.lanes} lanes keep workers busy for {found.mean:.1%} of a step over {sizes}"
         if found.worst < found.mean:
@@ -130,13 +131,14 @@ class EvennessEstimate:
 
 
 def estimate_evenness(config: Config) -> EvennessEstimate:
-    """Return how evenly a step's lanes are dealt over the numbers of workers that ``config`` allows.
+    """Return how evenly a step's lanes (fixed shares of its batch) are dealt to each number of workers that ``config`` allows.
 
     Args:
         config: settings of the run.
 
     Returns:
-        The mean and the worst evenness, and a batch near the chosen one that does better, if there is one.
+        The mean and the worst evenness (share of a step in which a worker computes), and a batch size near the configured size
+        with a better evenness, if there is one.
 
     Examples:
         >>> from springtide.planning.estimate import estimate_evenness
@@ -156,9 +158,9 @@ def estimate_evenness(config: Config) -> EvennessEstimate:
 
 
 def choose_micro_batch(config: Config, vocab_size: int, eos_id: int | None, device_bytes: int) -> Config:
-    """Return ``config`` with a number for ``train.micro_batch: auto``: the largest power of two whose step is predicted to
-    leave a tenth of the device free, both with the fewest and with the most workers. ``device_bytes``: 0 if unknown, which
-    raises ConfigError for auto."""
+    """Return ``config`` with a number of rows in place of ``train.micro_batch: auto``: the largest power of two at which a step
+    is predicted to leave a tenth of the device's memory free, with the fewest and with the most workers. Raises ConfigError
+    for ``auto`` if ``device_bytes`` is 0 (unknown)."""
     from springtide.planning.step_memory import predicted_bytes
 
     if config.train.micro_batch != "auto":
@@ -173,7 +175,7 @@ def choose_micro_batch(config: Config, vocab_size: int, eos_id: int | None, devi
             predicted_bytes(config.override({"train.micro_batch": size}), vocab_size, eos_id, workers)
             for size in _PROBED
         )
-        a_row = max(1.0, (more - fewer) / (_PROBED[1] - _PROBED[0]))  # each row adds the same
+        a_row = max(1.0, (more - fewer) / (_PROBED[1] - _PROBED[0]))  # each row adds the same memory
         fitting.append(_PROBED[0] + (USABLE_SHARE * device_bytes - fewer) / a_row)
     most = min(*fitting, -(-config.stream.global_batch // config.elastic.min_workers))
     return config.override({"train.micro_batch": 2 ** int(math.log2(max(1.0, most)))})
@@ -199,7 +201,8 @@ def least_workers(config: Config, vocab_size: int, eos_id: int | None, device_by
 
 
 def check_fits(config: Config, vocab_size: int, eos_id: int | None, workers: int, device_bytes: int) -> None:
-    """Raise ConfigError, with remedies, when a step on ``workers`` workers needs more than ``device_bytes`` on each."""
+    """Raise ConfigError, with remedies, if a step on ``workers`` workers is predicted to need more than ``device_bytes`` of
+    memory on each. 0: unknown, nothing is checked."""
     from springtide.planning.step_memory import predicted_bytes
 
     if not device_bytes or _fits_easily(config, vocab_size, device_bytes):
@@ -228,7 +231,8 @@ def _fits_easily(config: Config, vocab_size: int, device_bytes: int) -> bool:
 
 
 def _bound(config: Config, vocab_size: int) -> int:
-    """Return an upper bound of a step's memory in any layout: 32 bytes per weight, and every activation in fp32 [bytes]."""
+    """Return an upper bound of a step's memory with any sharding and precision: 32 bytes per weight, and every activation in
+    fp32 [bytes]."""
     model, length = config.model, config.shards.sequence_length
     rows = min(config.train.rows_at_once, config.stream.global_batch)
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_width

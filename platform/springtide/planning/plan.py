@@ -1,4 +1,4 @@
-"""Plans a run before it is paid for: which nodes it fits, how long it takes there, and what that costs.
+"""Plan a run before it is paid for: which node types it fits, how long it takes there, and what that costs.
 
 cluster file, config --arithmetic.py--> fits? how long is a step?  --simulation.py--> days and dollars on spot
                                                 ^ calibrated by one measured run
@@ -40,13 +40,14 @@ _CHANGES: tuple[dict[str, Any], ...] = (
     {"train.micro_batch": 1, "parallel.recompute": "full"},
     {"train.micro_batch": 1, "parallel.recompute": "full", "parallel.strategy": "zero3", "parallel.shard_workers": 0},
 )
-"""Changes that may make a step fit, the smallest first. None of them changes what is learned."""
+"""Changes of settings that may make a step fit in device memory, the smallest first. No change alters what is learned."""
 _DAY_S = 86400.0
 _MOST_MICRO_BATCH = 2**12
 
 
 def load_cluster(path: str) -> ClusterFile:
-    """Read a cluster file, and make the paths of its records absolute. Raises ConfigError if the file is missing or invalid."""
+    """Read a cluster file (node types with prices), and make the paths of its records of spot capacity absolute. Raises
+    ConfigError if the file is missing or invalid."""
     file = Path(path)
     try:
         if file.exists() and not file.is_file():
@@ -71,19 +72,19 @@ def plan(config: Config, cluster: str, measured: str = "", measured_on: str = ""
     """Forecast memory, time and costs of a run on the node types of a cluster file. Nothing is started or written.
 
     Args:
-        config: settings of the run; ``train.micro_batch: auto`` takes the largest that fits.
+        config: settings of the run; with ``train.micro_batch: auto`` the largest micro-batch that fits is used.
         cluster: path of a cluster file, in the form of docs/how-to/plan.md.
-        measured: folder of a run with some steps, which calibrates the roofline; empty assumes an efficiency.
+        measured: folder of a run with some steps, which calibrates the roofline; empty: an efficiency is assumed.
         measured_on: name of the node type that the measured run used; needed if the cluster file has several and the run's
             device does not identify one.
         vocab_size: number of token ids; 0: ``model.vocab_size``, or ``corpus.vocab_size`` if that is 0.
 
     Returns:
-        A row for each node type and number of nodes, cheapest first, those that do not fit last.
+        A row for each node type and number of nodes, the cheapest first; rows in which the run does not fit come last.
 
     Raises:
         ConfigError: the cluster file is invalid, the measured run cannot calibrate, the model is not a plain decoder, or
-            nothing fits. If nothing fits, the message has the smallest change with which each row would.
+            the run fits nowhere. The message then has, for each row, the smallest change with which the run would fit.
 
     Examples:
         >>> found = st.plan(st.recipes.llama3_8b(), "nodes.yaml")
@@ -123,7 +124,7 @@ def _told(calibration: Calibration | None) -> str:
 
 
 def _check_known(config: Config) -> None:
-    """Raise ConfigError for a user's own model, optimizer or objective and for an adapter, whose size cannot be calculated."""
+    """Raise ConfigError for an adapter and for a user's own model, optimizer or objective: their size cannot be calculated."""
     for field, value, usual in (
         ("model.source", config.model.source, ""),
         ("model.adapter", config.model.adapter, "none"),
@@ -140,7 +141,7 @@ def _check_known(config: Config) -> None:
 
 
 def _sizes(most: int) -> Iterator[int]:
-    """Yield the powers of two up to ``most``, and ``most``."""
+    """Yield the numbers of nodes to plan for: the powers of two below ``most``, and ``most``."""
     nodes = 1
     while nodes < most:
         yield nodes
@@ -149,7 +150,7 @@ def _sizes(most: int) -> Iterator[int]:
 
 
 def _fitted(config: Config, size: ModelSize, node: NodeType, workers: int) -> Config:
-    """Return ``config`` for this number of workers, with the largest micro-batch that fits in place of ``auto``."""
+    """Return ``config`` for ``workers`` workers; a micro-batch of ``auto`` is replaced by the largest that fits in memory."""
     elastic, changes = config.elastic, {"elastic.max_workers": max(workers, config.elastic.min_workers)}
     if elastic.min_workers > workers:
         changes = {"elastic.min_workers": workers, "elastic.max_workers": workers}
@@ -167,13 +168,13 @@ def _fitted(config: Config, size: ModelSize, node: NodeType, workers: int) -> Co
 
 
 def _room(config: Config, node: NodeType) -> float:
-    """Return the memory of a device that a step may take: nine tenths, or what context and NCCL's buffers leave, if that is
-    less [bytes]."""
+    """Return the memory of a device that a step may take: nine tenths of it, or what the CUDA context and NCCL's buffers leave,
+    if that is less [bytes]."""
     return min(USABLE_SHARE * node.device.memory, float(usable_bytes(config, node.device.memory)))
 
 
 def _cannot(config: Config, workers: int) -> str:
-    """Return why lanes or shards do not allow a group of ``workers``; empty if they do."""
+    """Return why lanes (fixed shares of a batch) or shards do not allow a group of ``workers``; empty if they allow it."""
     lanes, shards = config.stream.num_lanes, config.parallel.shards
     if workers > lanes:
         return f"stream.lanes = {lanes} are fewer than {workers} workers; raise stream.global_batch"
@@ -265,7 +266,7 @@ def _layout(config: Config) -> str:
 
 
 def _too_large(config: Config, size: ModelSize, node: NodeType, workers: int, needed: int, state: int) -> str:
-    """Return why a step does not fit, and the smallest change with which it would; empty if it fits."""
+    """Return why a step does not fit in memory, and the smallest change of settings with which it would; empty if it fits."""
     room = _room(config, node)
     staged = round(state / workers * min(workers, node.devices)) if config.checkpoint.stage else 0
     if staged > node.host_memory:
@@ -290,7 +291,7 @@ def _remedy(config: Config, size: ModelSize, node: NodeType, workers: int) -> st
 
 
 def _least_nodes(config: Config, size: ModelSize, node: NodeType, nodes: int) -> int:
-    """Return the fewest nodes, at most ``nodes``, on which a step fits."""
+    """Return the fewest nodes, at most ``nodes``, on which a step fits in device memory."""
     for fewer in range(1, nodes):
         workers = fewer * node.devices
         if workers < config.elastic.min_workers or _cannot(config, workers):
@@ -301,7 +302,7 @@ def _least_nodes(config: Config, size: ModelSize, node: NodeType, nodes: int) ->
 
 
 def _nothing_fits(config: Config, size: ModelSize, file: ClusterFile, rows: list[PlanRow]) -> str:
-    """Return the error message for a config that fits no node type, with what would fit."""
+    """Return the error message for a config that fits no node type, with the changes or devices with which it would fit."""
     lines = [f"  {row.where}: {row.why}" for row in rows]
     usable = [row for row in rows if row.memory_bytes]
     best = ""
@@ -324,7 +325,7 @@ def _nothing_fits(config: Config, size: ModelSize, file: ClusterFile, rows: list
 # The rows of a plan, one for each node type and world size, as values, text, HTML and plain data.
 
 MEASURED = "measured"
-"""First word of the source of a measured figure."""
+"""First word of the text in ``PlanRow.sources`` for a figure that was measured."""
 _HEADS = (
     *("node type", "nodes", "workers", "memory", "layout", "micro-batch", "tokens/s", "even", "on demand", "spot"),
     *("save every", "checkpoints"),
@@ -334,46 +335,46 @@ _LEFT = {"node type", "layout"}
 
 @dataclasses.dataclass(frozen=True)
 class PlanRow:
-    """One node type at one world size."""
+    """The forecast of a run on one node type at one world size."""
 
     node_type: str
     nodes: int
     world_size: int
     why: str
-    """Why the run does not fit, and what would; empty if it fits."""
+    """Why the run does not fit, and the smallest change with which it would; empty if it fits."""
     memory_bytes: int
     """Device memory that a step needs [bytes]."""
     device_bytes: int
     """Memory of a device [bytes]."""
     layout: str
-    """Strategy, precision and recomputation."""
+    """Sharding strategy, precision and recomputation of activations, as text."""
     micro_batch: int
     """Rows of a micro-batch [rows]."""
     evenness: float
-    """Mean share of a step in which a worker computes."""
+    """Mean share of a step in which a worker computes; in the rest it waits for workers with more rows."""
     step_s: float = math.nan
     tokens_per_s: float = math.nan
     efficiency: float = math.nan
-    """Efficiency of the roofline; NaN where the time was measured."""
+    """Assumed or calibrated efficiency of the roofline; NaN if the step time itself was measured."""
     days: float = math.nan
-    """Time to ``train.total`` on nodes that stay [days]."""
+    """Time to train ``train.total`` tokens on nodes that are never lost [days]."""
     on_demand_dollars: float | None = None
     spot_days: float | None = None
-    """Time to ``train.total`` on spot nodes [days]."""
+    """Time to train ``train.total`` tokens on spot nodes; None if not known [days]."""
     spot_dollars: float | None = None
     of_ideal: float | None = None
-    """Productive time on the record of spot capacity, as a share of a run that loses no time."""
+    """Productive time on the record of spot capacity, as a share of a run that loses no time; None without a record."""
     save_every_s: float = math.nan
     save_reason: str = ""
     checkpoint_bytes: int = 0
     storage_bytes: int = 0
-    """All checkpoints that are kept [bytes]."""
+    """Size of all checkpoints that are kept [bytes]."""
     storage_dollars: float | None = None
     """Price of storing all kept checkpoints [dollars/month]."""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Settings that differ from the recipe's, by dotted name."""
+    """Settings that differ from the given config so that the run fits, by dotted name."""
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Figure -> where it comes from, as text."""
+    """Name of a figure of this row -> where the figure comes from, as text."""
 
     @property
     def where(self) -> str:
@@ -387,7 +388,7 @@ class PlanRow:
 
     @property
     def dollars(self) -> float:
-        """The lower of the on-demand and the spot price; infinity if a step does not fit."""
+        """Cost of the run on on-demand or on spot nodes, the lower one; infinity if a step does not fit, or without a price."""
         known = [one for one in (self.on_demand_dollars, self.spot_dollars) if one is not None]
         return min(known, default=math.inf) if self.fits else math.inf
 
@@ -404,18 +405,18 @@ class Plan:
 
     num_parameters: int
     tokens: int
-    """Tokens to train on [tokens]."""
+    """Number of tokens to train on [tokens]."""
     rows: tuple[PlanRow, ...]
     calibration: str
     """Where the roofline's efficiency comes from."""
 
     @property
     def cheapest(self) -> PlanRow:
-        """The first row."""
+        """The first row, which is the cheapest in which the run fits."""
         return self.rows[0]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data, as ``springtide plan --json`` prints it; None for what is not known."""
+        """Return the plan as plain data, as ``springtide plan --json`` prints it; None: not known."""
         rows = [
             {**{key: _plain(value) for key, value in dataclasses.asdict(row).items()}, "fits": row.fits}
             for row in self.rows
@@ -468,7 +469,7 @@ class Plan:
 
 
 def _cells(row: PlanRow) -> dict[str, str]:
-    """Return the text of each column; empty for what is not known."""
+    """Return column -> its text in the table's row for ``row``; empty for a figure that is not known."""
     found = dict.fromkeys(_HEADS, "")
     found |= {"node type": row.node_type, "nodes": f"{row.nodes}", "workers": f"{row.world_size}"}
     if row.memory_bytes:

@@ -1,4 +1,5 @@
-"""The scenarios of a drill: what changes in the cluster and when, the run's config, and the class that makes the changes."""
+"""The scenarios of a drill (a local run with real faults): what changes in the cluster and when, the run's config, and the
+class that makes the changes."""
 
 from __future__ import annotations
 
@@ -17,27 +18,28 @@ from springtide.errors import ConfigError, explain
 from springtide.planning.simulation import read_trace
 
 NOTICE_S = 12.0
-"""Time between a notice and the loss, unless a scenario says another [s]: a tenth of what clouds give."""
+"""Time between the notice that a node will be lost and the loss, unless a scenario has another time [s]: a tenth of what clouds
+give."""
 _TRACE_NODES = 4
 _STEPS_BETWEEN = 100
-"""Average number of steps between two changes of a trace."""
+"""Mean number of training steps between two changes of a record of spot capacity, when a drill replays it."""
 _SHORTEST_NOTICE_S, _LONGEST_NOTICE_S = 8.0, 600.0
 _ENDLESS = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Act:
-    """A change of the cluster, and when it happens."""
+    """A change of the cluster in a drill (a local run with real faults), and when it happens."""
 
     step: int
     what: str
-    """``kill``, ``drain``, ``hang`` or ``add``; ``kill-copies`` kills a node and those with copies of its snapshots at once;
-    ``wait`` changes nothing, but waits until ``workers`` train."""
+    """``kill``, ``drain`` (a loss with a notice), ``hang`` or ``add``. ``kill-copies`` kills a node and the nodes with copies
+    of its snapshots at once. ``wait`` changes nothing, but waits until ``workers`` workers train."""
     nodes: int = 1
     workers: int = 0
-    """Wait until this number of workers trains; 0 for any number."""
+    """Wait with the change until this number of workers trains; 0: do not wait."""
     notice_s: float = NOTICE_S
-    """Time between the notice and the loss, for ``drain`` [s]."""
+    """For ``drain``: time between the notice that the node will be lost and the loss [s]."""
 
     def __str__(self) -> str:
         if self.what == "wait":
@@ -51,43 +53,44 @@ class Act:
 
 @dataclasses.dataclass(frozen=True)
 class ActDone:
-    """A change of the cluster, as it was carried out on one node."""
+    """A change of the cluster that a drill has carried out on one node."""
 
     step: int
     """The last step that was done before the change, counted from 1."""
     what: str
-    """As in ``Act``; ``gone`` when a node leaves whose loss was announced."""
+    """Kind of the change, as in ``Act``; ``gone``: a node with a notice of its loss is killed."""
     node: str
-    """The first 8 characters of its id."""
+    """The first 8 characters of the node's id."""
     time_s: float
-    """Seconds since 1970."""
+    """When the change was carried out, in seconds since 1970."""
     notice_s: float = 0.0
-    """Time between the notice and the loss, for ``drain`` [s]."""
+    """For ``drain``: time between the notice that the node will be lost and the loss; else 0 [s]."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Scenario:
-    """The plan of a drill."""
+    """The plan of a drill: its first workers, the changes of the cluster, and how many steps it trains."""
 
     workers: int
     acts: tuple[Act, ...]
     steps: int
     about: str
     most: int = 0
-    """Most workers, if more than ``workers`` at the start."""
+    """Most workers at any time, if more than ``workers``, the number at the start; else 0."""
     steps_after: int = 0
-    """Stop this many steps after all acts and announced losses, however long they take; 0: train all ``steps``."""
+    """Stop training this many steps after all changes of the cluster, however long these take; 0: train all ``steps``."""
     strategy: str = "zero3"
     """Value of ``parallel.strategy``."""
 
     @property
     def max_workers(self) -> int:
-        """Most workers at any time."""
+        """Largest number of workers at any time of the drill."""
         return max(self.workers, self.most)
 
 
 def with_notice(notice_s: float) -> Scenario:
-    """Return a scenario with a notice of ``notice_s`` and the loss. Raises ConfigError if the time is too short or too long."""
+    """Return a scenario in which a node is lost ``notice_s`` after a notice [s]. Raises ConfigError if the time is too short or
+    too long."""
     if not _SHORTEST_NOTICE_S <= notice_s <= _LONGEST_NOTICE_S:
         limits = f"is not from {_SHORTEST_NOTICE_S:g} to {_LONGEST_NOTICE_S:g} s"
         raise ConfigError(explain("--notice", notice_s, limits, "give what your cloud gives, as 30 or 120"))
@@ -96,8 +99,8 @@ def with_notice(notice_s: float) -> Scenario:
 
 
 def traced(changes: int, trace: str) -> Scenario:
-    """Return a scenario of the first ``changes`` changes of a record of spot capacity, scaled to a few nodes and a short run.
-    Raises ConfigError if the record has no change."""
+    """Return a scenario of the first ``changes`` changes in the record of spot capacity ``trace`` (a path), scaled to a few
+    nodes and a short run. Raises ConfigError if the record has no change."""
     numbers = smaller(read_trace(trace), _TRACE_NODES)[: changes + 1]
     if len(numbers) < 2:
         raise ConfigError(explain("--trace", trace, "has no change of the number of nodes", "give another record"))
@@ -161,7 +164,8 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
 
 
 def config_of(scenario: Scenario, root: str) -> Config:
-    """Return the tiny recipe at the size of the drill, with exact sums, so that any error of a resize shows in the losses."""
+    """Return the config of a drill: the tiny recipe with exact sums of gradients, so that any error of a restart or resize
+    shows in the losses."""
     base = configs.recipes.tiny()
     rows = 24
     changes = {
@@ -171,7 +175,7 @@ def config_of(scenario: Scenario, root: str) -> Config:
         "model.dim": 64,
         "model.ffn_dim": 176,
         "stream.global_batch": rows,
-        "stream.max_epochs": 1e6,  # overfitting does not matter: the model is not used
+        "stream.max_epochs": 1e6,  # overfitting does not matter: the drill's model is not used
         "stream.lanes": 12 if scenario.workers > 4 else 4,
         "parallel.reduction": "fp64",
         "parallel.strategy": scenario.strategy,
@@ -193,7 +197,8 @@ def config_of(scenario: Scenario, root: str) -> Config:
 
 
 class Stage:
-    """Carries out a scenario's acts, at their steps; training continues meanwhile."""
+    """Carries out a scenario's changes of the cluster, each when training has reached its step; training continues
+    meanwhile."""
 
     def __init__(self, cluster: Any, acts: tuple[Act, ...], notice_file: str, say: Callable[[str], None]) -> None:
         self._cluster, self.to_come, self._say = cluster, list(acts), say
@@ -201,11 +206,11 @@ class Stage:
         self._doomed: dict[str, threading.Timer] = {}
         self._step = 0
         self.over_at: int | None = None
-        """The step after which all acts and announced losses had happened; None before that."""
+        """The step after which all changes of the cluster had happened, losses with a notice included; None before that."""
         self.done: list[ActDone] = []
 
     def reach(self, step: int, workers: int) -> None:
-        """Carry out the acts that are due when ``workers`` workers have finished ``step``."""
+        """Carry out the changes of the cluster that are due when ``workers`` workers have finished ``step``."""
         self._step = step
         while self.to_come and self._is_due(self.to_come[0], step, workers):
             act = self.to_come.pop(0)
@@ -215,7 +220,7 @@ class Stage:
             self.over_at = step
 
     def end(self) -> None:
-        """Cancel announced losses: training is over."""
+        """Cancel the losses of nodes that have had a notice: training is over."""
         for timer in self._doomed.values():
             timer.cancel()
             timer.join()
@@ -224,7 +229,7 @@ class Stage:
         return act.step <= step and act.workers in (0, workers)
 
     def _do(self, act: Act, here: str = "") -> None:
-        """Carry out an act on the node ``here``, else on the oldest node that stays."""
+        """Carry out a change on the node ``here``; if that is empty, on the oldest node without a notice."""
         if act.what == "wait":
             return
         node = self._cluster.add() if act.what == "add" else here or self._staying()[0]

@@ -1,5 +1,5 @@
-"""Simulates a run on a record of spot capacity, or on a cluster with random failures. The run uses the policy of real training;
-training with checkpoints only is simulated for comparison."""
+"""Simulate a run on a record of spot capacity, or on a cluster with random failures, with the policy of real training. Training
+with checkpoints only is simulated for comparison."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from springtide.errors import ConfigError, explain
 from springtide.tracking.ledger import Prices
 
 SAVES_S, RESTART_S = 600.0, 75.0
-"""Save interval and restart time of training with checkpoints only [s]. The restart time is measured with plain Ray Train by
-benchmarks/recovery.py."""
+"""Save interval and restart time of training with checkpoints only, the baseline [s]. The restart time was measured with plain
+Ray Train by benchmarks/recovery.py."""
 _COSTS = Costs()
 _LEAST: dict[str, tuple[str, float]] = {
     "step_s": ("--step", 1e-3),
@@ -54,18 +54,18 @@ _MOST_FAILURES = 1e6
 
 @dataclasses.dataclass(frozen=True)
 class TraceResult:
-    """Three simulated runs on one record."""
+    """Three simulated runs on one record of spot capacity or of failures: one with this policy, two baselines."""
 
     hours: float
     """Length of the record [h]."""
     most_nodes: int
     """Largest number of nodes at one time."""
     unknown_h: float
-    """Time in gaps of the record, where the number of nodes before the gap is assumed [h]."""
+    """Total time in gaps of the record. The number of nodes in a gap is assumed to be that before the gap [h]."""
     springtide: SimulationResult
-    """The run with the policy of real training."""
+    """The run with springtide's policy, as in real training."""
     checkpoint_restart: SimulationResult
-    """The run with checkpoints only, as is usual: every loss costs the time since the last checkpoint."""
+    """The usual run, with checkpoints only: every loss of a node costs the work since the last checkpoint."""
     tuned: TunedBaseline
     """The run with checkpoints only, at the restart time of ``springtide`` and the best save interval for this record."""
 
@@ -96,10 +96,10 @@ what springtide's workers did else: {spent}
 
 
 def gaps(unknown_h: float) -> str:
-    """Return a line about the gaps of a record; empty if there are none.
+    """Return a line of text about the gaps of a record of spot capacity; empty if it has no gaps.
 
     Args:
-        unknown_h: time in gaps [h].
+        unknown_h: total time in gaps [h].
 
     Examples:
         >>> gaps(0.0), gaps(2.0)
@@ -121,14 +121,14 @@ def read_trace(path: str) -> Trace:
 def simulate_trace(
     trace: str, times: int = 1, min_workers: int = 1, costs: Costs = _COSTS, lanes: int = 0
 ) -> TraceResult:
-    """Simulate runs on a record of spot capacity.
+    """Simulate a run, and two baselines with checkpoints only, on a record of spot capacity.
 
     Args:
-        trace: path of the record: a trace of Bamboo or SkyPilot, dated numbers, or hours and numbers.
-        times: number of clusters, each at another offset of the record, and each a failure domain.
+        trace: path of the record: a trace of Bamboo or SkyPilot, or numbers of nodes by date or by hour.
+        times: number of clusters that repeat the record, each from another offset, and each a failure domain.
         min_workers: the run waits while there are fewer nodes.
-        costs: durations and copies; measure them with a drill.
-        lanes: lanes of a step, as ``stream.lanes``; 0: work can be divided into any parts.
+        costs: durations and copies; a drill (a local run with real faults) measures them.
+        lanes: fixed shares of a batch, as ``stream.lanes``; 0: a batch can be divided into any parts.
 
     Returns:
         Times and restarts of each run, and its productive time as a share of a run that loses no time.
@@ -161,7 +161,8 @@ def simulate_failures(
     lanes: int = 0,
     seed: int = 0,
 ) -> TraceResult:
-    """Simulate runs on a reliable cluster, where nodes fail at random, without a notice, and are replaced.
+    """Simulate a run, and two baselines with checkpoints only, on a reliable cluster, where nodes fail at random, without a
+    notice, and are replaced.
 
     Args:
         nodes: number of nodes.
@@ -169,11 +170,11 @@ def simulate_failures(
         rates: rates and kinds of failures.
         min_workers: the run waits while there are fewer nodes.
         costs: durations and copies; ``notice_s`` is ignored.
-        lanes: lanes of a step, as ``stream.lanes``; 0: work can be divided into any parts.
+        lanes: fixed shares of a batch, as ``stream.lanes``; 0: a batch can be divided into any parts.
         seed: random seed of the failures.
 
     Returns:
-        As ``simulate_trace``.
+        Times and restarts of each run, as ``simulate_trace`` returns them.
 
     Raises:
         ConfigError: a value is out of range.
@@ -206,7 +207,7 @@ def simulate_failures(
 
 
 def check(costs: Costs, *more: tuple[str, float, float, float]) -> None:
-    """Check that costs and further options are in range.
+    """Check that the costs and further options of a simulation are in range.
 
     Args:
         costs: durations and copies.
@@ -247,7 +248,7 @@ def _simulate(record: Trace, min_workers: int, costs: Costs, lanes: int) -> Trac
     )
 
 
-# Simulates a run with a deadline on recorded spot nodes, with on-demand nodes as a fallback, and computes its cost.
+# Simulate a run with a deadline on recorded spot nodes, with on-demand nodes as a fallback, and compute its cost.
 
 _RULES = {
     "uniform_progress": uniform_progress,
@@ -265,14 +266,14 @@ _WORDS = {
 
 
 class MarketRun(NamedTuple):
-    """A simulated run, and what it cost."""
+    """A simulated run with a deadline, and what its nodes cost."""
 
     outcome: MarketOutcome
     dollars: float
 
     @property
     def finish_h(self) -> float:
-        """When its work was done; infinite if it was not done when the record ended [h]."""
+        """When the run's work was done; infinite if it was not done when the record ended [h]."""
         return self.outcome.finish_s / 3600
 
 
@@ -281,13 +282,13 @@ class MarketResult:
     """Simulated runs with one deadline on one record, each with a different rule for on-demand nodes."""
 
     workers: int
-    """Most workers."""
+    """Largest number of workers."""
     deadline_h: float
-    """Deadline [h]."""
+    """Deadline, from the start of the run [h]."""
     unknown_h: float
-    """Time in gaps of the record, where the number of nodes before the gap is assumed [h]."""
+    """Total time in gaps of the record. The number of nodes in a gap is assumed to be that before the gap [h]."""
     runs: dict[str, MarketRun]
-    """Rule -> run."""
+    """Name of a rule for on-demand nodes -> the run that used it."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result as plain data, as ``springtide plan --deadline H --json`` prints it."""
@@ -305,7 +306,7 @@ class MarketResult:
         return {"workers": self.workers, "deadline_h": self.deadline_h, "unknown_h": self.unknown_h, **rows}
 
     def describe(self) -> str:
-        """Return the result as text, a line for each rule."""
+        """Return the result as text, a line for each rule for on-demand nodes."""
         lines = [f"{self.workers} workers, deadline after {self.deadline_h:.1f} hours:"]
         for name, run in self.runs.items():
             late = "" if run.finish_h <= self.deadline_h else "  TOO LATE"
@@ -334,16 +335,17 @@ def simulate_deadline(
         deadline_h: when the work must be done, from the start of the record [h].
         work: training that the run needs [worker-hours].
         prices: prices of an on-demand node (``other``) and of a spot node.
-        workers: most workers, one per node; 0: as many as the record has nodes at one time.
+        workers: largest number of workers, one per node; 0: the largest number of nodes in the record at one time.
         start_s: time from the order of an on-demand node until it joins [s].
-        times: number of clusters, as for ``simulate_trace``.
+        times: number of clusters that repeat the record, as for ``simulate_trace``.
         min_workers: the run waits while there are fewer nodes.
-        costs: durations and copies; measure them with a drill.
-        lanes: lanes of a step, as ``stream.lanes``; 0: work can be divided into any parts.
+        costs: durations and copies; a drill (a local run with real faults) measures them.
+        lanes: fixed shares of a batch, as ``stream.lanes``; 0: a batch can be divided into any parts.
 
     Returns:
-        Cost and end time of the run with uniform progress, and of runs for comparison: on-demand nodes only, or on-demand nodes
-        wherever spot nodes are missing, only after the slack is used up, or never.
+        Cost and end time of the run whose work progresses evenly to the deadline (``uniform_progress``), and of runs for
+        comparison: on-demand nodes only, or on-demand nodes wherever spot nodes are missing, only when no time is left to
+        spare, or never.
 
     Raises:
         ConfigError: a value is out of range, the file is not a record or is too short, or no run can meet the deadline.

@@ -1,4 +1,4 @@
-"""Predict the speed and save interval of a run on spot nodes, by simulating the policy of real runs on a record of capacity."""
+"""Predict the speed and save interval of a run on spot nodes: simulate the policy of real runs on a record of spot capacity."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from springtide.planning.calibration import Calibration
 from springtide.planning.simulation import read_trace
 
 _MOST_CHANGES = 300
-"""Maximum number of changes of a record that are simulated, so that a plan takes seconds."""
+"""At most this many changes of a record of spot capacity are simulated, so that a plan takes seconds."""
 _STAGED_PER_S = 2.8e9
-"""Bytes that a worker stages per second, which determine how long a save stalls training. Measured in the first save on an
-H200 (benchmarks/RESULTS.md)."""
+"""Bytes per second that a worker copies to host memory at a save, while training waits. Measured in the first save on an H200
+(benchmarks/RESULTS.md)."""
 _GPU_COSTS = Costs(restart_s=20.0, warm_up_s=90.0)
-"""As benchmarks/goodput.py assumes for GPUs."""
+"""Durations assumed for GPUs, the same as in benchmarks/goodput.py."""
 _CPU_COSTS = Costs()
 
 
 class Market(NamedTuple):
-    """The record of spot capacity of a node type."""
+    """The record of spot capacity of a node type; without a record, ``trace`` is None."""
 
     trace: Trace | None = None
     name: str = ""
@@ -37,7 +37,8 @@ class Market(NamedTuple):
 
     @classmethod
     def of(cls, node: NodeType) -> Market:
-        """Read the record of a node type, at most its first ``_MOST_CHANGES`` changes. Raises ConfigError if it is invalid."""
+        """Read the record of spot capacity of a node type, at most its first ``_MOST_CHANGES`` changes. Raises ConfigError if
+        it is invalid."""
         if not node.trace:
             return cls()
         whole = read_trace(node.trace)
@@ -52,20 +53,20 @@ class Market(NamedTuple):
         return cls(kept, Path(node.trace).name, whole.end_s / 3600)
 
     def loss_s(self, nodes: int) -> float | None:
-        """Return the mean time between losses among ``nodes`` nodes, if each is lost as often as a node of the record; None if
-        the record has no losses [s]."""
+        """Return the mean time between losses of nodes in a run on ``nodes`` nodes, if each is lost as often as a node of the
+        record; None if the record has no losses [s]."""
         losses = sum(1 for change in self.trace.changes if change.gone) if self.trace else 0
         return self.trace.end_s / losses * self.trace.most / nodes if self.trace and losses else None
 
     def describe(self) -> str:
-        """Return the record's name, and the part of it that is simulated."""
+        """Return as text the record's name, and how many of its hours are simulated if not all."""
         played = self.trace.end_s / 3600 if self.trace else 0.0
         part = f", its first {played:.0f} of {self.hours:.0f} hours" if played < 0.999 * self.hours else ""
         return f"{self.name}{part}"
 
 
 class Saves(NamedTuple):
-    """How often a run saves."""
+    """How often a run saves checkpoints, and the cost of a save."""
 
     every_s: float
     """Time between two saves; infinity: save only at the end [s]."""
@@ -77,13 +78,13 @@ class Saves(NamedTuple):
 def saves_of(
     config: Config, step_s: float, worker_bytes: float, market: Market, nodes: int, calibration: Calibration | None
 ) -> Saves:
-    """Return the save interval of a run.
+    """Return the save interval of a run on a node type, and the cost of a save.
 
     Args:
         config: settings of the run.
         step_s: duration of a step [s].
         worker_bytes: state that a worker saves [bytes].
-        market: the record of spot capacity.
+        market: the record of spot capacity, from which the rate of losses is taken.
         nodes: number of nodes.
         calibration: a measured run, from which the cost of a save is taken.
     """
@@ -104,14 +105,14 @@ def saves_of(
 
 
 class Spot(NamedTuple):
-    """A run on spot nodes, compared with one on nodes that stay."""
+    """A simulated run on spot nodes, compared with a run on nodes that are never lost."""
 
     speed: float
-    """Training speed on spot nodes, divided by the speed on as many nodes that stay."""
+    """Training speed on spot nodes, divided by the speed on the maximum number of nodes if none were lost."""
     nodes: float
-    """Mean number of nodes that are paid for."""
+    """Mean number of spot nodes that the run uses and pays for."""
     of_ideal: float | None
-    """Productive time as a share of a run that loses no time; None without a record."""
+    """Productive time as a share of a run that loses no time; None without a record of spot capacity."""
     source: str
 
 
@@ -134,7 +135,7 @@ def spot_of(
         least: fewest nodes on which a step fits.
         market: the record of spot capacity; without a record no node is ever lost.
         step_s: duration of a step on ``nodes`` nodes [s].
-        saves: as ``saves_of`` returns it.
+        saves: save interval and cost of a save, from ``saves_of``.
         calibration: a measured run, from which the time of a restart is taken.
     """
     if market.trace is None or not market.trace.most:
@@ -155,7 +156,7 @@ def spot_of(
         save_s=saves.cost_s,
         replica_shards=-(-shards // node.devices) if shards else 0,
     )
-    # a simulated worker is a node with all its devices, so it gets as many lanes as they do together
+    # a simulated worker is a node with all its devices, so a simulated lane stands for one lane of each device
     whole = lanes // node.devices
     bounds = Bounds(least, nodes, lanes=whole if whole >= nodes and lanes % node.devices == 0 else 0)
     found = simulate(record, bounds, costs)

@@ -1,6 +1,6 @@
 """Predict the device memory of a step by running the step itself on fake tensors, which have shapes but no memory.
 
-The only file that touches torch's fake tensors and its fake process group.
+No other file uses torch's fake tensors and its fake process group.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from springtide.training.teacher import Teacher
 
 _STAND_IN = f"{next_token.__module__}:{next_token.__name__}"
 _ONE = (1, 1.0)
-"""Value that is returned when a scalar is read from a fake tensor: of an integer type, and of a floating-point type."""
+"""Values returned when a scalar is read from a fake tensor, which has none: for an integer type, for a floating-point type."""
 _FEW, _MORE = 2, 4
-"""Numbers of blocks of two shallow models from which a deeper model is extrapolated: every block with the same attention window
-adds the same memory."""
+"""Numbers of blocks of two shallow models. The memory of a deeper model is extrapolated from theirs, because every block with
+the same attention window adds the same memory."""
 
 
 def predicted_bytes(config: Config, vocab_size: int, eos_id: int | None, world_size: int) -> int:
     """Return the peak bytes of tensors that rank 0 of ``world_size`` holds in a step: weights, gradients, moments, averaged
-    weights, activations, and whole tensors while they are gathered. Not included: what libraries hold for themselves, some
-    hundred MB, and saves (staged in the node's memory). The process must not be in a process group."""
-    if not config.sources and not config.objective.labels:  # cached: the result depends on the arguments alone
+    weights, activations, and whole tensors while they are gathered. Not included: some hundred MB that libraries hold, and
+    saves, which use host memory. The process must not be in a process group."""
+    if not config.sources and not config.objective.labels:  # cached: without a user's files the result cannot change
         return _known(config.model_dump_json(), vocab_size, eos_id, world_size)
     try:
         return _predicted(config, vocab_size, eos_id, world_size)
@@ -70,7 +70,7 @@ def predicted_bytes(config: Config, vocab_size: int, eos_id: int | None, world_s
         return _predicted(config.override(changes), vocab_size, eos_id, world_size)
 
 
-@functools.lru_cache(maxsize=256)  # planning asks for the same layout many times
+@functools.lru_cache(maxsize=256)  # planning predicts the memory of the same config many times
 def _known(config: str, vocab_size: int, eos_id: int | None, world_size: int) -> int:
     return _predicted(Config.model_validate_json(config), vocab_size, eos_id, world_size)
 
@@ -87,8 +87,8 @@ def _predicted(config: Config, vocab_size: int, eos_id: int | None, world_size: 
         few, more = (_peak(config.model_copy(update={"model": one}), vocab_size, eos_id, world_size) for one in shallow)
         a_block = (more - few) / (_MORE - _FEW)
         blocks += a_block * windows.count(window)
-        # the rest includes what one block holds temporarily in backward, which counts only for the last block: the maximum over
-        # windows predicts too much if the last block is one of the cheaper ones
+        # the rest is memory outside the blocks, and what the last block holds temporarily in backward. The maximum over windows
+        # predicts too much if the last block has a window that takes less
         rest = max(rest, math.ceil(more - _MORE * a_block))
     return rest + math.ceil(blocks)
 
@@ -104,14 +104,14 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
     settings, objective = config.objective, None
     labels = load_labels(Folder(settings.labels)).layout if settings.labels else None
     with _no_peers(world_size):
-        # created outside of the fake tensor mode, because the device mesh needs real tensors
+        # `world` is called outside of the fake tensor mode, because the device mesh that it creates needs real tensors
         here = world("cpu", 0, config.parallel.shards)
         device = "cuda" if config.elastic.gpus_per_worker else "cpu"
         as_there = (logits_as_on(device), attention_as_on(device))
         leaves = device == "cuda" and config.parallel.offloads_activations
         offloads = as_if_offloaded() if leaves else contextlib.nullcontext()
         with as_there[0], as_there[1], offloads, FakeTensorMode(allow_non_fake_inputs=True), _Live() as live:
-            # nothing is compiled because only shapes matter; fp8 keeps bf16 tensors for backward
+            # nothing is compiled because only shapes matter; fp8 is replaced by bf16, the type of kept activations
             layout = config.parallel.model_copy(update={"compile": False, "precision": config.parallel.computes_in})
             model = make(config.model, vocab_size, eos_id)
             freeze(model, config.optim)
@@ -148,19 +148,20 @@ def _peak(config: Config, vocab_size: int, eos_id: int | None, world_size: int) 
 
 
 class _Live(TorchDispatchMode):
-    """Measures the peak of the bytes of all live tensors that were created since it was entered, after each operation."""
+    """Measures the peak of the total bytes of live tensors, after each operation. Tensors from before its entry do not
+    count."""
 
     def __init__(self) -> None:
         super().__init__()
         self.peak = 0
         self._left_out: Callable[[], set[int]] = set
-        """Returns the keys of the storages that are not counted."""
+        """Returns the keys of the tensor storages that are not counted, because they are on the host."""
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def leave_out(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Do not count the shards of weights and gradients, nor the moments, because they are on the host. Gathered weights
-        count twice: as whole weights, and as the shards that were copied to the device to gather them."""
-        keys: dict[Tensor, int] = {}  # cached, because `local` of a parameter is an operation
+        """Do not count the shards of weights and gradients, nor the moments: they are in host memory (``parallel.offload``).
+        Gathered weights count twice: as whole weights, and as the shards that were copied to the device to gather them."""
+        keys: dict[Tensor, int] = {}  # cached, because `_key` of a shard runs a torch operation
 
         def state() -> set[int]:
             shards = [weight for weight in model.parameters() if isinstance(weight, DTensor)]
@@ -174,7 +175,7 @@ class _Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if operation is torch.ops.aten._local_scalar_dense.default:
-            return _ONE[args[0].dtype.is_floating_point]  # some code reads a value, such as a step count
+            return _ONE[args[0].dtype.is_floating_point]  # some code reads a scalar, such as a step count
         found = operation(*args, **(kwargs or {}))
         known = len(self._storages)
         for leaf in tree_leaves(found):
@@ -202,7 +203,7 @@ def _key(tensor: Tensor) -> int:
 
 @contextlib.contextmanager
 def _no_peers(world_size: int) -> Iterator[None]:
-    """Create a process group whose collectives do nothing."""
+    """Create, for the context, a process group of ``world_size`` ranks whose collectives do nothing."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world_size)
     try:
         yield
@@ -211,8 +212,8 @@ def _no_peers(world_size: int) -> Iterator[None]:
 
 
 class Meter(TorchDispatchMode):
-    """Measures the peak bytes of tensors on ``device`` above the bytes at its creation. On a GPU it reads torch's allocator; on
-    a CPU it reads the C library's allocator after each operation."""
+    """Measures the peak bytes of real tensors on ``device``, less the bytes when the meter was created. On a GPU it reads
+    torch's allocator; on a CPU it reads the C library's allocator after each operation."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -221,7 +222,7 @@ class Meter(TorchDispatchMode):
         self._before = self._now()
 
     def lap(self) -> int:
-        """Return the peak since the last lap [bytes]."""
+        """Return the peak since the previous call, or since the meter was created [bytes]."""
         most = self._most
         if self._device.type == "cuda":
             most = torch.cuda.max_memory_allocated(self._device)
@@ -240,7 +241,7 @@ class Meter(TorchDispatchMode):
 
 
 class _Mallinfo2(ctypes.Structure):
-    """``struct mallinfo2`` of glibc's malloc.h."""
+    """Memory statistics of glibc's malloc: ``struct mallinfo2`` of malloc.h."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)

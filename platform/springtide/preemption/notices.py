@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 
 GCP_NOTICE_S = 30.0
 REBALANCE_S = 600.0
-"""Assumed time left after a rebalance recommendation; the instance may also stay [s]."""
+"""Assumed time left after AWS recommends to rebalance: it expects to take the instance away, but may not [s]."""
 FILE_NOTICE_S = 30.0
 _TAKE_AWAY = {"Preempt", "Terminate", "Redeploy", "Reboot"}
 _LONGEST_S = 7 * 24 * 3600.0
 _SHOWN = 80
 _MOST_AHEAD_S = 24 * 3600.0
-"""Clocks that differ by more are not compared: one of them is not set [s]."""
+"""If the clocks of a service and of this machine differ by more, they are not compared: one of them is not set [s]."""
 
 
 class Notice(NamedTuple):
@@ -38,20 +38,21 @@ class Notice(NamedTuple):
 
 
 class TimeLeft(NamedTuple):
-    """Time until a node is taken away, as the node's own watcher reports it. The clocks of driver and node may differ, so the
-    driver counts ``left_s`` from when the report arrives."""
+    """Time until a node is taken away, as the process that polls for notices on that node reports it. The clocks of driver and
+    node may differ, so the driver counts ``left_s`` from when the report arrives."""
 
     deadline_ms: int
-    """Deadline that the watcher reported to Ray, by the node's clock, since 1970 [ms]."""
+    """When the node is taken away, as reported to Ray: by the node's clock, since 1970 [ms]."""
     left_s: float
-    """Time left until the deadline, by the node's clock [s]."""
+    """Time left until the node is taken away, by the node's clock [s]."""
 
 
 def clock_ahead_s(date: str, sent_s: float, received_s: float) -> float:
-    """Return how far a service's clock is ahead of this machine's clock [s]; 0 if they may agree or cannot be compared.
+    """Return how far a service's clock is ahead of this machine's clock [s]; 0 if the clocks may
+    agree or cannot be compared.
 
     Args:
-        date: the Date header of the service's answer, in whole seconds.
+        date: the Date header of the service's HTTP response, in whole seconds.
         sent_s, received_s: when the request was sent and the answer received, by this machine's clock, in seconds since 1970.
 
     >>> clock_ahead_s("Sat, 21 Nov 2026 08:22:30 GMT", 1795249340.0, 1795249340.1)
@@ -70,19 +71,20 @@ def clock_ahead_s(date: str, sent_s: float, received_s: float) -> float:
 
 
 def parse_aws_notice(answer: str) -> Notice:
-    """Parse an answer of spot/instance-action. Raises ValueError if it is not one."""
+    """Parse a response of AWS's spot/instance-action, a notice. Raises ValueError if it has not that form."""
     found = _object(answer)
     return Notice(_time(found.get("time")), f"AWS will {_word(found.get('action'))} the spot instance")
 
 
 def parse_aws_rebalance(answer: str) -> Notice:
-    """Parse a rebalance recommendation, which has no time of loss. Raises ValueError if it is not one."""
+    """Parse a rebalance recommendation of AWS. It has no time of loss, so ``REBALANCE_S`` after its own time is assumed. Raises
+    ValueError if the text is no recommendation."""
     made_s = _time(_object(answer).get("noticeTime"))
     return Notice(made_s + REBALANCE_S, "AWS recommends to rebalance: the spot instance may go")
 
 
 def parse_gcp_notice(answer: str, now: float) -> Notice | None:
-    """Parse an answer of instance/preempted; None for FALSE. Raises ValueError if it is neither TRUE nor FALSE."""
+    """Parse a response of GCP's instance/preempted: a notice for TRUE, None for FALSE. Raises ValueError for other text."""
     match answer.strip():
         case "TRUE":
             return Notice(now + GCP_NOTICE_S, "GCP preempts the instance")
@@ -93,8 +95,8 @@ def parse_gcp_notice(answer: str, now: float) -> Notice | None:
 
 
 def parse_azure_notice(answer: str, machine: str, now: float) -> Notice | None:
-    """Parse an answer of scheduledevents: return the first event that takes ``machine`` away, or None. Raises
-    ValueError if it is not a document of events."""
+    """Parse a response of Azure's scheduledevents: return the first event that takes ``machine`` away, None if there is none.
+    Raises ValueError if the text has no list of events."""
     events = _object(answer).get("Events")
     if not isinstance(events, list):
         raise ValueError(f"scheduledevents has no list of Events: {_shown(answer)}")
@@ -112,8 +114,8 @@ def _takes_away(event: dict[str, Any], machine: str) -> bool:
 
 
 def parse_notice_file(text: str, written_s: float, now: float) -> Notice | None:
-    """Parse a file with the seconds left. Returns None if that time is past, because the file is then from before the node's
-    restart. Raises ValueError if the text is not a number of seconds from 0 to a week."""
+    """Parse a notice file, which has the seconds until the loss, counted from ``written_s``. Returns None if that time is past:
+    the file is then from before the node's restart. Raises ValueError if the text is not a number from 0 to a week."""
     try:
         left_s = float(text) if text.strip() else FILE_NOTICE_S
     except ValueError:
@@ -163,7 +165,8 @@ def _time(text: Any) -> float:
 
 
 def _not_before(text: Any, now: float) -> float:
-    """Parse a time such as Sat, 21 Nov 2026 08:22:00 GMT. Empty text means that the event has begun, and gives ``now``."""
+    """Parse a time such as Sat, 21 Nov 2026 08:22:00 GMT. Empty text: the event has begun, so return
+    ``now``."""
     if not text:
         return now
     if not isinstance(text, str):

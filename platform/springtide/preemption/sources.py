@@ -1,4 +1,4 @@
-"""Sources of this machine's preemption notices, polled twice a second.
+"""Sources of the notices that this machine will be taken away (preempted), polled twice a second.
 
     metadata service or file --every 0.5 s--> NoticeSource --> on_notice(notice)
 
@@ -38,17 +38,18 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.5
 _FILE_BYTES = 100
 _SILENT_LOOKS = 20
-"""Consecutive failed polls before a source counts as silent: ten seconds, or more if it is slow."""
+"""After this many failed polls in a row, a source of notices has a ``problem``: ten seconds, or more if the source is slow."""
 
 
 def watched_files(pattern: str, node: str) -> list[Path]:
-    """Return the notice files that a watcher on ``node`` polls for the user of this process."""
+    """Return the files in which notices for ``node`` may be left: that of this process's user, and root's."""
     return [Path(name.replace("{node}", node)) for name in notice_files(pattern, os.getuid())] if pattern else []
 
 
 def left_in(path: Path) -> Notice | None:
-    """Return the notice in a file, None if there is no file. Raises ValueError if it is not a regular file (opening a FIFO
-    would wait for its writer), PermissionError if a user who is neither this one nor root may have written it."""
+    """Return the notice that the file ``path`` contains, None if there is no file or its time is past. Raises ValueError if it
+    is not a regular file (opening a FIFO would wait for its writer), PermissionError if a user other than the user of this
+    process and root may have written it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -70,7 +71,7 @@ def left_in(path: Path) -> Notice | None:
 
 
 class NoticeSource:
-    """One service or file that is polled for notices."""
+    """One metadata service or file that is polled for notices that this machine will be taken away."""
 
     def __init__(self, name: str, ask: Callable[[], Notice | None], on_notice: Callable[[Notice], None]) -> None:
         self.name, self._ask, self._on_notice = name, ask, on_notice
@@ -80,7 +81,7 @@ class NoticeSource:
 
     @property
     def problem(self) -> str:
-        """The last error of a source that has failed for a while; empty if it answers."""
+        """The last error of a source whose polls have failed for a while; empty if its polls work."""
         return self._last_problem if self._failed_looks >= _SILENT_LOOKS else ""
 
     def look(self) -> None:
@@ -92,7 +93,7 @@ class NoticeSource:
         except Exception as error:  # a server, a parser or Ray may raise anything, and the next poll may work
             self._failed_looks += 1
             self._last_problem = f"{self.name}: {type(error).__name__}: {str(error)[:200]}"
-            if type(error) not in self._warned:  # log each kind once, until a poll works again
+            if type(error) not in self._warned:  # log each type of error once, until a poll works again
                 self._warned.add(type(error))
                 _log.warning("%s; it is polled again", self._last_problem)
         else:
@@ -103,7 +104,7 @@ class NoticeSource:
 def open_sources(
     cloud: str, metadata_url: str, file: str, rebalance: bool, node: str, on_notice: Callable[[Notice], None]
 ) -> list[NoticeSource]:
-    """Return the sources of this machine's notices that the settings ``elastic.notices`` etc. select.
+    """Return the sources of this machine's preemption notices that the settings (``elastic.notices`` etc.) select.
 
     Args:
         cloud: value of ``elastic.notices``; ``auto`` detects the cloud. A machine of no known cloud has no metadata service.
@@ -131,7 +132,7 @@ def open_sources(
 
 
 def poll(sources: Iterable[NoticeSource]) -> None:
-    """Poll each source in its own thread until this process ends, so that a slow source does not delay another."""
+    """Poll each source of notices in its own thread until this process ends, so that a slow source does not delay another."""
     for source in sources:
         threading.Thread(target=_poll, args=(source,), name=f"springtide-notice-{source.name}", daemon=True).start()
 
@@ -140,7 +141,7 @@ def _poll(source: NoticeSource) -> None:
     while True:
         begin = time.monotonic()
         source.look()
-        time.sleep(max(0.0, _POLL_S - (time.monotonic() - begin)))  # between polls
+        time.sleep(max(0.0, _POLL_S - (time.monotonic() - begin)))  # polls begin `_POLL_S` apart
 
 
 # The metadata services of clouds: detect the cloud of this machine, and request notices from its service.
@@ -149,14 +150,14 @@ Cloud = Literal["aws", "gcp", "azure", ""]
 METADATA = "http://169.254.169.254"
 _ANSWER_S = 2.0
 _FIRST_AZURE_S = 120.0
-"""Timeout of a machine's first request for scheduled events [s]: Azure starts to track the machine's events only then."""
+"""Timeout of a machine's first request for scheduled events [s]. It is slow: Azure starts to track them only then."""
 _TOKEN_S = 21600
 _VENDORS = {"Amazon EC2": "aws", "Google": "gcp"}
 _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"
 
 
 def cloud_here() -> Cloud:
-    """Return the cloud of this machine, detected from firmware strings; empty if unknown. Uses no network."""
+    """Return the cloud of this machine, detected from the firmware's vendor strings; empty if unknown. Uses no network."""
 
     def firmware(name: str) -> str:
         with contextlib.suppress(OSError):
@@ -170,7 +171,7 @@ def cloud_here() -> Cloud:
 
 
 class MetadataService:
-    """Client of a cloud's metadata service. Ignores proxy settings, because the service is reached without a proxy."""
+    """Client of a cloud's metadata service, which has the notices. Ignores proxy settings: the service needs no proxy."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
@@ -179,10 +180,11 @@ class MetadataService:
         self._machine = ""
         self._asked = False
         self._ahead_s = 0.0
-        """How far the service's clock was ahead of this machine's at the last answer [s]."""
+        """How far the service's clock was ahead of this machine's clock in the last response [s]."""
 
     def aws(self, rebalance: bool = False) -> Notice | None:
-        """Return the notice of AWS's IMDSv2, None if there is none. ``rebalance``: also return a rebalance recommendation."""
+        """Return the notice of AWS's metadata service (IMDSv2), None if there is none. ``rebalance``: return a rebalance
+        recommendation if there is no notice."""
         if not self._token:
             ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
             self._token = self._ask("/latest/api/token", ttl, method="PUT") or ""
@@ -194,7 +196,7 @@ class MetadataService:
             answer = self._ask("/latest/meta-data/events/recommendations/rebalance", token) if rebalance else None
             return self._by_this_clock(parse_aws_rebalance(answer)) if answer is not None else None
         except urllib.error.HTTPError as error:
-            if error.code == 401:  # the token has expired, or is from before a reboot
+            if error.code == 401:  # unauthorized: the token has expired, or is from before a reboot
                 self._token = ""
             raise
 
@@ -224,7 +226,7 @@ class MetadataService:
     def _ask(
         self, path: str, headers: dict[str, str], method: str = "GET", patience_s: float = _ANSWER_S
     ) -> str | None:
-        """Return the answer; None for 404. Raises OSError for any other failure."""
+        """Return the text of the response to a request for ``path``; None for 404. Raises OSError for any other failure."""
         request, sent_s = urllib.request.Request(self._url + path, headers=headers, method=method), time.time()
         try:
             with self._open(request, timeout=patience_s) as answer:

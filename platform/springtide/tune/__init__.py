@@ -1,5 +1,6 @@
-"""Sweeps: the space, the trials and the result. Layer rule: no Ray here. A space is checked against the config's types before
-anything runs. Only ``folder`` reads and writes the files of a sweep."""
+"""Sweeps over settings: the space (ranges of config fields), the trials (training runs at points of the space) and the result.
+Rules: no Ray in this package. A space is checked against the config's types before anything runs. Only ``folder`` reads and
+writes the files of a sweep."""
 
 from springtide.tune.folder import Chosen, SweepFolder, TrialEnd
 from springtide.tune.population import Generation, check_population, clamped, point_at, shares, with_takeover

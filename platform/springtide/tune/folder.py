@@ -1,14 +1,14 @@
-"""A sweep's folder: the paths of its files, and every read and write of them. A driver writes only while it holds the sweep's
-lease, which the caller checks.
+"""The folder of a sweep: the paths of its files, and every read and write of these files. A driver writes only while it holds
+the sweep's lease (a lock with a time limit), which the caller checks.
 
 <root>/<sweep id>/sweep.json      the space, and how points are chosen from it
                   leases/         which driver holds the sweep, as for a run
-                  points/         one file per point, written before it is tried
+                  points/         one file per trial: the values of its fields, written before it starts
                   trials/         one run per trial
-                  lineage/        the runs of a population's trials, each with the checkpoint it continued from
+                  lineage/        the runs of each trial of a population (PBT), with the checkpoints they continued from
                   ended/          trials that ended before they finished and must not continue, and why
                   finalists.json  the trials whose points are trained again with other seeds, and how their repeats are numbered
-                  result.json     every trial's rungs and costs, and which is best
+                  result.json     every trial's evaluations and costs, and the best trial
                   sweep.html      the result as an HTML page
                   best.yaml       config of the best trial, for `springtide train --config`
                   mlflow.json     the sweep's MLflow run
@@ -35,37 +35,37 @@ from springtide.tune.space import Budget, Point
 from springtide.tune.trial import name_of, number_of
 
 PLAN = "sweep.json"
-"""The file that makes a folder a sweep."""
+"""Name of the file that marks a folder as a sweep, with the sweep's space and search settings."""
 _FINALISTS = "finalists.json"
 _RESULT = "result.json"
 PAGE = "sweep.html"
 _BEST = "best.yaml"
 FORMAT = 1
-"""Format of all files of the folder; ``sweep.json`` has its number. Increase it when a reader of the previous format would
-misread or refuse the new one. A ``sweep.json`` without a number has format 1."""
+"""Format number of all files of a sweep's folder; ``sweep.json`` contains it. Increase it when a reader of the previous format
+would misread or refuse the new files. A ``sweep.json`` without a number has format 1."""
 _TRIAL_FILE = re.compile(r"trial-\d{4,9}\.json")
 
 
 class TrialEnd(NamedTuple):
-    """Why a trial must not continue."""
+    """Why a trial of a sweep must not continue."""
 
     status: str
-    """stopped or failed."""
+    """``stopped`` or ``failed``."""
     reason: str
 
 
 class Chosen(NamedTuple):
-    """The finalists, and how the trials that repeat them with other seeds are numbered."""
+    """The finalists (trials whose points are trained again with other seeds), and how the repeats are numbered."""
 
     numbers: list[Annotated[int, Field(ge=0, lt=10**9)]]
     """Trial numbers of the finalists, best first."""
     trials: Annotated[int, Field(gt=0, lt=10**9)]
-    """BUDGET.trials, which is also the trial number of the first repeat."""
+    """``BUDGET.trials``, which is also the trial number of the first repeat of a finalist."""
     seeds: Annotated[int, Field(gt=1, lt=10**9)]
-    """BUDGET.seeds: each finalist has one repeat less than this."""
+    """``BUDGET.seeds``, the number of seeds per finalist including the first: each has one repeat less."""
 
     def repeated_by(self, number: int) -> int:
-        """Return the finalist that trial ``number`` repeats; -1 if it repeats none.
+        """Return the trial number of the finalist that trial ``number`` repeats; -1 if it repeats no finalist.
 
         >>> [Chosen([3, 1], trials=4, seeds=3).repeated_by(number) for number in range(9)]
         [-1, -1, -1, -1, 3, 3, 1, 1, -1]
@@ -83,7 +83,7 @@ _CHOSEN: TypeAdapter[Chosen | list[int]] = TypeAdapter(Chosen | list[Annotated[i
 
 @dataclasses.dataclass(frozen=True)
 class SweepFolder:
-    """A handle on a sweep's folder, read anew by every call. Raises DamagedFile for a file with unexpected content."""
+    """A handle on a sweep's folder. Every call reads the files anew, and raises DamagedFile for unexpected content."""
 
     root: Folder
 
@@ -97,22 +97,22 @@ class SweepFolder:
 
     @property
     def trials(self) -> Folder:
-        """The folder of the trials' runs."""
+        """The folder with one run (config, events, checkpoints) per trial."""
         return self.root / "trials"
 
     @property
     def page(self) -> str:
-        """Path or URL of the HTML page."""
+        """Path or URL of the HTML page with the sweep's result."""
         return self.root.where(PAGE)
 
     @property
     def tune_path(self) -> str:
-        """Path of Ray Tune's own state, as the file system of ``root`` spells it."""
+        """Path or URL of the folder with Ray Tune's own state."""
         return self.root.where("ray")
 
     def plan(self) -> dict[str, Any] | None:
-        """Return the space and how points are chosen from it; None if no sweep was started here. Raises ConfigError if the
-        folder is in another format."""
+        """Return the sweep's space and how points are chosen from it; None if no sweep was started in this folder. Raises
+        ConfigError if the folder is in another format."""
         if not self.root.exists(PLAN):
             return None
         plan = self.root.read_as(PLAN, _PLAN_OF)
@@ -127,7 +127,8 @@ class SweepFolder:
         self.root.write_json(PLAN, {"format": FORMAT, **plan})
 
     def points(self) -> dict[int, Point]:
-        """Return trial number -> point of all started trials, in order of number. Renamed settings have their new names."""
+        """Return trial number -> point (field -> value) of all started trials, in order of number. Fields that were renamed
+        since have their new names."""
         files = sorted(filter(_TRIAL_FILE.fullmatch, self._points.names()), key=number_of)
         return {number_of(file): self._point(file) for file in files}
 
@@ -135,17 +136,17 @@ class SweepFolder:
         return _under_new_names(self._points.read_as(file, _POINT))
 
     def write_point(self, number: int, point: Point) -> None:
-        """Record the point that a trial starts with, unless an earlier start has recorded one."""
+        """Record the point of trial ``number``, unless an earlier start of the sweep has recorded one."""
         if not self._points.exists(_file(number)):
             self._points.write_json(_file(number), point)
 
     def lineage(self, number: int, point: Point) -> list[Generation]:
-        """Return the generations of trial ``number``, oldest first. A trial without takeovers has one generation, at the
-        recorded point, else at ``point``."""
+        """Return the generations (runs one after the other) of trial ``number``, oldest first. A trial that never continued
+        from another trial's state has one generation, at its recorded point, else at ``point``."""
         if self._lineages.exists(_file(number)):
             found = self._lineages.read_as(_file(number), _LINEAGE)
             for one in found:
-                if not re.fullmatch(rf"{name_of(number)}(-\d+)?", one.run):  # the name becomes a path
+                if not re.fullmatch(rf"{name_of(number)}(-\d+)?", one.run):  # `run` becomes a path
                     raise damaged(self._lineages.where(_file(number)), f"names {one.run!r:.100} as a run of this trial")
             return [one._replace(point=_under_new_names(one.point)) for one in found]
         recorded = self._points.exists(_file(number))
@@ -155,19 +156,19 @@ class SweepFolder:
         self._lineages.write_json(_file(number), [one._asdict() for one in lineage])
 
     def ended(self) -> frozenset[int]:
-        """Return the numbers of trials that must not continue."""
+        """Return the numbers of the trials that have stopped or failed, and must not continue."""
         return frozenset(map(number_of, filter(_TRIAL_FILE.fullmatch, self._ended.names())))
 
     def end_of(self, number: int) -> TrialEnd | None:
-        """Return why trial ``number`` must not continue; None if it may."""
+        """Return why trial ``number`` must not continue; None if it may continue."""
         return self._ended.read_as(_file(number), _END) if self._ended.exists(_file(number)) else None
 
     def write_end(self, number: int, end: TrialEnd) -> None:
         self._ended.write_json(_file(number), end._asdict())
 
     def finalists(self, budget: Budget) -> Chosen | None:
-        """Return the finalists; None before they are chosen. A file of an older version has only their numbers, and the rest is
-        taken from ``budget``."""
+        """Return the finalists; None before they are chosen. A file of an older version has only the numbers of the finalists;
+        how repeats are numbered is then taken from ``budget``."""
         if not self.root.exists(_FINALISTS):
             return None
         found = self.root.read_as(_FINALISTS, _CHOSEN)
@@ -183,7 +184,7 @@ class SweepFolder:
         self.root.write(PAGE, page)
 
     def write_best(self, config: Config) -> None:
-        """Write the best trial's config; if it has a password, a local file is readable only by its owner."""
+        """Write the best trial's config. If the config has a password, only the owner may read the file (on a local disk)."""
         self.root.write(_BEST, configs.dump(config), private=bool(configs.secret_fields(config)))
 
     @property

@@ -1,5 +1,5 @@
-"""A population: trials that train in parallel. The worst continue from the state of the best, at a point near theirs
-(Jaderberg et al., 2017). Each such takeover starts a new run of the trial, a generation."""
+"""A population (PBT; Jaderberg et al., 2017): trials that train in parallel. The worst trials continue from the checkpoints of
+the best, at points (field values) near those of the best. Each such takeover starts a new run of the trial, a generation."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ _FIXED = ("optim.optimizer",)
 
 
 class Generation(NamedTuple):
-    """One run of a trial."""
+    """One run of a trial of a population; a trial has a new run each time it takes over another trial's state."""
 
     run: str
-    """The run's id."""
+    """Id of the run."""
     point: Point
     of: str = ""
-    """URL of the checkpoint it started from; empty if it started from scratch."""
+    """URL of the checkpoint that the run started from; empty if it started from scratch."""
 
 
 def with_takeover(number: int, lineage: Sequence[Generation], point: Point, of: str) -> list[Generation]:
-    """Return the lineage of trial ``number`` plus a run that continues at ``point`` from checkpoint ``of``."""
+    """Return the lineage (runs, oldest first) of trial ``number`` plus a run that continues at ``point`` from the checkpoint
+    ``of``."""
     return [*lineage, Generation(f"{name_of(number)}-{len(lineage)}", point, of)]
 
 
 def check_population(sweep: Sweep, scheduler: str) -> None:
-    """Raise ConfigError for a field that cannot change during training or that ``scheduler`` cannot choose, or for fewer than
-    two trials."""
+    """Raise ConfigError if the space has a field that cannot change during training or that ``scheduler`` cannot choose, or if
+    the budget has fewer than two trials."""
     for one in sweep.space:
         if not one.field.startswith(SECTION) or one.field in _FIXED:
             limit = f"cannot change while a trial trains, but --scheduler {scheduler} changes it"
@@ -43,17 +44,17 @@ def check_population(sweep: Sweep, scheduler: str) -> None:
 
 
 def clamped(sweep: Sweep, point: Point) -> Point:
-    """Return ``point`` with every number clamped to its range."""
+    """Return ``point`` with every number clamped to the range of its field; choices stay."""
     return {
         one.field: point[one.field] if one.kind == "choice" else one.clamped(point[one.field]) for one in sweep.space
     }
 
 
 def shares(sweep: Sweep, point: Point) -> dict[str, float]:
-    """Return field -> position of each number of ``point`` in its range, from 0 to 1."""
+    """Return field -> position of its value in ``point`` within the field's range, from 0 to 1; without choices."""
     return {one.field: one.place(point[one.field]) for one in sweep.space if one.kind != "choice"}
 
 
 def point_at(sweep: Sweep, found: dict[str, Any]) -> Point:
-    """Return the point whose ``shares`` are ``found``."""
+    """Return the point whose positions in the fields' ranges are ``found`` (field -> 0 to 1); inverse of ``shares``."""
     return {one.field: one.at(min(max(float(found[one.field]), 0.0), 1.0)) for one in sweep.space}

@@ -1,4 +1,4 @@
-"""The result of a sweep: all trials, which one is best, and what they cost."""
+"""The result of a sweep: all trials, which trial is best, and what the trials cost."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from springtide.tune.space import Budget, Sweep
 from springtide.tune.trial import TrialOutcome
 
 _NEARLY_ALL = 0.9
-"""Trials are compared at a rung that this share of the trials with values reached."""
+"""Trials are compared at an evaluation that at least this share of the evaluated trials has reached."""
 
 
 class Finalist(NamedTuple):
-    """A point that was trained with several seeds."""
+    """One of a sweep's best points, trained with several seeds."""
 
     number: int
-    """Number of the trial that trained the point with the first seeds."""
+    """Number of the trial that trained the point first, with the seeds of the sweep."""
     values: tuple[float, ...]
     mean: float
     deviation: float
@@ -35,20 +35,20 @@ class SweepResult:
     """The result of all trials of a sweep."""
 
     outcomes: tuple[TrialOutcome, ...]
-    """Ordered by trial number."""
+    """The outcomes of all trials, in order of trial number."""
     best: TrialOutcome | None
-    """The best of the trials that reached the furthest rung, by the mean over seeds if all finalists have trained all seeds.
-    None if no trial was evaluated."""
+    """The best of the trials that reached the latest evaluation (rung); by the mean over seeds if all finalists have trained
+    with all seeds. None if no trial was evaluated."""
     worker_s: float
     dollars: float
     tokens: int
     front: tuple[TrialOutcome, ...] = ()
-    """The Pareto front of the two objectives, best by the first objective first; empty without a second one."""
+    """The Pareto front of the two objectives, best by the first objective first; empty without a second objective."""
     finals: tuple[Finalist, ...] = ()
-    """The finalists with several values, best mean first."""
+    """The finalists that have values for several seeds, best mean first."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result as plain data."""
+        """Return the result as plain data, for ``result.json``."""
         return {
             "best": self.best.name if self.best else None,
             "front": [one.name for one in self.front],
@@ -75,7 +75,7 @@ class SweepResult:
 
 def rank_trials(sweep: Sweep, outcomes: Sequence[TrialOutcome], chosen: Sequence[int] = ()) -> SweepResult:
     """Return the result of a sweep. A trial that was stopped early is not compared with trials that were trained longer.
-    ``chosen``: numbers of the finalists, some of whose other seeds may not have begun."""
+    ``chosen``: trial numbers of the finalists, whose repeats with other seeds may not all have begun."""
     furthest = finalists(sweep, [one for one in outcomes if one.repeats < 0])
     entered = {*chosen, *(one.repeats for one in outcomes)}
     entrants = [one for one in furthest if one.number in entered]
@@ -95,8 +95,8 @@ def rank_trials(sweep: Sweep, outcomes: Sequence[TrialOutcome], chosen: Sequence
 
 
 def finalists(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
-    """Return the trials with a value at the last rung that any trial reached, best first. Rungs are identified by tokens,
-    because trials with different batch sizes reach a rung at different steps."""
+    """Return the trials with a value at the latest rung (evaluation) that any trial reached, best first. Rungs are identified
+    by the tokens trained on, because trials with different batch sizes reach a rung at different steps."""
     valued = [one for one in outcomes if _has_value(one)]
     furthest = max((_rung(sweep, one) for one in valued), default=0)
     there = [one for one in valued if _rung(sweep, one) == furthest]
@@ -112,21 +112,22 @@ def _rung(sweep: Sweep, one: TrialOutcome) -> int:
 
 
 def _values_of_seeds(sweep: Sweep, first: TrialOutcome, outcomes: Sequence[TrialOutcome]) -> tuple[float, ...]:
-    """Return the values of a finalist and of its repeats that were trained as long. Other repeats are not comparable."""
+    """Return the objectives of a finalist and of its repeats with other seeds, if these were trained as long as the
+    finalist."""
     again = [one for one in outcomes if one.repeats == first.number and _has_value(one)]
     return (first.value, *(one.value for one in again if _rung(sweep, one) == _rung(sweep, first)))
 
 
 def _has_all_seeds(sweep: Sweep, first: TrialOutcome, outcomes: Sequence[TrialOutcome]) -> bool:
-    """Return whether all repeats of a finalist were trained as long as the finalist, or failed. A finalist is chosen by its
-    first seed, which may be lucky: its value alone would beat the mean of several seeds."""
+    """Return whether all repeats of a finalist with other seeds were trained as long as the finalist, or failed. Before that it
+    is not compared: its first seed may be lucky, and its value alone would beat the means of other finalists."""
     again = [one for one in outcomes if one.repeats == first.number]
     done = [one for one in again if one.status == "failed" or _rung(sweep, one) >= _rung(sweep, first)]
     return len(done) >= sweep.budget.seeds - 1
 
 
 def _finals(sweep: Sweep, values: Mapping[int, tuple[float, ...]]) -> tuple[Finalist, ...]:
-    """Return the finalists with several values."""
+    """Return the finalists that have objectives for several seeds, best mean first; ``values``: trial number -> objectives."""
     found = [
         Finalist(number, each, statistics.fmean(each), statistics.stdev(each))
         for number, each in values.items()
@@ -142,14 +143,14 @@ def _front(sweep: Sweep, furthest: Sequence[TrialOutcome]) -> tuple[TrialOutcome
     front: list[TrialOutcome] = []
     known = [one for one in furthest if math.isfinite(one.secondary)]
     for one in sorted(known, key=lambda one: (-sweep.promise(one.value), -sign * one.secondary)):
-        # otherwise a trial of the front is at least as good in both objectives: trials come in order of the first objective
+        # trials come in order of the first objective, so `one` is on the front only if it beats all of it in the second
         if all(sign * one.secondary > sign * other.secondary for other in front):
             front.append(one)
     return tuple(front)
 
 
 def words(sweep: Sweep, verdict: SweepResult) -> str:
-    """Return the result as text."""
+    """Return the result of a sweep as a text table, one line per trial."""
     rows = sorted(
         verdict.outcomes,
         key=lambda one: (-one.tokens, -sweep.promise(one.value) if math.isfinite(one.value) else math.inf),
@@ -180,11 +181,11 @@ def _short(value: Any) -> str:
 
 
 def comparable(budget: Budget, outcomes: Sequence[TrialOutcome]) -> dict[int, float]:
-    """Return trial number -> objective at the last rung that nearly all trials with values reached, for the trials that have
-    a finite value there.
+    """Return trial number -> objective at the latest rung (evaluation) that nearly all evaluated trials reached, for the trials
+    that have a finite objective there.
 
-    A later rung would exclude the stopped trials, which were the worst and show most of the fields' effect; an earlier one is
-    further from the goal of the sweep. A trial's value at that rung counts whatever happened to the trial later.
+    A later rung would exclude the stopped trials, which were the worst and show most of the fields' effect. An earlier rung
+    says less about the end of training. A trial's objective at the rung counts even if the trial failed or was stopped later.
     """
     valued = {one.number: _by_rung(budget, one) for one in outcomes}
     valued = {number: rungs for number, rungs in valued.items() if rungs}
@@ -196,7 +197,8 @@ def comparable(budget: Budget, outcomes: Sequence[TrialOutcome]) -> dict[int, fl
 
 
 def _by_rung(budget: Budget, one: TrialOutcome) -> dict[int, float]:
-    """Return rung -> finite value. Rungs are found by tokens: batch sizes may differ, so a rung may fall between steps."""
+    """Return index of the rung (evaluation) -> objective if finite. The index follows from the tokens trained on, because
+    trials with different batch sizes reach a rung at different steps."""
     apart = budget.tokens_per_trial / budget.rungs
     return {round(each.tokens / apart): each.value for each in one.rungs if math.isfinite(each.value)}
 
@@ -204,7 +206,7 @@ def _by_rung(budget: Budget, one: TrialOutcome) -> dict[int, float]:
 def fences(values: Sequence[float], reach: float = 3.0) -> tuple[float, float]:
     """Return the limits beyond which a value is an outlier: ``reach`` times the interquartile range beyond the quartiles
     (Tukey, 1977: inner fences at 1.5, outer ones at 3), but never beyond the least and the greatest value. If the quartiles
-    are equal: the least and the greatest value."""
+    are equal, return the least and the greatest value."""
     first, third = np.percentile(values, [25, 75])
     beyond = reach * float(third - first) or math.inf
     return max(float(first) - beyond, min(values)), min(float(third) + beyond, max(values))

@@ -1,5 +1,5 @@
-"""Choose the points of a sweep. The driver requests points by trial number from a search and reports their results. A resumed
-sweep reports the same results again, then requests the remaining points."""
+"""Choose the points of a sweep. The driver requests from a search the point (field values) of each trial number, and
+reports the trial's result. A resumed sweep reports the same results again, then requests the remaining points."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from springtide.tune.trial import name_of, trial_config
 
 SEARCHES = ("random", "grid", "tpe")
 DRAWS = 100
-"""Most points that are drawn for a trial until one is accepted."""
+"""At most this many points are drawn at random for a trial, until the config and WHERE accept one."""
 _STEPS = 3
-"""Number of values per range in a grid."""
+"""Number of values that a grid has per range of a field."""
 
 
 class Search(Protocol):
-    """A way to choose points."""
+    """A way to choose the points (field values) of a sweep's trials."""
 
     first: int
     """The number of the first trial."""
 
     def ask(self, number: int) -> Point | None:
         """Return the point of trial ``number``; None when no points are left. Raises ConfigError if the search finds no point
-        that the config and WHERE accept."""
+        that the config and WHERE (the sweep's filter) accept."""
 
     def tell(self, number: int, values: Sequence[float] | None) -> None:
-        """Report the objectives of a trial; None for a failed one."""
+        """Report the objectives of trial ``number`` to the search; None for a failed trial."""
 
 
 def search_of(
     name: str, sweep: Sweep, base: Config, seed: int, known: Sequence[Point], distinct: bool = True
 ) -> Search:
-    """Return the search ``name``. ``known``: points that an earlier start of the sweep asked for; ``distinct``: see
+    """Return the search ``name``. ``known``: points of the trials that an earlier start of the sweep began; ``distinct``: see
     ``random_points``. Raises ConfigError for an unknown name, or a space without a point that the config accepts."""
     if name not in SEARCHES:
         raise ConfigError(explain("--search", name, "is not known", configs.nearest(name, SEARCHES)))
@@ -51,7 +51,7 @@ def search_of(
 
 
 class PointList:
-    """A search over a fixed list of points."""
+    """A search that returns the points of a fixed list, one per trial."""
 
     def __init__(self, points: Sequence[Point], first: int = 0) -> None:
         self.first, self._points = first, points
@@ -64,11 +64,11 @@ class PointList:
 
 
 def random_points(sweep: Sweep, base: Config, seed: int, distinct: bool = True) -> list[Point]:
-    """Return one point per trial of the budget, each redrawn until config and WHERE accept it. Raises ConfigError when no point
-    is found.
+    """Return one random point per trial of the budget, each redrawn until the config and WHERE (the sweep's filter) accept it.
+    Raises ConfigError when no point is found.
 
-    ``distinct``: redraw a point that an earlier trial has, unless no other point is found. A trial at the same point would
-    repeat the same training.
+    ``distinct``: redraw a point that an earlier trial has, unless no other point is found. A second trial at the same point
+    would repeat the same training.
     """
     points = list[Point]()
     for number in range(sweep.budget.trials):
@@ -77,8 +77,8 @@ def random_points(sweep: Sweep, base: Config, seed: int, distinct: bool = True) 
 
 
 def grid_points(sweep: Sweep, base: Config) -> list[Point]:
-    """Return the combinations of all choices and three values of each range that the config accepts, at most the number of
-    trials in the budget. Raises ConfigError when there is none."""
+    """Return the points of a grid of all choices and three values of each range. Points that the config or WHERE rejects are
+    left out, and at most one point per trial of the budget is returned. Raises ConfigError when no point is left."""
     fields = [one.field for one in sweep.space]
     combinations = itertools.product(*(_values(one) for one in sweep.space))
     points = (dict(zip(fields, values, strict=True)) for values in combinations)
@@ -89,8 +89,8 @@ def grid_points(sweep: Sweep, base: Config) -> list[Point]:
 
 
 def draw_point(sweep: Sweep, base: Config, seed: str, drawn: Sequence[Point] = ()) -> Point:
-    """Return a point that config and WHERE accept and that is not in ``drawn``; a point of ``drawn`` if no other is found.
-    Raises ConfigError if none is found."""
+    """Return a random point that the config and WHERE accept and that is not in ``drawn``; a point of ``drawn`` if no other
+    point is found. Raises ConfigError if no point is found."""
     chance, again = random.Random(seed), None
     for _ in range(DRAWS):
         point = {one.field: draw(one, chance) for one in sweep.space}
@@ -107,7 +107,7 @@ def draw_point(sweep: Sweep, base: Config, seed: str, drawn: Sequence[Point] = (
 
 
 def draw(one: Range, chance: random.Random) -> Any:
-    """Draw a value from the range."""
+    """Draw a value of a field at random from its range or choices."""
     return chance.choice(one.values) if one.kind == "choice" else one.at(chance.random())
 
 
@@ -118,7 +118,7 @@ def _values(one: Range) -> list[Any]:
 
 
 def is_good(sweep: Sweep, base: Config, point: Point) -> bool:
-    """Return whether the config and WHERE accept ``point``."""
+    """Return whether WHERE, the sweep's filter, accepts ``point``, and the config with these values is valid."""
     if sweep.where is not None and not sweep.where(point):
         return False
     try:

@@ -1,4 +1,5 @@
-"""What a sweep optimizes, and where: a table of fields, an objective and a budget, as in the files of ``tune_spaces/``."""
+"""Define a sweep: the config fields to vary, the objective and the budget, read from a file such as those in
+``tune_spaces/``."""
 
 from __future__ import annotations
 
@@ -15,30 +16,30 @@ from springtide.errors import ConfigError, explain
 
 _KINDS = ("uniform", "log_uniform", "choice")
 METRICS = ("heldout_loss", "heldout_bits_per_byte", "heldout_bits_per_byte_mean", "loss")
-"""Possible objectives. Those on held-out rows weight the held-out sets as the mixture does, or equally (``_mean``). ``loss`` is
-the training loss of the last step."""
+"""Possible objectives of a sweep. Objectives on held-out rows weight the held-out sets as the training mixture does, or equally
+(``_mean``). ``loss`` is the training loss of the last step."""
 _OF_MIXTURE = ("heldout_loss", "heldout_bits_per_byte")
 COSTS = ("step_worker_s", "memory_bytes")
-"""Possible second objectives: worker-seconds per step; peak memory of a worker's device [bytes]."""
+"""Possible second objectives of a sweep: worker-seconds per step; peak memory of a worker's device [bytes]."""
 
 WEIGHT = "stream.weights."
-"""Prefix of a corpus name in a field."""
+"""Prefix of a field that is the weight of a corpus in the data mixture; the corpus name follows."""
 Point = dict[str, Any]
-"""Field -> value, for each field of a space."""
+"""Config field -> value, for each field that a sweep varies."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The values that a space allows for one field."""
+    """The values that a sweep's space allows for one config field."""
 
     field: str
     kind: str
     values: tuple[Any, ...]
-    """Low and high, or the choices."""
+    """The low and the high end of the range, or the choices."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether its values are integers."""
+        """Whether the values of the range or choices are integers."""
         return all(isinstance(end, int) for end in self.values)
 
     def at(self, share: float) -> Any:
@@ -49,8 +50,8 @@ class Range:
         return round(value) if self.is_whole else float(f"{value:.6g}")
 
     def known(self, value: Any) -> Any:
-        """Return the choice that was written to a file as ``value``: a tuple is read as a list. A value of a range is returned
-        as it is. Raises ValueError for an unknown choice."""
+        """Return the choice that was written to a file as ``value``. They may differ: a tuple is read back as a list. A value
+        of a range is returned unchanged. Raises ValueError for an unknown choice."""
         if self.kind != "choice":
             return value
         return self.values[list(map(_plain, self.values)).index(_plain(value))]
@@ -61,8 +62,9 @@ class Range:
         return round(inside) if self.is_whole else float(inside)
 
     def place(self, value: Any) -> float:
-        """Return the position of ``value``: 0 at the low end, 1 at the high end, on a log scale for log_uniform. Choices divide
-        0 to 1 into equal parts, and each is at the middle of its part. Raises ValueError for an unknown choice."""
+        """Return the position of ``value`` in the range: 0 at the low end, 1 at the high end, on a log scale for log_uniform.
+        Choices divide 0 to 1 into equal parts, and each is at the middle of its part. Raises ValueError for an unknown
+        choice."""
         if self.kind == "choice":
             return (self.values.index(self.known(value)) + 0.5) / len(self.values)
         low, high = self._ends
@@ -76,30 +78,30 @@ class Range:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-    """What a sweep may spend; 0 means unlimited."""
+    """What a sweep may spend; for a limit, 0 means unlimited."""
 
     trials: int
     tokens_per_trial: int
     rungs: int = 4
-    """Number of evaluations of a trial, evenly spaced; a scheduler may stop the trial at each."""
+    """Number of evaluations of a trial (rungs), evenly spaced; a scheduler may stop the trial at each of them."""
     reduction: int = 2
-    """For ASHA and HyperBand: 1 / ``reduction`` of the trials continue at a rung, and the next rung comes ``reduction`` times
-    as late."""
+    """For ASHA and HyperBand: at an evaluation 1 / ``reduction`` of the trials continue, and the next such evaluation comes
+    after ``reduction`` times as many tokens."""
     tokens: float = 0.0
-    """Tokens of all trials together."""
+    """Limit on the tokens of all trials together."""
     worker_hours: float = 0.0
     dollars: float = 0.0
     finalists: int = 0
-    """Number of best points to train again with other seeds when all trials are done: it shows which differences are noise."""
+    """Number of best trials to repeat with other seeds when all trials are done, to see which differences are noise."""
     seeds: int = 3
-    """Seeds per finalist, including the first."""
+    """Number of seeds with which each finalist (one of the best trials) is trained, including its first."""
     min_improvement_per_dollar: float = 0.0
-    """Least that the objective can still gain per dollar, or per worker-hour if no price is set: no trial is started once it is
-    likely that none gains so much."""
+    """Minimum gain of the objective per dollar, or per worker-hour if no price is set. When further trials are unlikely to gain
+    so much, no more trial is started."""
 
 
 class SecondaryObjective(NamedTuple):
-    """A second objective."""
+    """A second objective of a sweep, such as memory."""
 
     metric: str
     mode: Literal["min", "max"]
@@ -107,34 +109,34 @@ class SecondaryObjective(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """A checked table: space, objectives, budget and filter of a sweep."""
+    """The checked definition of a sweep: its space, objectives, budget and filter."""
 
     space: tuple[Range, ...]
     metric: str
     mode: Literal["min", "max"]
     budget: Budget
     where: Callable[[Point], bool] | None = None
-    """Whether to try a point; None accepts all."""
+    """Function that returns whether to train at a point (WHERE); None: all points are accepted."""
     secondary: SecondaryObjective | None = None
     """Second objective, for the Pareto front; schedulers ignore it."""
 
     @property
     def worst(self) -> float:
-        """The objective of a failed trial."""
+        """The objective that a failed trial counts with: the worst possible."""
         return math.inf if self.mode == "min" else -math.inf
 
     def better(self, one: float, other: float) -> bool:
-        """Whether the objective ``one`` is better than ``other``."""
+        """Return whether the objective value ``one`` is better than ``other``."""
         return one < other if self.mode == "min" else one > other
 
     def promise(self, value: float) -> float:
-        """Return ``value`` as a score: higher is better."""
+        """Return the objective ``value`` as a score: higher is better, whatever the mode."""
         return -value if self.mode == "min" else value
 
 
 def applied(base: Config, point: Point) -> Config:
-    """Return ``base`` with the values of ``point``. A field may be the weight of a corpus in the mixture; corpora without such
-    a field get weight 1."""
+    """Return ``base`` with the values of ``point``. A field may be the weight of a corpus in the data mixture; corpora without
+    such a field then get weight 1."""
     weights = {field.removeprefix(WEIGHT): value for field, value in point.items() if field.startswith(WEIGHT)}
     changes = {field: value for field, value in point.items() if not field.startswith(WEIGHT)}
     for name, value in weights.items():
@@ -147,12 +149,12 @@ def applied(base: Config, point: Point) -> Config:
 
 
 def _plain(value: Any) -> Any:
-    """Turn tuples into lists, as they come back from a file."""
+    """Turn tuples into lists, as a value that is read back from a JSON file has lists in place of tuples."""
     return list(map(_plain, value)) if isinstance(value, tuple | list) else value
 
 
 def read_file(path: str, base: Config) -> Sweep:
-    """Read the table in the Python file ``path``: SPACE, OBJECTIVE, BUDGET, and optionally WHERE, a function of a point.
+    """Read the sweep that the Python file ``path`` defines: SPACE, OBJECTIVE, BUDGET, and optionally WHERE, a filter of points.
     Raises ConfigError for a missing or wrong entry."""
     if not Path(path).is_file():
         near = sorted(str(one) for one in Path(path).parent.glob("*.py")) if Path(path).parent.is_dir() else []
@@ -167,7 +169,7 @@ def read_file(path: str, base: Config) -> Sweep:
 
 
 def read(table: Mapping[str, Any], base: Config) -> Sweep:
-    """Check a table given as names and values; raises as ``read_file``."""
+    """Check the definition of a sweep, given as name -> value. Raises ConfigError for a missing or wrong entry."""
     for name in ("SPACE", "OBJECTIVE", "BUDGET"):
         if not isinstance(table.get(name), Mapping):
             raise ConfigError(explain(name, table.get(name), "is not a table", "see the files of tune_spaces/"))
@@ -197,7 +199,8 @@ def _objective(name: str, table: Any, known: Sequence[str]) -> tuple[str, Litera
 
 
 def read_budget(table: Mapping[str, Any], base: Config) -> Budget:
-    """Return the budget; raises ConfigError for a wrong entry, or when it is too small for the rungs."""
+    """Return the budget in ``table``. Raises ConfigError for a wrong entry, or when its tokens are too few for its
+    evaluations."""
     limits = [field.name for field in dataclasses.fields(Budget)]
     for name, value in table.items():
         if name not in limits:
@@ -221,8 +224,8 @@ def read_budget(table: Mapping[str, Any], base: Config) -> Budget:
 
 
 def read_space(table: Mapping[str, tuple[Any, ...]], base: Config) -> list[Range]:
-    """Return the ranges of ``table``, after each bound or choice was applied to ``base``. Raises ConfigError for an unknown
-    field or kind, or an invalid bound."""
+    """Return the ranges of ``table`` (field -> kind and values). Each bound or choice is tried in the config ``base``. Raises
+    ConfigError for an unknown field or kind, or an invalid bound."""
     space = []
     for field, (kind, *values) in table.items():
         if kind not in _KINDS:

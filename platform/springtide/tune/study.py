@@ -1,7 +1,7 @@
-"""Use Optuna for a sweep: the next point of ``tpe``, the importance of fields, and how much better a point can still be.
+"""Use Optuna for a sweep: the next point of the search ``tpe``, the importance of fields, and how much better a point can be.
 
-Only this file imports ``optuna``, when it is first needed. Each result comes from a new study of the trials so far. It depends
-only on these trials, the seed and the trial's number, so that a resumed sweep continues as the first start would have.
+Only this file imports ``optuna``, when it is first needed. Each result comes from a new Optuna study of the trials so far. It
+depends only on these trials, the seed and the trial's number, so that a resumed sweep continues as if uninterrupted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SEED = 0
 
 
 class Tpe:
-    """Optuna's tree-structured Parzen estimator (Bergstra et al., 2011), a ``Search`` near good points."""
+    """Optuna's tree-structured Parzen estimator (Bergstra et al., 2011), a search that samples near good points."""
 
     first = 0
 
@@ -44,11 +44,12 @@ class Tpe:
         fields = {one.field: one for one in sweep.space}
         self._known = [{field: fields[field].known(value) for field, value in point.items()} for point in known]
         self._trials: dict[int, tuple[Point, Sequence[float] | None]] = {}
-        """Trial number -> its point and its objectives, which are None while it runs. Failed trials are removed."""
+        """Trial number -> its point and its objectives, which are None while the trial runs. Failed trials are removed."""
 
     def ask(self, number: int) -> Point | None:
-        """Return the known point of trial ``number``, else a point of the sampler, or a random point if all draws of the
-        sampler are rejected. Raises as ``Search``."""
+        """Return the point that an earlier start chose for trial ``number``, else a point of Optuna's sampler, or a random
+        point if config or WHERE reject all draws of the sampler. None when no trials are left. Raises ConfigError if no point
+        is found."""
         if number >= self._sweep.budget.trials:
             return None
         point = self._known[number] if number < len(self._known) else self._suggest(number)
@@ -82,8 +83,9 @@ def importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, floa
     """Return the share of the objective's variance that each field explains alone, from 0 to 1, in the order of the space.
 
     It is Optuna's fANOVA (Hutter et al., 2014): a forest learns the objective from the points. Noise has a share, too. Trials
-    are compared at the rung of ``comparable``, and a value beyond Tukey's inner fence counts as the fence, so that one
-    diverged trial does not outweigh all others. Empty when fewer than four points differ, or all values are equal.
+    are compared at the evaluation that ``comparable`` chooses, and a value beyond Tukey's inner fence counts as the fence, so
+    that one diverged trial does not outweigh all other trials. Empty when fewer than four points differ, or all values are
+    equal.
     """
     from optuna.importance import FanovaImportanceEvaluator
 
@@ -93,7 +95,7 @@ def importance(sweep: Sweep, outcomes: Sequence[TrialOutcome]) -> dict[str, floa
     if len({repr(one.point) for one in compared}) < _LEAST_POINTS or not found.any():
         return {}
     found = np.clip(found, *fences(found.tolist(), _REACH))
-    found = found / np.abs(found).max()  # the square of a huge value overflows
+    found = found / np.abs(found).max()  # scaled, because the square of a huge value overflows
     if np.ptp(found) < 1e-12:
         return {}
     study = _study(sweep, [sweep.mode], zip((one.point for one in compared), found[:, None].tolist(), strict=True))
@@ -109,14 +111,14 @@ def possible_improvement(sweep: Sweep, trials: Sequence[tuple[Point, float]]) ->
 
     Args:
         sweep: the space and the objective.
-        trials: point and objective of the trials that came furthest.
+        trials: point and objective of each trial that reached the latest evaluation of any trial.
     """
     from optuna.exceptions import ExperimentalWarning
     from optuna.terminator import RegretBoundEvaluator
 
     known = [(point, value) for point, value in trials if math.isfinite(value)]
     least, _ = fences([sweep.promise(value) for _, value in known]) if known else (0.0, 0.0)
-    known = [(point, value) for point, value in known if sweep.promise(value) >= least]  # the rest have diverged
+    known = [(point, value) for point, value in known if sweep.promise(value) >= least]  # without diverged trials
     if len({repr(point) for point, _ in known}) < _LEAST_POINTS:
         return math.inf
     study = _study(sweep, [sweep.mode], [(point, [value]) for point, value in known])
@@ -129,7 +131,8 @@ def possible_improvement(sweep: Sweep, trials: Sequence[tuple[Point, float]]) ->
 def _study(
     sweep: Sweep, modes: Sequence[str], trials: Iterable[tuple[Point, Sequence[float] | None]], sampler: Any = None
 ) -> Any:
-    """Return a study in memory of ``trials``, each a point and its objectives, or None while it runs."""
+    """Return an in-memory Optuna study of ``trials``. Each is a point and its objectives, which are None while the trial
+    runs."""
     import optuna
 
     ways: dict[str, Any] = {"min": "minimize", "max": "maximize"}

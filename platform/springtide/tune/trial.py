@@ -1,4 +1,4 @@
-"""A trial: one point of the space, trained as its own run, and its outcome."""
+"""A trial of a sweep: one point of the space (a value for each field), trained as its own run, and its outcome."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def number_of(name: str) -> int:
 
 
 def trial_config(base: Config, budget: Budget, run: str, point: Point) -> Config:
-    """Return the config of a trial's run ``run``: ``base`` at ``point``, with the length of the budget, evaluated at each
-    rung. Raises ConfigError, which names the run, when that config is not valid."""
+    """Return the config of a trial's run with the id ``run``: ``base`` with the values of ``point``, trained for the tokens per
+    trial of ``budget`` and evaluated at its rungs. Raises ConfigError, which names the run, when that config is not valid."""
     try:
         config = applied(base, point).override({"train.total": budget.tokens_per_trial, "run.id": run})
         return config.override({"train.eval_every": max(1, config.num_steps // budget.rungs)})
@@ -31,13 +31,13 @@ def trial_config(base: Config, budget: Budget, run: str, point: Point) -> Config
 
 
 def other_seed(base: Config, point: Point, number: int) -> Point:
-    """Return ``point`` with the ``number``-th other seeds of the initial weights and of the data order."""
+    """Return ``point`` with other seeds of the initial weights and of the data order: the seeds of ``base`` plus ``number``."""
     return {**point, "model.init_seed": base.model.init_seed + number, "stream.seed": base.stream.seed + number}
 
 
 def member_config(base: Config, budget: Budget, run: str, point: Point, of: str) -> Config:
-    """Return ``trial_config`` for a population: the run starts from the checkpoint ``of``, if not empty, and saves at each
-    rung, so that others can continue from it."""
+    """Return ``trial_config`` for a trial of a population: the run starts from the checkpoint ``of``, if not empty, and saves
+    at each evaluation, so that other trials can continue from its state."""
     config = trial_config(base, budget, run, point)
     every = config.train.eval_every
     return config.override({"train.start_from": of, "train.start_with": "state", "checkpoint.every_steps": every})
@@ -45,12 +45,12 @@ def member_config(base: Config, budget: Budget, run: str, point: Point, of: str)
 
 @dataclasses.dataclass(frozen=True)
 class Rung:
-    """A trial at one of its evaluations."""
+    """The progress and objective of a trial at one of its evaluations."""
 
     step: int
     tokens: int
     value: float
-    """The objective."""
+    """The value of the sweep's objective."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,20 +60,21 @@ class TrialOutcome:
     number: int
     point: Point
     status: str
-    """finished, stopped (by a scheduler or the budget), failed, or waiting (never started)."""
+    """``finished``, ``stopped`` (by a scheduler or the budget), ``failed``, or ``waiting`` (never started)."""
     rungs: tuple[Rung, ...] = ()
     reason: str = ""
-    """Why it failed, or by whom and at which step it was stopped."""
+    """Why the trial failed, or by whom and at which step it was stopped."""
     worker_s: float = 0.0
-    """Worker-seconds held."""
+    """Worker-seconds for which the trial held workers."""
     dollars: float = 0.0
     restarts: int = 0
     secondary: float = math.nan
-    """The second objective, if there is one."""
+    """The value of the sweep's second objective; NaN if there is none."""
     repeats: int = -1
-    """Number of the finalist whose point this trial trains again with other seeds; -1 if it repeats none."""
+    """Number of the finalist whose point this trial trains again with other seeds; -1 if it repeats no
+    finalist."""
     lineage: tuple[str, ...] = ()
-    """URLs of the checkpoints of other trials that it continued from, oldest first."""
+    """URLs of the checkpoints of other trials that the trial continued from, oldest first."""
 
     @property
     def name(self) -> str:
@@ -86,10 +87,10 @@ class TrialOutcome:
 
     @property
     def value(self) -> float:
-        """The objective at the last rung; NaN before the first."""
+        """The objective at the trial's latest evaluation; NaN before its first."""
         return self.rungs[-1].value if self.rungs else math.nan
 
     @property
     def tokens(self) -> int:
-        """Tokens trained on up to the last rung."""
+        """Tokens that the trial had trained on at its latest evaluation; 0 before its first."""
         return self.rungs[-1].tokens if self.rungs else 0
