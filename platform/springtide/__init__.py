@@ -3,11 +3,11 @@
 The packages, in the order in which data flows through them:
 
     config/       settings: frozen models, quantities with units, recipes
-    storage/      files that are committed or absent: local disk, s3, gs, az, memory; a cache on each node
+    storage/      files, each written whole or not at all: local disk, s3, gs, az, memory; a cache on each node
     events/       events of a run, as values; names and units of its metrics
       |
     corpus/       text and chats -> token ids                              sources, tokenizer, templates
-    dataset/      corpus -> shards in restartable stages: parts, plan, shards
+    dataset/      corpus -> shards in restartable stages: tokenized parts, plan, shards
     shards/       token ids in Parquet that is read in place               rows (T, L + 1)
     stream/       (seed, step) -> the same rows at any world size          batch (G,) -> rank (n, L + 1)
       |
@@ -19,20 +19,20 @@ The packages, in the order in which data flows through them:
     hf/           import and export of Hugging Face models: safetensors, config.json, tokenizer
     eval/         text from a model: sampling, batches with a cache, log-probabilities, lm-evaluation-harness
       |
-    elastic/      decisions as values: which nodes train, when to resize, notices, health, save interval   (pure)
+    elastic/      decisions, without I/O: which nodes train, when to resize, notices, health, save interval   (pure)
     preemption/   notices that this machine will be preempted: metadata services of clouds, a file
-    tune/         search spaces, searches, populations, trials, rankings, a sweep's folder       (pure except for the folder)
+    tune/         hyperparameter sweeps: search spaces, searches, trials, rankings, a folder    (pure except for the folder)
       |
-    training/     the step on one screen, the loop as an iterator of events, parts; runs under torchrun
+    training/     the training step, the loop as an iterator of events, plug-in parts of the loop; runs under torchrun
     tracking/     listeners of events: journal, ledger, console, MLflow, Prometheus
-    run/          a run's folder: open, verify, status; its page in report/
+    run/          a run's folder: open, verify, status; its HTML report in report/
       |
     ray/          the only package that imports Ray: cluster/ data/ train/ tune/
     planning/     memory, time, cost and spot markets before a run is paid for
     api/          Python calls for users: train, prepare, sweep, drill     cli/   the same as shell commands
 
 All packages use ``errors``. ``faults`` has the points at which tests inject faults. ``renamed`` resolves old module names.
-``import springtide`` is light: torch and Ray are imported when training starts.
+``import springtide`` is fast: torch and Ray are imported when training starts.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ __all__ = [
 
 
 _PARTS = ("checkpoint", "stream")
-"""Packages to build a training loop of your own from."""
+"""Packages with building blocks for a user's own training loop."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,9 +1,9 @@
-"""Errors whose message names what happened, the value, the limit and the remedy.
+"""Error classes of the package. Each message names what happened, the value, the limit and the remedy.
 
 A retry does not fix these errors. A transient failure (a lost node, a dropped connection) keeps its original exception, and Ray
-retries. Errors cross process boundaries inside Ray, so each error pickles: the message is the only argument.
+retries. Ray sends errors between processes, so each error must pickle: the message is the only argument.
 
-Passwords are never shown, logged or sent: ``redacted`` removes them from URLs.
+Passwords in URLs are never printed, logged or sent: ``redacted`` removes them.
 
 Examples:
     >>> try:
@@ -23,15 +23,16 @@ from typing import TypeVar
 _T = TypeVar("_T")
 _PASSWORD = re.compile(r"(?P<before>://[^\s:/?#@]*:)(?:[^\s/?#]*|(?!\d*[/?#])[^\s@'\"]{1,128}+)(?=@)")
 """Matches ``://user:password@``. The password may contain an unquoted @. Up to the first @ it may also contain / ? #, unless
-it begins like a port: digits, then one of these. The pattern has no scheme, because searching for one takes quadratic time."""
+it begins like a port: digits, then / ? or #. The pattern has no URL scheme: searching for one would take quadratic time."""
 _TOKEN_AS_USER = re.compile(r"(?P<before>https?://)[^\s:/?#@*]+(?=@)", re.IGNORECASE)
-"""Git hosts accept a token in place of the user. With other schemes the user is not a secret: abfs://container@account."""
+"""Matches the user in https://TOKEN@host, because git hosts accept a token there. In other schemes the user is no secret:
+abfs://container@account."""
 _SECRET_NAMES = (
     *("token", "secret", "password", "passwd", "pwd", "passphrase", "credential", "credentials"),
     *("signature", "sig", "sas", "jwt", "auth", "authorization", "bearer", "code", "assertion"),
     *("key", "apikey", "accountkey", "accesskey", "awsaccesskeyid", "sharedaccesssignature"),
 )
-"""Last words of the names of secret URL parameters. They match client_secret, x-amz-security-token, refresh_token, api-key."""
+"""Last words in names of secret URL parameters, such as client_secret, x-amz-security-token, refresh_token and api-key."""
 _SECRET = re.compile(
     rf"(?P<before>[?&;#](?:[\w.-]{{0,64}}[_.-])?(?:{'|'.join(_SECRET_NAMES)})=)[^\s&;#'\"]+", re.IGNORECASE
 )
@@ -39,10 +40,10 @@ HIDDEN = "***"
 
 
 class _Short(reprlib.Repr):
-    """Shortens values in messages: a value from a hostile file may be larger than memory once it is spelled out."""
+    """Shortens values for messages, because the text of a value from a hostile file may be larger than memory."""
 
     def repr_int(self, x: int, level: int) -> str:
-        """Return a number as text. Python refuses to print more than 4,300 digits; YAML reads longer numbers in other bases."""
+        """Return a number as text. Python refuses to print more than 4,300 digits, but YAML can give larger numbers (hex)."""
         return super().repr_int(x, level) if x.bit_length() <= _MOST_BITS else f"a number of {x.bit_length():,} bits"
 
 
@@ -52,17 +53,17 @@ _SHORT.maxstring = _SHORT.maxother = 1000
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 20
 _SHORT.maxlevel = 4
 _MOST_SHOWN = 2000
-"""Most characters of a value that are shown: aliases in YAML expand a short file to a long value."""
+"""Most characters of a value in a message: aliases in YAML can expand a short file to a long value."""
 _LINE = 300
-"""Most characters of an error that ``in_one_line`` shows."""
+"""Most characters of an error's message that ``in_one_line`` returns."""
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, which command a terminal, except newline and tab
     "\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e007f"  # invisible, or reverse the text that follows
-    "\ud800-\udfff\ufffe\uffff]"  # not allowed in UTF-8 or XML; some stand for bytes of a file name that are not UTF-8
+    "\ud800-\udfff\ufffe\uffff]"  # not allowed in UTF-8 or XML; Python uses some for bytes of file names that are not UTF-8
 )
-"""Characters that ``printable`` replaces. The joiners and variation selectors of emoji and of Indic and Mongolian scripts are
-kept."""
+"""Characters that ``printable`` replaces. It keeps the joiners and variation selectors of emoji, and of Indic and Mongolian
+scripts."""
 
 
 class SpringtideError(Exception):
@@ -70,23 +71,23 @@ class SpringtideError(Exception):
 
 
 class ConfigError(SpringtideError, ValueError):
-    """A setting that cannot work, found before anything starts."""
+    """A setting, argument or input cannot work. Raised before the work starts."""
 
 
 class CorpusError(SpringtideError, ValueError):
-    """A corpus that is missing, empty or too small."""
+    """A corpus (the source text of a dataset) is missing, empty or too small."""
 
 
 class CorruptShard(SpringtideError):
-    """A shard with other bytes than were written."""
+    """A shard (file of a dataset) has other bytes than were written."""
 
 
 class DamagedFile(SpringtideError, ValueError):
-    """A small file of a run or a sweep has contents that this version of the package does not write there."""
+    """A small file of a run or a sweep, such as a manifest, has contents that this version of the package never writes."""
 
 
 class OrderError(SpringtideError):
-    """A sample that the data order did not request, or a checkpoint of another data order."""
+    """A sample or a checkpoint does not fit the run's data order, which determines the samples of each step."""
 
 
 class CheckpointError(SpringtideError):
@@ -94,18 +95,18 @@ class CheckpointError(SpringtideError):
 
 
 class StoreUnavailable(CheckpointError):
-    """A save that training waits for has failed, because the store cannot be reached for now. A process that has the state in
-    memory may retry."""
+    """A checkpoint that training waits for was not saved, because its storage cannot be reached for now. A process that has the
+    state in memory may retry."""
 
 
 class DiskFull(StoreUnavailable):
-    """A save that training waits for has failed, because the disk is full. A disk does not empty itself, so nothing is retried
-    and the run ends. It resumes from its newest checkpoint when somebody has made room."""
+    """A checkpoint that training waits for was not saved, because the disk is full. A retry would not help, so the run ends.
+    After somebody has freed disk space, the run can resume from its newest checkpoint."""
 
 
 class UnfitNode(SpringtideError):
-    """A node is not fit to train: it reads or computes other bytes than its peers, or does not find the driver's claim. The run
-    continues without the node. Arguments: the message, and the node's name if it is known."""
+    """A node is not fit to train: it reads or computes other bytes than its peers, or does not find the lease file by which the
+    driver claims the run. The run continues without the node. Arguments: the message, and the node's name if it is known."""
 
     def __init__(self, message: str, node: str = "") -> None:
         super().__init__(message, node)
@@ -116,12 +117,12 @@ class UnfitNode(SpringtideError):
 
 
 class RunExists(SpringtideError):
-    """The run id is taken: resuming must be requested."""
+    """A run with this id exists already; it continues only if a resume is requested."""
 
 
 class LeaseOvertaken(RunExists):
-    """A worker group that hung continues, but the run's own servers have saved its state under a newer lease. The group must
-    not save. Another group resumes from the saved state."""
+    """A worker group that hung runs again, but meanwhile the run's snapshot servers saved its state under a newer lease (claim
+    to write to the run). The hung group must not save. A new group resumes from the saved state."""
 
 
 class TrainingFailed(SpringtideError):
@@ -130,15 +131,15 @@ class TrainingFailed(SpringtideError):
 
 class TrainingInterrupted(TrainingFailed):
     """Training stopped because something outside of it is missing: a process on the driver's node, capacity, a store. The run
-    resumes from what it has saved."""
+    can resume from the state that it has saved."""
 
 
 class StoreLost(TrainingInterrupted):
-    """Training stopped because a store could not be reached, after all tries. When the store is back, the run resumes."""
+    """Training stopped because a store (checkpoint storage) could not be reached in any retry. Later the run can resume."""
 
 
 class CommandFailed(SpringtideError):
-    """A command to a run was refused, failed, or was not carried out."""
+    """A command to a run, such as a pause, was refused, failed, or was not carried out."""
 
 
 class StoppedWaiting(SpringtideError):
@@ -147,7 +148,7 @@ class StoppedWaiting(SpringtideError):
 
 def look_up(table: Mapping[str, _T], field: str, value: str) -> _T:
     """Return the entry of ``table`` for the value of the setting ``field``. Raises ConfigError if the table does not list the
-    value: a value without code of its own must never run as another value.
+    value: there is no default, so that a value never runs the code of another value.
 
     >>> look_up({"relu": max}, "model.activation", "tanh")
     Traceback (most recent call last):
@@ -204,8 +205,8 @@ def redacted(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return ``text`` with U+FFFD in place of each character that a terminal obeys, or that a page or a log cannot hold. All
-    untrusted text goes through here before it is shown.
+    """Return ``text`` with U+FFFD in place of each character that controls a terminal, or that HTML or a log cannot hold. All
+    untrusted text goes through this function before it is printed.
 
     >>> printable("red: \\x1b[31m")
     'red: \ufffd[31m'

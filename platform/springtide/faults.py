@@ -1,10 +1,10 @@
-"""The fault points of a run, and how a process reports that it has reached one.
+"""The fault points of a run, at which tests inject faults, and how a process reports that it has reached one.
 
     this process: fault_point("restore", "before") --> point, when, pid --> the test: injects a fault, or not
                   continues                  <-------- "go" --------
 
-Armed processes: the test's own, in which the controller runs; each worker's (by ``TrainJob``); the writer process of each
-worker (by ``CommitJob``); the snapshot servers (by ``SnapshotServer.follow``). Other processes report nothing.
+Only armed processes report: the test's own, in which the controller runs; each worker's (armed by ``TrainJob``); the checkpoint
+writer process of each worker (by ``CommitJob``); the snapshot servers (by ``SnapshotServer.follow``).
 """
 
 from __future__ import annotations
@@ -28,34 +28,35 @@ POINTS: dict[Point, str] = {
     "replicate": "snapshot server: a rank's snapshot is copied to the peers",
     "commit": "writer process of rank 0: the marker of a checkpoint is created",
 }
-"""Fault point -> which process does what there. Each point is reported before and after that action."""
+"""Fault point -> the process that reports it, and the action. Each point is reported before and after the action."""
 
 _HOLD_S = 60.0
-"""Longest time that a process waits at a point for the test's answer [s]."""
+"""Longest time that a process waits at a fault point for the test's reply [s]."""
 
 _address = ""
 
 
 def arm(address: str) -> None:
     """Make this process report its fault points to the test that listens at ``address``, a Unix socket. With an empty
-    ``address`` it reports none."""
+    ``address`` the process reports no fault points."""
     global _address
     _address = address
 
 
 def armed() -> str:
-    """Return the address of the listening test, to pass it on to processes that this one starts; empty without a test."""
+    """Return the address of the listening test, so that it can be passed to child processes; empty without a test."""
     return _address
 
 
 def fault_point(point: Point, when: When) -> None:
-    """Report a point to the test, and wait until the test lets this process continue. Does nothing unless armed."""
+    """Report a fault point to the test, and wait until the test lets this process continue. Does nothing in a process that is
+    not armed."""
     if _address:
         _report(_address, point, when)
 
 
 def _report(address: str, point: Point, when: When) -> None:
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:  # OSError: the test is over
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:  # OSError: the test has ended
         connection.settimeout(_HOLD_S)
         connection.connect(address)
         connection.sendall(json.dumps([point, when, os.getpid()], allow_nan=False).encode())

@@ -1,7 +1,7 @@
 """Old module names. Importing a module by its old name still works, and warns with the new name.
 
-``NEW_NAMES`` has the packages and modules that examples, notebooks, jobs or pages have told people to import. All others are
-internal and may move without an entry; ``docs/decisions/renames.md`` lists their new places.
+``NEW_NAMES`` has the old names of public modules: those that examples, notebooks, jobs or documentation import. Others are
+internal and may move without an entry in ``NEW_NAMES``; ``docs/decisions/renames.md`` lists their new names.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NEW_NAMES = {
     "springtide.store": "springtide.storage",
     "springtide.track": "springtide.tracking",
 }
-"""Old name -> new name. If a package was renamed, its modules keep their own names within the new package."""
+"""Old name -> new name. In a renamed package each module keeps its own name: ``old.x`` becomes ``new.x``."""
 
 
 def new_name(old: str) -> str:
@@ -54,6 +54,6 @@ class _Renamed(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Make old names importable. The hook precedes other finders, which would load a module of a moved package twice."""
+    """Make old names importable. The hook goes before other finders, which would load a renamed package's modules twice."""
     if not any(isinstance(one, _Renamed) for one in sys.meta_path):
         sys.meta_path.insert(0, _Renamed())

@@ -1,4 +1,4 @@
-"""How commands are declared: each file of this package has ``add(commands)``, which adds its commands."""
+"""Declare commands: each file of this package has a function ``add(commands)``, which adds the commands of the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from springtide.errors import (
 )
 
 Run = Callable[[argparse.Namespace], int]
-"""The function of a command; returns the exit status."""
+"""The function that runs a command with the parsed options; returns the exit status."""
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -29,12 +29,12 @@ class CommandParser(argparse.ArgumentParser):
     """Function that adds the command's options to the parser."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse."""
+        """As in argparse, but first add the command's options."""
         self._add_options()
         return super().parse_known_args(args, namespace)
 
     def format_help(self) -> str:
-        """As argparse."""
+        """As in argparse, but first add the command's options."""
         self._add_options()
         return super().format_help()
 
@@ -61,7 +61,7 @@ class Commands:
         options: Callable[[argparse.ArgumentParser], None],
         examples: str = "",
     ) -> None:
-        """Add a command that calls ``run``; ``options`` adds its options to its parser."""
+        """Add a command that calls ``run``. ``options``: a function that adds the command's options to a parser."""
         parser = self._subparsers.add_parser(
             name,
             help=help,
@@ -80,8 +80,8 @@ class Commands:
         return found
 
     def check(self, words: Sequence[str], before: str = "") -> None:
-        """Raise ConfigError, with the nearest command, if the first of ``words`` is not a command. ``before``: the group's
-        name, for the message."""
+        """Raise ConfigError, with the nearest command, if the first of ``words`` is no command of this level. ``before``: the
+        group's name, for the message."""
         if not words or words[0].startswith("-"):
             return
         word, known = words[0], list(self._subparsers.choices)
@@ -95,7 +95,7 @@ class Commands:
             raise ConfigError(explain("command", f"{before}{word}", f"is not one of {', '.join(known)}", remedy))
 
 
-# Exit statuses: one table for all commands, and for jobs, which are commands.
+# Exit statuses: one table for all commands, also for commands that run as Ray jobs.
 
 
 class Status(enum.IntEnum):
@@ -103,7 +103,7 @@ class Status(enum.IntEnum):
     REFUSED the same command would fail again."""
 
     def __new__(cls, number: int, meaning: str) -> Any:
-        """Members are numbers; ``meaning`` is for people."""
+        """Make a member: the exit status ``number``, with ``meaning`` as its docstring for users."""
         one = int.__new__(cls, number)
         one._value_ = number
         one.__doc__ = meaning
@@ -135,7 +135,7 @@ def status_of(error: BaseException) -> Status:
             return Status.INTERRUPTED
         case RunExists() | CommandFailed():
             return Status.REFUSED
-        case ValueError():  # also ConfigError, CorpusError and DamagedFile
+        case ValueError():  # ConfigError, CorpusError and DamagedFile are ValueErrors, too
             return Status.BAD_INPUT
         case StoreUnavailable() | StoreLost():
             return Status.UNREACHABLE

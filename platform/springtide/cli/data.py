@@ -1,4 +1,4 @@
-"""``springtide data prepare``: turn text into a sealed dataset, and label its rows by a model."""
+"""``springtide data prepare``: turn text into a sealed (complete and immutable) dataset, and label its rows by a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PREPARE = """  springtide data prepare --recipe demo
 
 
 def add(commands: Commands) -> None:
-    """Add the group."""
+    """Add the group ``springtide data`` with its commands."""
     group = commands.group("data", "Turn text into datasets.")
     help = "Turn text into a sealed dataset, or find the one that was made before."
     group.command("prepare", _prepare, help, partial(_prepare_options, commands.show_all), _PREPARE)
@@ -65,7 +65,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
 
 def _check_labels(options: argparse.Namespace) -> bool:
-    """Return True if labels are requested. Raises ConfigError if their options do not fit together, before data is prepared."""
+    """Return True if options request labels. Raises ConfigError, before data is prepared, if these options contradict."""
     named = {f"--{name.replace('_', '-')}": getattr(options, name) for name in ("label_by", "label_what", "label_out")}
     given = {name: value for name, value in named.items() if value}
     missing = ", ".join(name for name in named if name not in given)

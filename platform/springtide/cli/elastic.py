@@ -29,7 +29,7 @@ _NOTICE = """  springtide notice --in 25                     # in a preStop hook
 
 
 def add(commands: Commands) -> None:
-    """Add the commands."""
+    """Add the commands ``springtide drill`` and ``notice``."""
     help = "Train on a local cluster whose nodes are lost, and compare with an undisturbed twin."
     commands.command("drill", _drill, help, _drill_options, _DRILL)
     help = "Announce that this node goes away, so that training leaves it in time. This cannot be taken back: "
@@ -75,12 +75,12 @@ def _notice(options: argparse.Namespace) -> int:
         raise ConfigError(explain("--in", options.left_s, "is not a finite time, 0 or more", "give seconds"))
     temporary = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
     try:
-        # anybody may write to the folder: refuse a file or link that somebody has planted there
+        # any user may write to this folder: refuse to open a file or link that another user has planted there
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         with contextlib.ExitStack() as stack:
             stack.callback(temporary.unlink, missing_ok=True)
             with open(descriptor, "w") as hint:
-                os.fchmod(descriptor, 0o644)  # all users must read root's notice, whatever root's umask
+                os.fchmod(descriptor, 0o644)  # all users must be able to read a notice by root, at any umask
                 hint.write(f"{options.left_s:g}")
             temporary.replace(file)
     except OSError as error:
@@ -105,7 +105,7 @@ _PLAN = """  springtide plan --recipe gpu_1b --workers 8 --parallel.recompute fu
 
 
 def add_plan(commands: Commands) -> None:
-    """Add the command."""
+    """Add the command ``springtide plan``."""
     help = "Before paying: the memory of a step on each worker; with --cluster, on which node types a run fits, how long it "
     help += "takes there and what it costs; with --trace, its goodput on recorded spot capacity."
     commands.command("plan", _plan, help, functools.partial(_plan_options, commands.show_all), _PLAN)
@@ -166,7 +166,7 @@ _SPOT: tuple[tuple[str, str, str | int | float, str], ...] = (
     ("spot_price", "N", 0.0, "with --deadline: price of a spot node, as track.spot_price [dollars/h]"),
     ("order", "S", 180.0, "with --deadline: time from the order of an on-demand node until it is there [s]"),
 )
-"""Options of the simulation: name, metavar, default, help."""
+"""Options of the simulation on recorded spot capacity: name, metavar, default, help."""
 
 
 def _plan(options: argparse.Namespace) -> int:
@@ -197,12 +197,12 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> list[str]:
-    """Return the dotted names of the settings that were given."""
+    """Return the dotted names, such as ``train.total``, of the config settings given on the command line."""
     return [name for name in vars(options) if "." in name]
 
 
 def _named(options: argparse.Namespace, name: str) -> tuple[str, object]:
-    """Return an option as it is typed, and its value."""
+    """Return an option as a user types it, such as ``--trace``, and its value."""
     return f"--{name.replace('_', '-')}", getattr(options, name)
 
 

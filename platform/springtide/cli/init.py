@@ -17,7 +17,7 @@ _EXAMPLES = """  springtide init                                # writes springt
 
 
 def add(commands: Commands) -> None:
-    """Add the command."""
+    """Add the command ``springtide init``."""
     help = "Write a config file with the settings that people change, and what each one is."
     commands.command("init", _init, help, _options, _EXAMPLES)
 
@@ -47,7 +47,7 @@ def _init(options: argparse.Namespace) -> int:
     return 0
 
 
-# ``springtide doctor``: check that this machine is fit to train, and that its store is fast enough.
+# ``springtide doctor``: check that this machine is fit to train, and that a run's store is fast enough.
 
 _DOCTOR = """  springtide doctor                          # versions, devices, memory, disk, environment, gloo
   springtide doctor --store s3://bucket/runs   # the store, too: latency, speed, conditional puts, its clock
@@ -55,7 +55,7 @@ _DOCTOR = """  springtide doctor                          # versions, devices, m
 
 
 def add_doctor(commands: Commands) -> None:
-    """Add the command."""
+    """Add the command ``springtide doctor``."""
     help = "Check this machine and a store before training: each line has a figure, a limit and a remedy."
     commands.command("doctor", _doctor, help, _doctor_options, _DOCTOR)
 

@@ -17,11 +17,11 @@ _EXAMPLES = """  springtide inspect runs/RUN                     # starts, and e
   springtide inspect runs/RUN/checkpoints/step-0000000100 --verify
   springtide inspect datasets/FINGERPRINT         # counts, digests, a few rows as text"""
 _MOST_LOOKED_AT = 100
-"""Most entries of a folder that are checked for a run. Each check is a request to an object store."""
+"""Most subfolders that are checked for being a run's folder. In an object store each check is a request."""
 
 
 def add(commands: Commands) -> None:
-    """Add the command."""
+    """Add the command ``springtide inspect``."""
     help = "Show what a run, a checkpoint or a dataset holds."
     commands.command("inspect", _inspect, help, _options, _EXAMPLES)
 
@@ -66,7 +66,7 @@ def _other(folder: Folder, path: str) -> tuple[str, str]:
 
 
 def show_dataset(url: str, verify: bool, as_json: bool) -> int:
-    """Print counts, digests and a few rows of a sealed dataset."""
+    """Print counts, digests and a few rows of a sealed (complete) dataset. Returns the exit status."""
     from springtide.api.prepare import CARD
     from springtide.dataset import open_dataset, rows_text
     from springtide.shards import HELDOUT, MANIFEST, TRAIN, SplitReader, check_shard
@@ -100,7 +100,7 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
     try:
         for line in _source_lines(manifest.source):
             say_line(line)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:  # unused and unchecked elsewhere
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # source: only shown, checked nowhere
         what = f"its source is not what `data prepare` writes ({type(error).__name__}: {error})"
         raise damaged(Folder(url).where(MANIFEST), what) from None
     if Folder(url).exists(CARD):
@@ -113,8 +113,8 @@ def show_dataset(url: str, verify: bool, as_json: bool) -> int:
 
 
 def _source_lines(source: dict[str, Any]) -> list[str]:
-    """Return lines about the source text that a manifest records. A malformed ``source`` raises one of the errors that
-    ``show_dataset`` catches."""
+    """Return lines about a dataset's source text. ``source``: its entry in the dataset's manifest; if it is malformed, this
+    function raises one of the errors that ``show_dataset`` catches."""
     dropped = ", ".join(f"{count} {reason}" for reason, count in source["dropped"].items() if count)
     edits = ", ".join(f"{count} {what}" for what, count in source["edits"].items() if count)
     edges = [edge for edge, _ in source["documents_by_tokens"]]

@@ -1,6 +1,6 @@
-"""The commands as Ray jobs: each file of jobs/ is one command.
+"""Run commands as Ray jobs: each file of the folder jobs/ runs one command.
 
-A job runs in a copy of the submitted folder, on a node of the cluster, with the version of springtide installed on that node.
+A Ray job runs in a copy of the submitted folder, on a node of the cluster, with the version of springtide on that node.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from springtide.errors import ConfigError, explain
 
 
 def job(*command: str) -> int:
-    """Run a command with the arguments of this process, as a file of jobs/ does.
+    """Run a command with the arguments of this process. The files of jobs/ call it.
 
     Args:
         command: words of the command, such as ``"data", "prepare"``. ``sys.argv``, which a run's folder records, becomes
@@ -34,8 +34,8 @@ def job(*command: str) -> int:
 
 
 def check_sent(folder: Path) -> None:
-    """Raise ConfigError if the submitted folder has another version of springtide than this process runs: the person who wrote
-    the command read the help of the folder's version. A folder without a version passes.
+    """Raise ConfigError if the submitted folder has another version of springtide than this process runs: the command's options
+    were written for the folder's version. A folder without a version passes.
 
     Args:
         folder: the submitted folder, with the ``jobs`` and perhaps the ``pyproject.toml`` of a checkout.

@@ -40,9 +40,9 @@ from springtide.cli.output import PrintableFormatter, say
 from springtide.errors import ConfigError, SpringtideError, explain
 
 _NEW_OBJECTS = 50_000
-"""Number of new objects after which Python's garbage collector runs."""
+"""Number of new objects after which Python's garbage collector runs; the default of 700 costs time at imports."""
 _GUESSES = 3
-"""Most options that are suggested in place of an unknown option."""
+"""Most options that an error message suggests in place of an unknown option."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit status: see ``springtide.cli.commands``.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        sys.stdout.reconfigure(errors="replace")  # a run's name may have characters that the terminal lacks
-    if logging.lastResort is not None:  # warnings may quote unprintable names, and URLs with passwords
+        sys.stdout.reconfigure(errors="replace")  # the terminal's encoding may lack characters of a run's name
+    if logging.lastResort is not None:  # warnings may quote unprintable names and passwords in URLs
         logging.lastResort.setFormatter(PrintableFormatter())
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if unknown:
             raise _unknown(unknown[0])
         return int(options.command(options))
-    except BrokenPipeError:  # `| head` has read enough; the interpreter must not flush into the closed pipe
+    except BrokenPipeError:  # stdout was closed, as by `| head`: the interpreter must not flush into it
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115
         return Status.DONE
     except (SpringtideError, ValueError, OSError) as error:
@@ -80,19 +80,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def entry() -> None:
-    """Run the command of this process, as the console script does, and exit without tearing the interpreter down. Freeing the
-    modules of torch, Ray and MLflow would take a second. Threads are joined, and all ``atexit`` functions run."""
+    """Entry point of the console script: run the command, then exit without freeing the modules of torch, Ray and MLflow, which
+    would take a second. Threads are joined, and all ``atexit`` functions run."""
     status = int(Status.FAILED)
 
     def leave() -> None:
         for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # closed, or the reader is gone
+            with contextlib.suppress(OSError, ValueError):  # the stream is closed, or its reader has exited
                 stream.flush()
         os._exit(status)
 
     # by default garbage is collected after every 700 new objects, which would take a quarter of the time of all imports
     gc.set_threshold(_NEW_OBJECTS)
-    atexit.register(leave)  # registered first, called last
+    atexit.register(leave)  # registered first, so called last
     try:
         status = main()
     except SystemExit as error:
@@ -101,7 +101,7 @@ def entry() -> None:
 
 
 def _check_command(words: Sequence[str]) -> None:
-    """Raise ConfigError, with a replacement, if ``words`` name no command, or a retired command or option."""
+    """Raise ConfigError, with a replacement, if ``words`` name an unknown command, or a retired command or option."""
     from springtide.config.renames import replaces_command
 
     if problem := replaces_command(words):
@@ -116,7 +116,7 @@ def _unknown(option: str) -> ConfigError:
 
     known = {name: f"--{name.replace('_', '-')}" for name in sorted(fields(), key=lambda name: name not in USUAL)}
     setting = option.partition("=")[0].removeprefix("--").replace("-", "_")
-    # first compare words: `--lr` means optim.peak_lr, but by spelling it is nearer to run.id
+    # first compare the words of names: `--lr` should suggest optim.peak_lr, but its spelling is nearer to run.id
     parts = [known[name] for name in known if {*setting.split("_")} <= {*re.split("[._]", name)}]
     guess = f"did you mean {' or '.join(parts[:_GUESSES])}?" if parts else configs.nearest(option, known.values())
     limit, remedy = limit_and_remedy(setting) or ("is not known here", guess)
@@ -124,13 +124,13 @@ def _unknown(option: str) -> ConfigError:
 
 
 def complain(error: BaseException) -> Status:
-    """Print an error that ends a command, as every command does, and return the exit status."""
+    """Print an error that ends a command, in the form that all commands use, and return the exit status."""
     say(f"springtide: {error}", error=True)
     return status_of(error)
 
 
 class _Version(argparse.Action):
-    """Prints the installed version, which is looked up only for --version, because that reads files."""
+    """Action of --version: prints the installed version. The version is read only here, because that reads files."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **named: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **named)

@@ -36,7 +36,7 @@ _IMPORT = """  springtide model import downloads/MODEL --out runs/MODEL        #
 
 
 def add(commands: Commands) -> None:
-    """Add the group."""
+    """Add the group ``springtide model`` with its commands."""
     group = commands.group("model", "Use a checkpoint as a model.")
     help = "Print the held-out loss and bits per byte of a checkpoint, or its scores on tasks of lm-evaluation-harness."
     group.command("evaluate", _evaluate, help, _evaluate_options, _EVALUATE)
@@ -86,7 +86,7 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _registry(run: Run, name: str | None) -> str:
-    """Return the URI of the MLflow server at which the model ``name`` is registered; empty without a name."""
+    """Return the URI of the MLflow server that will register the model as ``name``; empty without a name."""
     if name is None:
         return ""
     from springtide.api.tracking_server import mlflow_uri
@@ -98,7 +98,7 @@ def _registry(run: Run, name: str | None) -> str:
 
 
 def _register(run: Run, uri: str, name: str, found: Exported) -> str:
-    """Register an export in MLflow; return the number of the new version."""
+    """Register an export as a version of the MLflow model ``name``; return the number of the new version."""
     from springtide import config as configs
     from springtide.tracking.mlflow_client import register_export
 
@@ -211,7 +211,7 @@ _MOST_BYTES = 64 * 2**20
 
 
 def add_generate(group: Commands) -> None:
-    """Add the command to its group."""
+    """Add ``generate`` to the group ``springtide model``."""
     group.command("generate", _generate, "Write text after prompts.", _generate_options, _GENERATE)
 
 

@@ -1,4 +1,4 @@
-"""Options that commands share: a config by its file or by --recipe, and one option per field.
+"""Options that commands share: a config from a file or by --recipe, and one option per field of the config.
 
 ``--help`` shows the usual fields, ``--help-all`` every field. The config is imported where it is used: it takes half of the
 time of ``springtide --help``.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _START_FROM = "train.start_from"
 _URL = re.compile(r"[\w+.-]+://[^\s'\"{}\[\],]+")
 _OF_CHATS = ("sft", "lora")
-"""Recipes that take the chat template of an imported model."""
+"""Fine-tuning recipes that use the chat template of the imported model that they start from."""
 
 
 def add_config(parser: argparse.ArgumentParser, show_all: bool, sections: Collection[str] = ()) -> None:
@@ -65,7 +65,7 @@ def add_config(parser: argparse.ArgumentParser, show_all: bool, sections: Collec
 
 def tokens(text: str) -> int:
     """Parse a number of tokens, such as 16k. Raises ArgumentTypeError for any other text."""
-    from springtide.config.quantities import Tokens  # pydantic loads only when needed
+    from springtide.config.quantities import Tokens  # imports pydantic: only when needed
 
     try:
         return int(Tokens.parse(text))
@@ -74,30 +74,30 @@ def tokens(text: str) -> int:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add --json."""
+    """Add the option --json to ``parser``."""
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def add_vocabulary(parser: argparse.ArgumentParser) -> None:
-    """Add --vocabulary, for commands that need no dataset."""
+    """Add the option --vocabulary, for commands that can run before a dataset exists."""
     help = "number of token ids; 0: model.vocab_size, or corpus.vocab_size if that is 0"
     parser.add_argument("--vocabulary", metavar="N", type=int, default=0, help=help)
 
 
 def add_resume(parser: argparse.ArgumentParser, help: str) -> None:
-    """Add ``--resume``. Its value is False without the option, True for ``--resume``, "auto" for ``--resume auto``."""
+    """Add the option ``--resume``. Its value is False if it is absent, True for ``--resume``, "auto" for ``--resume auto``."""
     parser.add_argument("--resume", nargs="?", const=True, default=False, type=_auto, metavar="auto", help=help)
 
 
 def _auto(word: str) -> str:
-    """Return ``auto``, the only value of --resume. Raises ArgumentTypeError for any other word: it may be a config file."""
+    """Return ``auto``, the only value of --resume. Raises ArgumentTypeError for other words, such as a config file after it."""
     if word != "auto":
         raise argparse.ArgumentTypeError(f"{word!r} is not auto; a config file goes before --resume")
     return word
 
 
 def add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add --trust-code."""
+    """Add the option --trust-code."""
     parser.add_argument("--trust-code", action="store_true", help="run the code that the run or --config FILE names")
 
 
@@ -107,7 +107,7 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
     Args:
         options: parsed arguments of a command that has ``add_config``.
         runs_code: True if the command runs the model. Then code that a config file names needs --trust-code, unless the
-            command resumes a run whose claim already trusts this code. Code that the command line names needs no
+            command resumes a run that was already started with trust in this code. Code that the command line names needs no
             --trust-code. The same rule holds for ``corpus.filter`` whenever a dataset may have to be prepared.
 
     Raises:
@@ -134,7 +134,7 @@ def config_of(options: argparse.Namespace, runs_code: bool = True) -> Config:
 
 
 def _base(options: argparse.Namespace) -> tuple[Config, str]:
-    """Return the config that options override, and the file that the config comes from; empty if there is none."""
+    """Return the config before overrides by options, and the file that the config comes from: empty without a file."""
     from springtide import config as configs
 
     start_from = getattr(options, _START_FROM, "")
@@ -144,7 +144,7 @@ def _base(options: argparse.Namespace) -> tuple[Config, str]:
 
 
 def _recipe(name: str, start_from: str, options: argparse.Namespace) -> tuple[Config, str]:
-    """Return the config of a recipe, and the file that the config comes from; empty if there is none.
+    """Return the config of a recipe, and the file that the config comes from: empty without a file.
 
     Args:
         name: name of the recipe.
@@ -180,8 +180,8 @@ def _recipe(name: str, start_from: str, options: argparse.Namespace) -> tuple[Co
 
 
 def _file_of(options: argparse.Namespace) -> str:
-    """Return the config file that a command names; empty for a recipe. Raises ConfigError unless the command names exactly one
-    config."""
+    """Return the config file that a command line names; empty if it names a recipe. Raises ConfigError unless the command
+    line names exactly one config."""
     from springtide.config import recipes
 
     named, file, known = (
@@ -203,14 +203,14 @@ def _file_of(options: argparse.Namespace) -> str:
 
 
 def program() -> str:
-    """Return how to call this program in the user's shell: by name if it is on PATH, else by its path."""
+    """Return the word that starts this program in the user's shell: its name if it is on PATH, else its path."""
     here = os.path.join(os.path.dirname(sys.executable), "springtide")
     found = shutil.which("springtide")
     return "springtide" if found and os.path.exists(here) and os.path.samefile(found, here) else os.path.relpath(here)
 
 
 def _changes(given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the parsed values of ``given``, by the dotted names of their fields."""
+    """Return dotted name of a field -> parsed value. ``given``: dotted name -> text from the command line."""
     from springtide.config.input_paths import expand_home
 
     changes = {name: _value(name, text) for name, text in given.items()}
@@ -223,7 +223,8 @@ def _changes(given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _value(name: str, text: str) -> Any:
-    """Parse lists and tables as YAML; leave all other text to the field's type. ``name``: dotted name of the field."""
+    """Parse a list or a table as YAML; return other text unchanged, for the field's type to parse. ``name``: dotted name of the
+    field."""
     if not text.startswith(("[", "(", "{")):
         return text
     from springtide.config.fields import fields

@@ -1,4 +1,4 @@
-"""Print the output of commands. No other file of ``cli`` calls ``print``, so no untrusted text reaches a terminal unchanged."""
+"""Print the output of commands. Only this file of ``cli`` calls ``print``, so that untrusted text is always made printable."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ if TYPE_CHECKING:
 
 
 class PrintableFormatter(logging.Formatter):
-    """Formats log lines like ``say``: printable, and without passwords."""
+    """Formats log lines as ``say`` does: without passwords and without characters that control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
+        """Return the log line of ``record``, printable and without passwords."""
         return printable(redacted(super().format(record)))
 
 
 def say(text: str = "", *, error: bool = False, end: str = "\n") -> None:
-    """Print ``text`` at once, printable and without passwords, to standard output or, with ``error``, to standard error."""
+    """Print ``text``, made printable and without passwords, and flush. Goes to standard output, or with ``error`` to stderr."""
     print(printable(redacted(text)), file=sys.stderr if error else sys.stdout, end=end, flush=True)
 
 
 def say_line(text: str) -> None:
-    """Print ``text``, which holds untrusted names or sentences, as one line. Text after a line break would look like a line of
-    springtide's own output."""
+    """Print ``text``, which contains untrusted names or sentences, as one line. Text after a line break would look like a line
+    of springtide's own output."""
     say(" ".join(text.splitlines()))
 
 
 def write(text: str) -> None:
-    """Print a part of a generated text at once, printable but otherwise unchanged."""
+    """Print a part of a generated text without a line break, made printable but otherwise unchanged, and flush."""
     print(printable(text), end="", flush=True)
 
 
 def print_json(value: Any, file: IO[str] | None = None) -> None:
-    """Print ``value`` as the answer to --json, by default to standard output. JSON escapes what is not printable."""
+    """Print ``value`` as the JSON output of a command with --json, by default to standard output. JSON escapes characters
+    that are not printable."""
     from springtide.storage import to_json
 
     print(to_json(value), file=file)
@@ -49,16 +50,16 @@ def print_json(value: Any, file: IO[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def stdout_for_json() -> Iterator[Callable[[Any], None]]:
-    """Yield a ``print_json`` that alone writes to standard output. All other output there, by Ray's threads, libraries and
-    child processes, goes to standard error. In a process of its own the redirection is permanent, because Ray may print until
-    the process exits."""
+    """Yield a ``print_json`` that alone writes to standard output. Other output to it, by Ray's threads, libraries and child
+    processes, goes to standard error. If this process owns its standard output, the redirection is permanent, because Ray may
+    print until the process exits."""
     own = sys.__stdout__
     if own is not None and sys.stdout is own:
         own.flush()
         with os.fdopen(os.dup(own.fileno()), "w") as answer:
             os.dup2(sys.stderr.fileno(), own.fileno())
             yield functools.partial(print_json, file=answer)
-    else:  # the caller has replaced sys.stdout
+    else:  # the caller has replaced sys.stdout, as tests do
         replaced = sys.stdout
         with contextlib.redirect_stdout(sys.stderr):
             yield functools.partial(print_json, file=replaced)

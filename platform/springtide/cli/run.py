@@ -45,7 +45,7 @@ _STEER: dict[Verb, tuple[str, str]] = {
 
 
 def add(commands: Commands) -> None:
-    """Add the commands."""
+    """Add the group ``springtide run``, and the commands ``verify`` and ``report``."""
     group = commands.group("run", "Look at a run, and steer it while it trains.")
     add_views(group)
     for verb, (help, example) in _STEER.items():
@@ -154,8 +154,8 @@ def _report(options: argparse.Namespace) -> int:
         kinds = ", ".join(f"{kind} ({count})" for kind, count in sorted(timeline.unknown.items()))
         count = sum(timeline.unknown.values())
         say(f"  skipped: {count} events of kinds that this version does not know: {kinds}")
-    if not run.folder.exists(REPORT):  # not a group under torchrun, which has no driver that writes it
-        with contextlib.suppress(OSError):  # this user may not write to the folder
+    if not run.folder.exists(REPORT):  # a run under torchrun has no driver, which would write it
+        with contextlib.suppress(OSError):  # this user may lack the right to write to the folder
             run.write_report()
     say(f"  {run.report}" if run.folder.exists(REPORT) else "  report.html is not there, and cannot be written")
     return 0
@@ -173,18 +173,18 @@ _COMPARE = """  springtide run compare runs/A runs/B       # settings, first ste
   springtide run compare runs/A runs/B --json"""
 _LEVELS = "▁▂▃▄▅▆▇█"
 _PLAIN_LEVELS = "_.,-~=*#"
-"""For terminals that do not show UTF-8."""
+"""Characters of a sparkline, from low to high, for terminals without UTF-8."""
 _LOOK_S, _LOOK_AT_STORE_S = 1.0, 5.0
 """Least time between two polls of a local folder, and of an object store [s]."""
 _LOOK_AT_LEASE_S = 15.0
-"""Time without new events after which the lease is read: a driver that was killed has written no last event [s]."""
+"""Time without new events after which the run's lease is read: a killed driver wrote no event that ends the run [s]."""
 _SHARE = 5
-"""A pause is at least this many times as long as the poll before it: adding up the restarts of a long run takes a second."""
+"""After a poll that took t seconds, pause for at least this many times t. For a long run with many restarts t is about 1 s."""
 _LONGEST_CURVE = 60
 
 
 def add_views(group: Commands) -> None:
-    """Add the commands to their group."""
+    """Add the commands ``status``, ``list`` and ``compare`` to the group ``springtide run``."""
     help = "Show how a run stands: loss, workers, where its time went, and what limits it."
     group.command("status", _status, help, _status_options, _STATUS)
     group.command(
@@ -223,7 +223,7 @@ def _status(options: argparse.Namespace) -> int:
     watcher = _Watcher(run)
     console = Console(highlight=False, markup=False)
     if options.follow:
-        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends the display; the run trains on
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends only the display: the run continues
             _follow(watcher, console, _LOOK_S if run.folder.is_local else _LOOK_AT_STORE_S)
         return 0
     watcher.look()
@@ -235,7 +235,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 class _Watcher:
-    """Follows one run: each poll reads only new entries of the run's journal."""
+    """Follows one run: each poll reads only the new events in the run's journal."""
 
     def __init__(self, run: Run) -> None:
         from springtide.run.run_status import StatusBuilder
@@ -249,11 +249,12 @@ class _Watcher:
         self._trouble = ""
         self._looked_at_lease_s = time.monotonic()
         self._ended = ""
-        """Why the run is over, according to its lease, although its journal has no last event; else empty."""
+        """Why the run is over, if its lease shows this and its journal does not (a killed driver writes no last event); else
+        empty."""
 
     def look(self, patient: bool = False) -> list[str]:
-        """Read new events; return lines about them, steps left out. ``patient``: show a storage error in the next status, do
-        not raise it."""
+        """Read new events of the run; return lines about them, without those about steps. ``patient``: show a storage error in
+        the next status line instead of raising it."""
         said = list[str]()
         try:
             if self._journal.read():
@@ -274,9 +275,9 @@ class _Watcher:
         self._looked_at_lease_s = time.monotonic()
         try:
             last = leases.newest(self.run.folder)
-            if last is not None and (last.driver or not last.trains):  # not a group under torchrun, which has no driver
+            if last is not None and (last.driver or not last.trains):  # skip torchrun: its lease has no driver
                 self._ended = leases.why_over(self.run.folder) or ""
-        except (FileNotFoundError, SpringtideError):  # damaged, or another version: rely on the journal
+        except (FileNotFoundError, SpringtideError):  # a damaged lease, or of another version: use the journal
             return
 
     def status(self) -> RunStatus:
@@ -287,7 +288,7 @@ class _Watcher:
         return found
 
     def looks(self, every_s: float) -> Iterator[tuple[list[str], RunStatus]]:
-        """Poll until the run is over; yield new events, as lines, and the status."""
+        """Poll until the run is over; yield lines about new events, and the run's status, after each poll."""
         while True:
             begun_s = time.monotonic()
             messages, now = self.look(patient=True), self.status()
@@ -297,7 +298,7 @@ class _Watcher:
             time.sleep(max(every_s, _SHARE * (time.monotonic() - begun_s)))
 
     def line(self, now: RunStatus) -> str:
-        """Return the status in one line."""
+        """Return the status ``now`` of the run in one line."""
         from springtide.events.metrics import utilisation
 
         parts = [f"step {now.step}/{now.num_steps}", now.state]
@@ -309,7 +310,7 @@ class _Watcher:
         return _clean("  ".join([*parts, *([self._trouble] if self._trouble else [])]))
 
     def table(self, now: RunStatus, console: Console) -> Table:
-        """Return the status as a table that fits any width."""
+        """Return the status ``now`` of the run as a table that fits the width of the terminal."""
         from rich.table import Table
         from rich.text import Text
 
@@ -326,7 +327,7 @@ class _Watcher:
 
 
 def _progress(now: RunStatus, curve: str) -> list[tuple[str, str]]:
-    """Return the progress of the run, as rows of a table."""
+    """Return the progress of the run, such as step and loss, as rows of a table. ``curve``: a sparkline of the loss."""
     from springtide.events.metrics import utilisation
     from springtide.run.run_status import span
 
@@ -350,7 +351,7 @@ def _progress(now: RunStatus, curve: str) -> list[tuple[str, str]]:
 
 
 def _costs(now: RunStatus) -> list[tuple[str, str]]:
-    """Return costs, shares of time, what limits the run, remedies, and the last events, as rows of a table."""
+    """Return costs, shares of time, limits of the run with remedies, and the newest events, as rows of a table."""
     found = now.diagnosis
     rows = [("cost", f"goodput {found.goodput:.1%}" + (f", {now.dollars:,.2f} $" if now.dollars else ""))]
     if found.spent:
@@ -362,7 +363,7 @@ def _costs(now: RunStatus) -> list[tuple[str, str]]:
 
 
 def _follow(watcher: _Watcher, console: Console, every_s: float) -> None:
-    """Show the run until it is over: in place on a terminal, elsewhere a line for each change."""
+    """Show the run until it is over: as an updated table on a terminal, elsewhere as a line for each change."""
     if console.is_terminal and not console.is_dumb_terminal:
         from rich.live import Live
 
@@ -372,7 +373,7 @@ def _follow(watcher: _Watcher, console: Console, every_s: float) -> None:
         return
     before = ""
     for messages, now in watcher.looks(every_s):
-        for message in messages if before else ():  # skip the history before the first poll
+        for message in messages if before else ():  # at the first poll skip old events
             say(_clean(message))
         if (line := watcher.line(now)) != before:
             say(line)
@@ -415,7 +416,7 @@ def _list(options: argparse.Namespace) -> int:
     for row in rows:
         seen = time.strftime("%Y-%m-%d %H:%M", time.gmtime(row.seen_s)) if row.seen_s else "none"
         loss = "" if row.loss is None else f"{row.loss:.4f}"
-        found = [""] * 4  # for a sweep, and for a run that cannot be read
+        found = [""] * 4  # empty columns for a sweep and for an unreadable run
         if row.num_steps:
             found = [
                 f"{row.workers}",
@@ -495,7 +496,7 @@ _QUEUE = """  RAY_ADDRESS=auto springtide queue                      # on one of
 
 
 def add_queue(commands: Commands) -> None:
-    """Add the command."""
+    """Add the command ``springtide queue``."""
     help = "Show the runs that share a cluster by run.queue and run.priority, and set the quotas of queues."
     commands.command("queue", _queue, help, _queue_options, _QUEUE)
 
@@ -524,13 +525,13 @@ def _quota(text: str) -> tuple[str, int | None]:
     return name, None if most == "none" else int(most)
 
 
-# ``springtide metrics``: the metrics that Prometheus finds.
+# ``springtide metrics``: the metrics that runs export to Prometheus.
 
 _EXAMPLES = "  springtide metrics                       # names, units and meanings"
 
 
 def add_metrics(commands: Commands) -> None:
-    """Add the command."""
+    """Add the command ``springtide metrics``."""
     commands.command("metrics", _metrics, "Print the metrics that Prometheus finds.", add_json, _EXAMPLES)
 
 

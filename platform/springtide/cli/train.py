@@ -30,7 +30,7 @@ _EXAMPLES = """  springtide train --recipe demo
 
 
 def add(commands: Commands) -> None:
-    """Add the command."""
+    """Add the command ``springtide train``."""
     help = "Train a run to its end, preparing its data first."
     commands.command("train", _train, help, partial(_options, commands.show_all), _EXAMPLES)
 
@@ -92,8 +92,8 @@ def _train(options: argparse.Namespace) -> int:
 
 
 def _how_it_goes_on(run: Run) -> str:
-    """Return a line about where a run stopped and where it resumes. The steps differ if the driver was killed after its last
-    save."""
+    """Return a line about where a run stopped and where it resumes. The two steps differ if the driver was killed some
+    steps after its newest checkpoint."""
     from springtide.checkpoint.format import step_of
 
     names, steps = run.checkpoints, f"step {run.last_step} of {run.config.num_steps}"
@@ -107,7 +107,8 @@ def _how_it_goes_on(run: Run) -> str:
 
 
 def _of_length(config: Config, options: argparse.Namespace, progress: Progress) -> Config:
-    """Set ``train.total`` from --epochs or --steps, and print it. Raises ConfigError if the length is given more than once."""
+    """Return ``config`` with ``train.total`` set from --epochs or --steps, and print it. Raises ConfigError if more than one
+    option gives the length."""
     from springtide.api.resolve import with_epochs, with_steps
 
     lengths = {"--epochs": options.epochs, "--steps": options.steps, "--train.total": vars(options).get("train.total")}
@@ -127,7 +128,7 @@ def _of_length(config: Config, options: argparse.Namespace, progress: Progress) 
 
 
 def _anchored(config: Config, options: argparse.Namespace) -> Config:
-    """Set ``objective.anchor`` as --fisher-tokens asks for, and print it."""
+    """Return ``config`` with ``objective.anchor`` set to Fisher information over --fisher-tokens tokens; print its location."""
     if options.fisher_tokens is None:
         if options.fisher_dataset:
             limit = "is the text of a Fisher information"
@@ -141,7 +142,7 @@ def _anchored(config: Config, options: argparse.Namespace) -> Config:
 
 
 def _show(found: ResolvedRun) -> int:
-    """Print what a run would train: as a config file, with the rest in comments."""
+    """Print the resolved config of a dry run as a config file; other facts, such as steps and workers, are comments in it."""
     from springtide import config as configs
 
     start = redacted(found.starts_from) if found.starts_from else "step 0"
@@ -155,7 +156,7 @@ def _show(found: ResolvedRun) -> int:
 
 
 def _decided(found: ResolvedRun) -> list[str]:
-    """Return lines with the numbers of a dry run: steps, tokens, epochs, parameters, workers."""
+    """Return lines with the numbers that a dry run resolved: steps, tokens, epochs, parameters, workers."""
     from springtide.planning.arithmetic import model_size
 
     config, data, elastic = found.config, found.data, found.config.elastic
@@ -169,7 +170,7 @@ def _decided(found: ResolvedRun) -> list[str]:
 
 
 def _farewell(run: Run) -> None:
-    """Print what the demo showed, and what to try next."""
+    """Print a summary of the demo run, and commands to try next."""
     from springtide.api.train import account
 
     root, folder, springtide = run.config.run.root, run.folder.url, program()
@@ -185,7 +186,7 @@ try next
     )
 
 
-# ``springtide sweep``.
+# ``springtide sweep``: train many runs, to search for good settings.
 
 _SWEEP_EXAMPLES = """  springtide sweep --space tune_spaces/lr_and_decay.py --recipe tiny
   springtide sweep --space tune_spaces/lr_and_decay.py --recipe demo --name first --scheduler none --elastic.max-workers 4
@@ -194,7 +195,7 @@ _SWEEP_EXAMPLES = """  springtide sweep --space tune_spaces/lr_and_decay.py --re
 
 
 def add_sweep(commands: Commands) -> None:
-    """Add the command."""
+    """Add the command ``springtide sweep``."""
     help = "Try many points of a space in parallel, and print which is best."
     commands.command("sweep", _sweep, help, partial(_sweep_options, commands.show_all), _SWEEP_EXAMPLES)
 
@@ -232,5 +233,5 @@ def _sweep(options: argparse.Namespace) -> int:
     )
     if options.json:
         print_json(result.as_dict())
-    # a sweep that was interrupted before its first evaluation has no best trial, but trials that saved: no failure
+    # a sweep interrupted before its first evaluation has no best trial, but no failure either: its trials have saved
     return 0 if result.best or any(one.status != "failed" for one in result.outcomes) else 1

@@ -2,7 +2,7 @@
 reads more tokens at once than a row of its training data holds.
 
     sampling     logits (B, V) -> one id for each row, the same for the same seed
-    writer       prompts of any lengths -> ids after them, in batches, with a cache of keys and values
+    writer       prompts of any lengths -> ids that continue them, in batches, with a cache of keys and values
     text_model   a checkpoint and its tokenizer: encode, decode, log-probabilities, generate; text that grows as ids arrive
     harness      adapter for lm-evaluation-harness, and scores on its tasks
 """

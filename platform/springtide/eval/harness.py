@@ -1,5 +1,5 @@
-"""Adapter of a text model to lm-evaluation-harness, also for models that transformers does not have. The only file that imports
-``lm_eval``. As in training, each text is preceded by begin-of-text."""
+"""Adapter that lets lm-evaluation-harness evaluate a ``TextModel``, also a model that transformers cannot load. The only file
+that imports ``lm_eval``. As in training, the begin-of-text token precedes each text."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ def score(
     """Evaluate a model on tasks that come with lm-evaluation-harness.
 
     Args:
-        open_model: loads the model; called only if all names are known.
+        open_model: function that loads the model; called only if all ``names`` are known.
         names: names of tasks, groups or tags.
-        limit: number of documents of each task; 0: all.
+        limit: number of documents to evaluate from each task; 0: all.
         batch_size: number of requests that are computed together.
         trust_code: allow metrics of the package ``evaluate``, which are code from the Hugging Face Hub or from a local folder.
 
     Returns:
-        Task -> metric and filter, such as ``acc,none`` -> finite score; and the harness's table, in Markdown.
+        A dict: task -> metric and filter, such as ``acc,none`` -> finite score. And the harness's table, in Markdown.
 
     Raises:
         ConfigError: a name is not known, a task cannot be used, or a task needs code that is not trusted.
     """
     known = TaskManager()
-    if unknown := [name for name in names if name not in known.all_tasks]:  # lm_eval accepts file paths, too
+    if unknown := [name for name in names if name not in known.all_tasks]:  # lm_eval would accept file paths, too
         problem = f"is not a task of lm-evaluation-harness {lm_eval.__version__}"
         raise ConfigError(explain("tasks", unknown[0], problem, "`lm_eval ls tasks` lists them"))
     model, load = Harness(open_model(), batch_size), evaluate.load
@@ -54,7 +54,7 @@ def score(
         raise ConfigError(explain("metric", str(error), problem, "leave the task out, or pass --trust-code")) from None
     except SpringtideError:
         raise
-    except Exception as error:  # whatever a task, its data or the Hub can raise
+    except Exception as error:  # a task, its data or the Hub may raise anything
         reason = f"cannot be used ({type(error).__name__}: {' '.join(str(error).split())[:300]})"
         raise ConfigError(explain("tasks", ",".join(names), reason, "leave the task out")) from error
     finally:
@@ -67,8 +67,8 @@ def score(
 
 
 class _Untrusted(BaseException):
-    """A task needs a metric of the package ``evaluate``. Not an Exception, which lm-evaluation-harness would catch, to
-    continue without the metric."""
+    """Raised if a task needs a metric of the package ``evaluate``. Derived from BaseException, because lm-evaluation-harness
+    catches an Exception here and continues without the metric."""
 
 
 def _refuse(path: str, *_: Any, **__: Any) -> None:
@@ -76,7 +76,7 @@ def _refuse(path: str, *_: Any, **__: Any) -> None:
 
 
 class Harness(TemplateLM):
-    """Answers the requests of lm-evaluation-harness: give it to ``lm_eval.simple_evaluate``."""
+    """Computes the requests of lm-evaluation-harness with a ``TextModel``. Pass it to ``lm_eval.simple_evaluate``."""
 
     def __init__(self, model: TextModel, batch_size: int = BATCH_SIZE) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class Harness(TemplateLM):
         return ids if add_special_tokens is False else [*self._model.begin, *ids]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[float]:
-        """Return the log-probability of each text, computed in windows of a row's length. No token is predicted twice."""
+        """Return the log-probability of each text. A text longer than a row is split into windows; no token counts twice."""
         begin, most, totals = self.prefix_token_id, self._model.max_length, list[float]()
         for request in requests:
             windows = lm_eval.utils.get_rolling_token_windows(self._model.encode(request.args[0]), begin, most, 1)
@@ -112,7 +112,7 @@ class Harness(TemplateLM):
         return self._model.logprobs(pairs, self._batch_size)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[str]:
-        """Return the text after each context, up to its first stop string."""
+        """Return the generated text after each request's context, up to the first stop string."""
         alike, found = dict[tuple[int, Sampling, tuple[str, ...]], list[int]](), [""] * len(requests)
         for number, request in enumerate(requests):
             alike.setdefault(_until(request.args[1]), []).append(number)

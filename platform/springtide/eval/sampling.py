@@ -20,10 +20,10 @@ _FP32 = torch.finfo(torch.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How ids are drawn. Raises ConfigError if a value is out of its limits."""
+    """Options for drawing the next id. Raises ConfigError if a value is out of its limits."""
 
     temperature: float = 1.0
-    """Divides the logits; 0 takes the likeliest id each time."""
+    """The logits are divided by it; 0: always take the likeliest id."""
     top_k: int = 0
     """Draw from this many likeliest ids [ids]; 0: from all."""
     top_p: float = 1.0
@@ -33,7 +33,7 @@ class Sampling:
     """Seed of the first row's draws; row i draws with seed + i."""
 
     def __post_init__(self) -> None:
-        """Check the limits."""
+        """Raise ConfigError if an option is out of its limits."""
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
             remedy = "0 takes the likeliest id each time"
             raise ConfigError(explain("temperature", self.temperature, "must be at least 0", remedy))
@@ -54,8 +54,8 @@ def draw(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Gener
 
     Args:
         logits_BV: fp32, on the CPU.
-        sampling: how ids are drawn; its seed is not used here.
-        generators: one for each row.
+        sampling: how ids are drawn; ``seed`` is not used here.
+        generators: a random generator for each row.
 
     Raises:
         CheckpointError: a logit is not a number, or the largest one of a row is not finite.
@@ -64,7 +64,7 @@ def draw(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Gener
         raise CheckpointError("the model's logits are not numbers: its weights are damaged, or its training diverged")
     if sampling.temperature < _FP32.tiny:  # 0, or so small that fp32 may round it to 0
         return logits_BV.argmax(dim=1).tolist()
-    # shifted so that the largest logit is 0, which no temperature makes infinite
+    # subtract each row's largest logit: 0 divided by a tiny temperature stays 0, where other logits would overflow
     scaled_BV = (logits_BV - logits_BV.amax(dim=1, keepdim=True)) / min(sampling.temperature, _FP32.max)
     kept_BV = _nucleus(_likeliest(scaled_BV, sampling.top_k), sampling.top_p)
     shares_BV = torch.softmax(kept_BV, dim=-1)
@@ -75,7 +75,7 @@ def draw(logits_BV: Tensor, sampling: Sampling, generators: Sequence[torch.Gener
 
 
 def _likeliest(logits_BV: Tensor, top_k: int) -> Tensor:
-    """Return the logits of the ``top_k`` likeliest ids; all others become minus infinity."""
+    """Return the logits of each row with all but the ``top_k`` likeliest ids set to minus infinity."""
     if not 0 < top_k < logits_BV.shape[1]:
         return logits_BV
     values_BK, ids_BK = logits_BV.topk(top_k, dim=1)
@@ -83,7 +83,7 @@ def _likeliest(logits_BV: Tensor, top_k: int) -> Tensor:
 
 
 def _nucleus(logits_BV: Tensor, top_p: float) -> Tensor:
-    """Return the logits of the fewest likeliest ids that together have probability ``top_p``; all others are minus infinity."""
+    """Return the logits with all ids at minus infinity, except the fewest likeliest with a total probability of ``top_p``."""
     if top_p == 1:
         return logits_BV
     values_BV, ids_BV = logits_BV.sort(dim=1, descending=True, stable=True)

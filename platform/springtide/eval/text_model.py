@@ -33,40 +33,41 @@ from springtide.storage import Folder
 from springtide.storage.host_limits import free_bytes
 
 BATCH_SIZE = 8
-"""Default number of rows that are computed together."""
+"""Default number of texts that the model computes together."""
 _MOST_LOGITS = 2**28
-"""Most logits in memory at once; a single row may have more."""
+"""Most logits in memory at once, unless a single row has more."""
 
 
 class Answer(NamedTuple):
-    """A text that a model wrote."""
+    """A text that a model generated, and why it ended."""
 
     prompt: str
     text: str
     num_tokens: int
     ended: str
-    """``end``: the model ended the document or its turn; ``stop``: a stop string; ``length``: the limit of tokens."""
+    """Why the text ended: ``end``: the model ended the document or its turn; ``stop``: at a stop string; ``length``: at the
+    limit of tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TextModel:
-    """A model that reads and writes text; ``open_checkpoint`` and ``open_export`` return one."""
+    """A model with its tokenizer, for scoring and generating text; from ``open_checkpoint`` or ``open_export``."""
 
     model: nn.Module
     vocabulary: Tokenizer
     begin: tuple[int, ...]
-    """Ids that stand before each text, as in training."""
+    """Ids that precede each text, as in training, such as begin-of-text."""
     end: int
     """The id that ends a document."""
     vocab_size: int
     max_length: int
     """Most ids that the model reads at once: the length of a row."""
     template: tuple[str, str] | None = None
-    """Name and text of the chat template of its data."""
+    """Name and text of the chat template of the training data; None if there is none."""
     begins_chats: bool = True
-    """Whether ``begin`` stands before chats, too."""
+    """Whether the ids of ``begin`` also precede chats."""
     ends: tuple[int, ...] = ()
-    """Ids that end a text besides ``end``, from the model's ``generation_config.json``."""
+    """Ids besides ``end`` that end a text, from the model's ``generation_config.json``."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without ``begin`` and ``end``."""
@@ -74,14 +75,14 @@ class TextModel:
         return list(ids[:-1].tolist())
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, without special tokens."""
+        """Return the text of ``ids``, without special tokens."""
         return self.vocabulary.decode(ids)
 
     def prompt_ids(self, prompt: str, chat: bool = False) -> list[int]:
-        """Return the ids that the model continues.
+        """Return the ids of a prompt, which the model will continue.
 
         Args:
-            prompt: the text to continue, or with ``chat`` what a user says.
+            prompt: the text to continue, or with ``chat`` a user's message.
             chat: render the prompt with the chat template of the training data.
 
         Raises:
@@ -107,15 +108,16 @@ class TextModel:
         on_text: Callable[[int, str], None] | None = None,
         batch_size: int = BATCH_SIZE,
     ) -> list[Answer]:
-        """Return the text after each prompt, in order.
+        """Return the generated text after each prompt, in the order of the prompts.
 
         Args:
-            prompts: texts to continue, or with ``chat`` what a user says.
-            tokens: most tokens of each text. If a text outgrows a row, the model continues from the last half row of the text.
+            prompts: texts to continue, or with ``chat`` a user's messages.
+            tokens: most tokens of each generated text. If a text outgrows a row, the model continues from the text's last half
+                row.
             sampling: how tokens are drawn; prompt i draws with the seed plus i.
-            stop: strings that end a text; they are not part of the text.
+            stop: strings that end a text; the returned text does not include them.
             chat: render prompts with the chat template of the training data.
-            on_text: called with the number of the prompt and each new part of its text, as it is generated.
+            on_text: called with the index of the prompt and each new part of its text, as the text is generated.
             batch_size: number of prompts that are continued together.
 
         Raises:
@@ -139,17 +141,17 @@ class TextModel:
     def continued(
         self, prompts: Sequence[Sequence[int]], tokens: int, sampling: Sampling, stop: Sequence[str] = ()
     ) -> list[str]:
-        """Return the text after each prompt, given as ids; the other arguments are as in ``generate``."""
+        """Return the generated text after each prompt. Prompts are given as ids; the other arguments are as in ``generate``."""
         return [one.text for one in self._texts(prompts, tokens, sampling, {self.end, *self.ends}, stop, None)]
 
     def logprobs(
         self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], batch_size: int = BATCH_SIZE
     ) -> list[tuple[float, bool]]:
-        """Return the log-probability of each continuation after its context, and whether all of its tokens are the likeliest.
+        """Return for each continuation its log-probability after its context, and whether each of its tokens is the likeliest.
 
         Args:
-            pairs: ids of the context, at least one, and of the continuation.
-            batch_size: number of pairs that are computed together, the longest first.
+            pairs: ids of a context, at least one id, and ids of its continuation.
+            batch_size: number of pairs that are computed together, the longest pairs first.
 
         Raises:
             ConfigError: a pair does not fit a row, or ``batch_size`` is not positive.
@@ -174,7 +176,7 @@ class TextModel:
         longest = max(map(len, rows))
         padded = torch.tensor([[*row, *[self.end] * (longest - len(row))] for row in rows], device=self._device)
         self.model.eval()
-        logits_BLV: Tensor = self.model(padded)  # no position looks ahead: padding at the end changes nothing
+        logits_BLV: Tensor = self.model(padded)  # attention is causal: padding at the end changes nothing
         for row, logits_LV, (_, continuation) in zip(rows, logits_BLV, pairs, strict=True):
             wanted_L = torch.tensor(list(continuation), dtype=torch.int64, device=self._device)
             own_LV = logits_LV[len(row) - len(wanted_L) : len(row)].float()
@@ -190,7 +192,7 @@ class TextModel:
         stop: Sequence[str],
         on_text: Callable[[int, str], None] | None,
     ) -> list[GrowingText]:
-        """Generate the texts of one batch."""
+        """Generate the texts after one batch of prompts."""
         texts = [
             GrowingText(self.vocabulary, ids, stop, functools.partial(on_text, row) if on_text else None)
             for row, ids in enumerate(prompts)
@@ -231,7 +233,7 @@ def open_checkpoint(run: Folder, name: str, config: ModelConfig, datasets: Seque
         run: the run's folder.
         name: name of the checkpoint.
         config: config of the model.
-        datasets: URLs of the run's datasets, which share a tokenizer; empty for an imported model.
+        datasets: URLs of the run's datasets, which all have one tokenizer; empty for an imported model.
 
     Raises:
         ConfigError: this machine lacks the memory, or no tokenizer is known.
@@ -284,15 +286,15 @@ def open_export(folder: Folder) -> TextModel:
         found.tokenizer,
         folder,
         found.eos_id,
-        # a model that springtide exported was trained with begin-of-text before each text, whatever tokenizer.json adds
+        # springtide's exports (with MARKER) were trained with begin-of-text before each text; tokenizer.json may not add it
         (found.bos_id,) if folder.exists(MARKER) and found.bos_id is not None else None,
         ids_of(found.generation.get("eos_token_id"), found.model.vocab_size),
     )
 
 
 def check_memory(config: ModelConfig, vocab_size: int) -> None:
-    """Raise ConfigError when the whole model in fp32 exceeds this machine's free memory. A user's own model is not checked: its
-    size is known only after it is built."""
+    """Raise ConfigError when the whole model in fp32 exceeds this machine's free memory. A user's own model is not checked,
+    because its size is known only after it is built."""
     if config.source:
         return
     needed, has = 4 * num_parameters(make(config, vocab_size)), free_bytes()
@@ -309,7 +311,7 @@ def _imported(run: Folder, name: str, config: ModelConfig) -> TextModel:
     if TOKENIZER not in found.files:
         remedy = "import the model with its tokenizer.json, or prepare the run's dataset again"
         raise ConfigError(explain("run", run.url, "; ".join(remarks), remedy))
-    probe(found.files[TOKENIZER], run.where(TOKENIZER))  # the run may be untrusted
+    probe(found.files[TOKENIZER], run.where(TOKENIZER))  # test it in another process: it may be untrusted
     check_memory(config, config.vocab_size)
     model = whole(config, config.vocab_size)
     with note_reader(run, name):
@@ -326,8 +328,8 @@ def _of_others(
     begin: tuple[int, ...] | None,
     ends: tuple[int, ...],
 ) -> TextModel:
-    """Return the text model of an import or an export. ``begin``: ids before each text, None: ids that the tokenizer adds;
-    ``ends``: ids that end a text."""
+    """Return the ``TextModel`` of an imported checkpoint or an export. ``begin``: ids that precede each text, None: those that
+    the tokenizer adds; ``ends``: ids that end a text."""
     end: int | str = "" if eos_id is None else eos_id
     vocabulary = Tokenizer.from_json(tokenizer, folder.where(TOKENIZER), end)
     if begin is None:
@@ -357,7 +359,8 @@ def _template(folder: Folder) -> tuple[str, str] | None:
 
 
 def _from(on_text: Callable[[int, str], None] | None, first: int) -> Callable[[int, str], None] | None:
-    """Return ``on_text`` for the rows of a batch that begins with prompt ``first``."""
+    """Return a callback that maps the row in a batch to the index of its prompt and calls ``on_text``. ``first``: index of the
+    batch's first prompt."""
     if on_text is None:
         return None
     return lambda row, text: on_text(first + row, text)
@@ -368,21 +371,21 @@ def _check_positive(name: str, value: int) -> None:
         raise ConfigError(explain(name, value, "must be at least 1", "give a positive number"))
 
 
-# The text of a row while it is generated: stop strings, and the parts of the text that can be shown already. Each new id
-# is decoded together with the ids before it whose text is not final ("settled") yet.
+# The text of a row while it is generated: finds stop strings, and reports the parts of the text that are final. Text of
+# the first ids becomes final ("settled"). Later ids are "open": each new id is decoded together with all open ids.
 
 _TAIL = 8
-"""Number of earlier ids that are decoded together with new ids: some tokenizers drop the space before the first id."""
+"""Number of settled ids that are decoded before the open ids: some tokenizers drop the space before the first id."""
 _CUT = "\ufffd"
-"""Decoded text of an incomplete character."""
+"""Replacement character: the text of a character of which some bytes are missing."""
 _SETTLE_AT, _MOST_OPEN = 32, 256
-"""Number of open ids at which their text is settled; and at which it is settled even if it ends in invalid bytes."""
+"""Number of open ids at which their text is settled; number at which it is settled even if it ends in invalid bytes."""
 _MOST_BYTES = 4
-"""Bytes of the longest character: among this many consecutive ids at least one begins a character."""
+"""Bytes of the longest UTF-8 character: of this many consecutive ids at least one begins a character."""
 
 
 class GrowingText:
-    """The text after a prompt, decoded while its ids are drawn."""
+    """The generated text after one prompt, decoded while its ids are drawn."""
 
     def __init__(
         self,
@@ -391,7 +394,7 @@ class GrowingText:
         stop: Sequence[str] = (),
         on_text: Callable[[str], None] | None = None,
     ) -> None:
-        """``stop``: strings that end the text; ``on_text``: called with each new part of the text."""
+        """``stop``: strings that end the text; ``on_text``: called with each new part of the text that is final."""
         self._vocabulary, self._prompt = vocabulary, list(prompt[-_TAIL:])
         self._stop, self._on_text = [one for one in stop if one], on_text
         self._shown = 0
@@ -401,7 +404,7 @@ class GrowingText:
         self.text = ""
 
     def add(self, drawn: int) -> bool:
-        """Add an id; return True if a stop string ends the text."""
+        """Add an id and report new final text; return True if a stop string ends the text."""
         self.ids.append(drawn)
         if self._stop or self._on_text:
             self._read()
@@ -409,7 +412,7 @@ class GrowingText:
         return self._stopped
 
     def finish(self) -> None:
-        """Show the rest of the text, because no ids follow."""
+        """Pass the rest of the text to ``on_text``: without further ids all of it is final."""
         if not self._stopped:
             self._read()
         self._show(len(self.text))
@@ -422,7 +425,7 @@ class GrowingText:
 
     def _read(self) -> None:
         text = self._whole()
-        begin = max(0, len(self._settled) - max(map(len, self._stop), default=0))  # earlier text was searched before
+        begin = max(0, len(self._settled) - max(map(len, self._stop), default=0))  # earlier text has been searched
         places = [place for one in self._stop if (place := text.find(one, begin)) >= 0]
         self._stopped = bool(places)
         self.text = text[: min(places)] if places else text
@@ -430,11 +433,11 @@ class GrowingText:
             self._settle_all(text)
 
     def _settle_all(self, text: str) -> None:
-        """Settle ``text``, the text of all ids, unless it ends within a character."""
+        """Mark ``text``, the text of all ids, as final, unless it ends within a character."""
         number = len(self.ids)
         if number >= self._num_settled + _MOST_OPEN and text.endswith(_CUT):
-            number -= _TAIL  # invalid bytes: settle all but the last ids, because no later id changes that text
-        # find a tail of the settled ids that decodes to the same text alone and before the ids that stay open
+            number -= _TAIL  # invalid bytes, no unfinished character: settle all ids but the last few
+        # find last settled ids (the tail) whose text is the same if they are decoded alone or with the open ids after them
         for size in range(_TAIL, _TAIL + _MOST_BYTES):
             tail = self.ids[number - size : number]
             before, after = (self._vocabulary.decode(ids) for ids in (tail, [*tail, *self.ids[number:]]))
@@ -451,22 +454,22 @@ class GrowingText:
                 break
 
     def _whole(self) -> str:
-        """Return the text of all ids. Only ids after the settled ones are decoded."""
+        """Return the text of all ids. Decodes only the open ids, after the tail of the settled ids."""
         whole = self._vocabulary.decode([*self._tail, *self.ids[self._num_settled :]])
         if whole.startswith(self._before):
             return self._settled + whole[len(self._before) :]
         if not self._num_settled:
             return self._vocabulary.decode(self.ids)
-        self._settle(0, "", self._prompt, self._vocabulary.decode(self._prompt))  # an id changed settled text
+        self._settle(0, "", self._prompt, self._vocabulary.decode(self._prompt))  # an id changed final text: restart
         return self._whole()
 
     def _settle(self, number: int, text: str, tail: list[int], before: str) -> None:
-        """Settle ``text`` as the text of the first ``number`` ids. Later ids are decoded after ``tail``, which decodes to
-        ``before``."""
+        """Set ``text`` as the final text of the first ``number`` ids. Later ids are decoded together with ``tail``, the ids
+        before them, whose text is ``before``."""
         self._num_settled, self._settled, self._tail, self._before = number, text, tail, before
 
     def _open_end(self) -> int:
-        """Return the number of characters at the end that may still change or begin a stop string."""
+        """Return the number of characters at the text's end that may still change, or may be the beginning of a stop string."""
         cut = len(self.text) - len(self.text.rstrip(_CUT))
         begun = [size for one in self._stop for size in range(1, len(one)) if self.text.endswith(one[:size])]
         return max([cut, *begun])

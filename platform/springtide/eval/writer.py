@@ -1,9 +1,9 @@
-"""Write ids after prompts, in batches, with a cache of keys and values.
+"""Generate ids after prompts, in batches, with a cache of keys and values.
 
-prompts   [a b c]  [d]          any lengths, at most the context
-window    [a b c]  [. . d]      padded at the start: no token attends to the padding
-cache     one id of each row at a time; a row that has ended leaves the batch
-          long prompts are read in parts: an attention mask has a value for each pair of a new id and an id before it
+prompts   [a b c]  [d]          of any lengths up to the model's context
+window    [a b c]  [. . d]      the ids that the model reads, padded at the start: no token attends to the padding
+cache     each step adds one id to each row; a row that has ended leaves the batch
+          long prompts are read in parts, because an attention mask has a value for each pair of a new and an earlier id
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from springtide.eval.sampling import Sampling, draw
 from springtide.model import Decoder, KVCache
 
 _PADDING = 0
-"""Any id will do, because nothing attends to padding."""
+"""Id of padding; any id will do, because no token attends to padding."""
 _MASK_PAIRS = 2**25
 """Most elements of an attention mask in memory at once: pairs of a new token and an earlier token, over all rows."""
 
 
 @dataclasses.dataclass
 class _Row:
-    """A text that is being written."""
+    """A text that is being generated: the prompt's ids and the ids after it."""
 
     number: int
     ids: list[int]
     begin: int
-    """Index of the first id that the model still reads."""
+    """Index in ``ids`` of the first id that the model still reads; earlier ids are out of its context."""
     generator: torch.Generator
 
     @property
     def window(self) -> list[int]:
-        """The ids that the model reads."""
+        """The ids that the model reads: the text without the ids that are out of the context."""
         return self.ids[self.begin :]
 
 
@@ -60,13 +60,14 @@ def write(
     Args:
         model: maps ids (B, L) to logits (B, L, V); left in ``eval`` mode.
         prompts: ids, at least one each.
-        length: most ids to write.
+        length: most ids to write after each prompt.
         max_context: most ids that the model reads at once.
-        vocab_size: ids below it are drawn.
+        vocab_size: only ids below it are drawn.
         sampling: how ids are drawn; row i draws with the seed plus i.
         ends: ids that end a text; they are not returned.
         listen: called with the number of a row and its new id; returns True to end the row's text with this id.
-        agree: for a sharded model: maps the ids drawn on this rank to the ids that all ranks use. All ranks call ``write``.
+        agree: for a sharded model: maps the ids drawn on this rank to the ids that all ranks use. All ranks must call
+            ``write``.
     """
     generators = sampling.generators(len(prompts))
     rows = [
@@ -94,7 +95,7 @@ def write(
 
 
 class _Reader:
-    """Runs the model on the new ids of each row, or on the whole window of a model without a cache."""
+    """Runs the model on the new ids of each row; if the model has no cache, on all ids that it reads."""
 
     def __init__(self, model: nn.Module, max_context: int) -> None:
         self._model, self._max_context = model, max_context
@@ -109,12 +110,12 @@ class _Reader:
         longest = max(map(len, windows))
         ids_BL = self._tensor(
             [[*ids, *[_PADDING] * (longest - len(ids))] for ids in windows]
-        )  # the model is causal, so padding at the end changes nothing
+        )  # padding at the end changes nothing, because the model is causal
         last_B = torch.tensor([len(ids) - 1 for ids in windows], device=self._device)
         return self._model(ids_BL)[torch.arange(len(rows), device=self._device), last_B]
 
     def keep(self, places: Sequence[int]) -> None:
-        """Drop the cache of all rows except those at ``places`` in the batch."""
+        """Drop the cached keys and values of all rows except those at the batch indices ``places``."""
         if self._past is not None and places:
             self._past.keep(torch.tensor(places, device=self._device))
 

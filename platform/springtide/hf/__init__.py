@@ -1,4 +1,4 @@
-"""Import and export of models in the formats of transformers and PEFT, as tables of names and streams of byte ranges.
+"""Import and export of models in the formats of transformers and PEFT, by tables of tensor names and streams of byte ranges.
 
 In this package "their" and "theirs" mean transformers', "our" and "ours" springtide's. Layer rule: no more than a few rows of
 one tensor are in memory. All names, types and offsets in an untrusted file are checked before its tensors are read.

@@ -1,4 +1,4 @@
-"""Export of low-rank adapters: merged into their matrices while the matrices are read, or as a folder that PEFT loads."""
+"""Export of low-rank adapters: merged into the adapted matrices while these are read, or as a folder that PEFT loads."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from springtide.storage import Folder, to_json
 
 PEFT_WEIGHTS, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PEFT_NAMES = {LORA_A: "lora_A.weight", LORA_B: "lora_B.weight", MAGNITUDE: "lora_magnitude_vector"}
-"""Last part of our name of an adapter tensor -> last part of PEFT's name."""
+"""Last part of springtide's name of an adapter tensor -> last part of PEFT's name of the tensor."""
 _MODEL, _WEIGHT = "model/", ".weight"
 BASE_TYPE = "base_precision"
-"""Key of the model card's fact about the storage of the weights under an adapter."""
+"""Key in the model card: the precision in which an adapter's frozen base weights were stored."""
 _BASE_TYPES = {
     "bf16": "bf16",
     "nf4": "nf4 in blocks of 64 with fp32 magnitudes, not quantised twice; embedding and head bf16",
@@ -53,7 +53,7 @@ def with_merged_adapter(source: Source, model: ModelConfig, name: str) -> Source
     left = {one: pieces for one, pieces in source.tensors.items() if one not in adapter}
     merge = _Merge(source.folder, adapter, model.adapter_alpha / model.adapter_rank)
     if source.dtype is None and model.base_precision != "fp32":
-        source = source._replace(dtype=torch.float32)  # rounding again would lose small changes by the adapter
+        source = source._replace(dtype=torch.float32)  # rounded again, W would lose small changes by the adapter
     return source._replace(tensors=left, merge=merge, packed=packed)
 
 
@@ -104,7 +104,7 @@ def export_adapter(
         }
         begin(to, facts, [PEFT_WEIGHTS, *small])
         written = {PEFT_WEIGHTS: write_file(source, to, PEFT_WEIGHTS, list(entries), entries)}
-    for file, text in small.items():  # adapter_config.json is the last
+    for file, text in small.items():  # in this order: adapter_config.json is last
         to.write(file, text)
         written[file] = len(text.encode())
     to.write_json(MARKER, {**facts, "complete": True, "files": written})
@@ -117,12 +117,13 @@ def export_adapter(
 
 
 class _Merge:
-    """Merges adapters into rows of their matrices."""
+    """Callable that merges a checkpoint's adapter into rows of the adapted matrices, as ``Source.merge``."""
 
     def __init__(self, folder: Folder, adapter: Mapping[str, list[Piece]], scale: float) -> None:
         self._folder, self._adapter, self._scale = folder, adapter, scale
         self._a: tuple[str, Tensor] = "", torch.empty(0)
-        """Prefix and value of the A that was read last. A matrix is merged in several parts, and each part needs all of A."""
+        """Name prefix and value of the adapter matrix A that was read last. The adapter is merged into some rows of a matrix at
+        a time, and each time all of A is needed."""
 
     def __call__(self, ours: str, box: Box, rows_OI: Tensor) -> Tensor:
         prefix = _MODEL + ours.removesuffix(_WEIGHT)
@@ -145,13 +146,13 @@ class _Merge:
 
 
 def base_facts(model: ModelConfig) -> dict[str, str]:
-    """Return the model card's fact about the storage of the weights under an adapter; empty if they are fp32."""
+    """Return the model card's entry for the precision of an adapter's frozen base weights; an empty dict if it is fp32."""
     return {BASE_TYPE: _BASE_TYPES[model.base_precision]} if model.base_precision in _BASE_TYPES else {}
 
 
 def _check(adapter: Mapping[str, list[Piece]], source: Source, model: ModelConfig, name: str) -> Decoder:
-    """Return the decoder of ``model``, on the meta device. Raises CheckpointError if names or shapes of the tensors in
-    ``adapter`` differ from the decoder's adapter."""
+    """Return the decoder of ``model``, on the meta device. Raises CheckpointError if the tensors in ``adapter`` have other
+    names or shapes than the adapter of this decoder."""
     vocab = source.tensors.get(f"{_MODEL}embedding.weight")
     decoder = skeleton(model, vocab[0].shape[0] if vocab else 1)
     shapes = decoder.named_parameters()
@@ -165,19 +166,21 @@ def _check(adapter: Mapping[str, list[Piece]], source: Source, model: ModelConfi
 
 
 def _modules(family: Family, model: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Yield the names of our matrices and of their modules. Matrices that transformers joins into one are left out."""
+    """Yield the names of our matrices, each with the name of its module in transformers. Leaves out matrices of which
+    transformers joins several into one."""
     for match in family.tensors(model):
         if len(match.ours) == 1 and match.theirs.endswith(_WEIGHT):
             yield match.ours[0], match.theirs.removesuffix(_WEIGHT)
 
 
 def _matrix(name: str) -> str:
-    """Return the name of the matrix that a tensor of an adapter adapts."""
+    """Return the name of the matrix that belongs to the adapter tensor ``name``."""
     return name.removeprefix(_MODEL).rpartition(".")[0] + _WEIGHT
 
 
 def _matches(adapter: Mapping[str, list[Piece]], places: Mapping[str, str]) -> Iterator[Match]:
-    """Yield the tensors of PEFT's file. Raises ConfigError if an adapted matrix is only a part of one of their matrices."""
+    """Yield PEFT's adapter tensors, each with our tensor. Raises ConfigError if an adapted matrix of ours is only some rows of
+    a matrix of transformers. ``places``: our matrix -> module of transformers."""
     for one in adapter:
         if (matrix := _matrix(one)) not in places:
             problem = f"cannot say that {matrix} is adapted, a part of a matrix there"
@@ -187,7 +190,7 @@ def _matches(adapter: Mapping[str, list[Piece]], places: Mapping[str, str]) -> I
 
 
 def _peft(model: ModelConfig, adapted: set[str], places: Mapping[str, str], base: str) -> dict[str, Any]:
-    """Return the content of adapter_config.json."""
+    """Return the content of PEFT's adapter_config.json."""
     last = {one.rpartition(".")[2] for one in adapted}
     every = {one for one in places.values() if one.rpartition(".")[2] in last}
     found = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True}

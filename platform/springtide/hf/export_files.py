@@ -1,7 +1,7 @@
-"""Files of an export: streamed from the pieces of a checkpoint, a few rows of one tensor at a time.
+"""Files of an export, streamed from a checkpoint's pieces (saved slices of tensors), a few rows of one tensor at a time.
 
-``springtide.json`` is written first, with ``complete: false``. The config, without which nothing loads the folder, is written
-after all other files. Then ``springtide.json`` is written again, with the sizes of all files [bytes].
+``springtide.json`` is written first, with ``complete: false``. The config file is written after all other files, because no
+program loads a folder without it. Then ``springtide.json`` is written again, with the sizes of all files [bytes].
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from springtide.storage import Folder
 MARKER = "springtide.json"
 """File that marks a folder as an export. It records the origin, and whether the export is complete."""
 PART_BYTES = 16 * 2**20
-"""Most bytes that are read or written at a time, unless one row is larger."""
+"""Most bytes of a part, the rows that are read or written at a time, unless a single row is larger."""
 _AHEAD = 2
-"""Number of parts that are read ahead of the part that is being written."""
+"""Number of parts (blocks of rows) that are read ahead of the part that is being written."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Types that weights can be written in."""
+"""Option ``dtype`` of an export -> type that weights are written in."""
 _LAST = ("config.json", "adapter_config.json")
-"""Configs that are written last and removed first: without one, nothing loads a folder."""
+"""Config files, written last and removed first: no program loads a folder without one."""
 _OURS = re.compile(
     r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|config\.json|README\.md|tokenizer(_config)?\.json"
     r"|chat_template\.jinja|generation_config\.json|adapter_model\.safetensors|adapter_config\.json)"
@@ -47,7 +47,7 @@ _OURS = re.compile(
 
 
 class Exported(NamedTuple):
-    """A finished export."""
+    """Result of a finished export."""
 
     url: str
     architecture: str
@@ -55,36 +55,36 @@ class Exported(NamedTuple):
     size_bytes: int
     """Size of all weights."""
     remarks: tuple[str, ...]
-    """Remarks for the user."""
+    """Sentences for the user, such as that no tokenizer was found."""
 
 
 _NONE: dict[str, tuple[int, int]] = {}
 
 
 class Source(NamedTuple):
-    """The pieces of a checkpoint's weights, and the dtype that they are written in."""
+    """The weights of a checkpoint to export: their pieces (saved slices of tensors), and the dtype to write."""
 
     folder: Folder
     tensors: dict[str, list[Piece]]
-    """Pieces by the name of their tensor, such as ``model/blocks.0.ffn.up.weight``."""
+    """Tensor name, such as ``model/blocks.0.ffn.up.weight`` -> pieces of the tensor."""
     dtype: torch.dtype | None
-    """None: each tensor's stored dtype."""
+    """Dtype to write; None: each tensor's stored dtype."""
     buffers: list[Tensor]
-    """Memory to read into, in turn, uint8. Empty if the writer may still hold a part when it requests the next part."""
+    """uint8 memory to read into, used in turn. Empty if the writer may still use the last part when it requests the next."""
     merge: Callable[[str, Box, Tensor], Tensor]
-    """Returns rows of a matrix with its adapter merged, fp32; rows without an adapter are returned unchanged."""
+    """Function that returns rows of a matrix with the adapter merged, fp32; without an adapter it returns them unchanged."""
     packed: Mapping[str, tuple[int, int]] = _NONE
-    """Name -> unpacked shape of the matrices stored in 4 bits a weight (``model.base_precision``). They are read as fp32."""
+    """Name -> unpacked shape of matrices stored in 4 bits (``model.base_precision``). Such matrices are read as fp32."""
 
     def kind(self, ours: str) -> tuple[str, tuple[int, ...]]:
-        """Return the type and the shape that a tensor is read in."""
+        """Return the type and the shape in which our tensor ``ours`` is read."""
         piece = self.tensors[f"model/{ours}"][0]
         return ("F32", self.packed[ours]) if ours in self.packed else (piece.dtype, piece.shape)
 
     @classmethod
     def open(cls, run: Folder, name: str, manifest: Manifest, to: Folder, dtype: str, ema: bool) -> Source:
-        """Read the indexes of checkpoint ``name``. ``dtype``: a key of DTYPES, empty: the stored dtype; ``ema``: take the
-        averaged weights. Raises ConfigError, CheckpointError and MissingAverage."""
+        """Read the indexes of checkpoint ``name`` of ``run``. ``dtype``: a key of DTYPES, empty: the stored dtype; ``ema``: use
+        the averaged weights. Raises ConfigError, CheckpointError and MissingAverage."""
         if dtype and dtype not in DTYPES:
             remedy = "omit it for the stored type"
             raise ConfigError(explain("dtype", dtype, f"is not one of {', '.join(DTYPES)}", remedy))
@@ -95,8 +95,8 @@ class Source(NamedTuple):
 
 
 def entries_of(source: Source, matches: Iterable[Match], name: str, what: str) -> dict[Entry, Match]:
-    """Return the tensors to write, in order, each with its match to our tensors. Raises CheckpointError if checkpoint ``name``
-    has other tensors than ``matches``, the tensors of ``what``."""
+    """Return the tensors to write, in order, each with its match: the names of our tensors that it is made of. Raises
+    CheckpointError if checkpoint ``name`` has other tensors than ``matches``. ``what``: the model's name for this error."""
     matches = list(matches)
     expected = {f"model/{one}" for match in matches for one in match.ours}
     missing, extra = sorted(expected - source.tensors.keys()), sorted(source.tensors.keys() - expected)
@@ -116,7 +116,7 @@ def entries_of(source: Source, matches: Iterable[Match], name: str, what: str) -
 
 
 def check_target(to: Folder) -> None:
-    """Raise ConfigError if ``to`` holds files and was not written by an export."""
+    """Raise ConfigError if the folder ``to`` holds files and was not written by an export."""
     names = to.names()
     try:
         known = not names or (MARKER in names and isinstance(to.read_json(MARKER)["files"], (dict, list)))
@@ -128,7 +128,8 @@ def check_target(to: Folder) -> None:
 
 
 def begin(to: Folder, facts: Mapping[str, Any], files: Sequence[str]) -> None:
-    """Mark an export as in progress, and remove an earlier export, its config first, so that nothing loads the rest."""
+    """Mark the folder ``to`` as an export in progress. Remove the files of an earlier export, first its config file, so that no
+    program loads the folder meanwhile."""
     before = set(to.names())
     to.write_json(MARKER, {**facts, "complete": False, "files": sorted(files)})
     for name in sorted((one for one in before if _OURS.fullmatch(one)), key=lambda one: one not in _LAST):
@@ -138,7 +139,7 @@ def begin(to: Folder, facts: Mapping[str, Any], files: Sequence[str]) -> None:
 
 
 def facts_of(manifest: Manifest, name: str, family: Family, dtype: str, ema: bool) -> dict[str, Any]:
-    """Return the facts about a checkpoint for its model card."""
+    """Return the origin of an exported checkpoint, such as step and tokens, for the model card."""
     meta = manifest.meta
     found = {"checkpoint": name, "step": meta.step, "tokens": meta.tokens, "chain": meta.chain}
     found |= {"order_identity": meta.order_identity, "config_fingerprint": meta.config_fingerprint}
@@ -158,7 +159,7 @@ def write_file(source: Source, to: Folder, file: str, group: Sequence[Entry], en
 def _reads(
     source: Source, group: Sequence[Entry], entries: Mapping[Entry, Match]
 ) -> Iterator[Callable[[], memoryview]]:
-    """Yield functions that each read one part of a file's data, in order."""
+    """Yield a function for each part (block of rows) of a file, in order; the function reads the part."""
     turn = itertools.cycle(source.buffers or [torch.empty(0, dtype=torch.uint8)])
     for entry in group:
         for ours in entries[entry].ours:
@@ -168,14 +169,15 @@ def _reads(
 
 
 def _read(source: Source, ours: str, box: Box, entry: Entry, buffer: Tensor) -> memoryview:
-    """Return the verified bytes of a box, in the dtype of ``entry``. They are read into ``buffer`` if they fit."""
+    """Return the verified bytes of ``box`` (a range of rows) of our tensor ``ours``, in the dtype of ``entry``. Uses ``buffer``
+    if the rows fit into it."""
     tensor = converted(read_rows(source, ours, box, buffer), type_of(entry.dtype), entry.name)
     return raw(tensor).numpy().data
 
 
 def read_rows(source: Source, ours: str, box: Box, buffer: Tensor) -> Tensor:
-    """Return the verified rows of a box, read into ``buffer`` if they fit. The dtype is the stored dtype, or fp32 with an
-    adapter or from 4 bits."""
+    """Return the verified rows ``box`` of our tensor ``ours``, read into ``buffer`` if they fit. The dtype is the stored dtype,
+    or fp32 if an adapter was merged or the rows were stored in 4 bits."""
     pieces = source.tensors[f"model/{ours}"]
     if ours in source.packed:
         width = pieces[0].shape[1]
@@ -191,7 +193,7 @@ def read_rows(source: Source, ours: str, box: Box, buffer: Tensor) -> Tensor:
 
 
 def converted(tensor: Tensor, wanted: torch.dtype, name: str) -> Tensor:
-    """Return rows of the tensor ``name`` in another dtype. Raises ConfigError for a number outside the range of fp16."""
+    """Return rows of the tensor ``name`` in the dtype ``wanted``. Raises ConfigError for a number outside the range of fp16."""
     if tensor.dtype == wanted:
         return tensor
     tensor = tensor.to(wanted)
@@ -202,7 +204,7 @@ def converted(tensor: Tensor, wanted: torch.dtype, name: str) -> Tensor:
 
 
 def read_ahead(reads: Iterable[Callable[[], memoryview]]) -> Iterator[memoryview]:
-    """Yield what each call returns, in order, while a thread runs the next calls."""
+    """Call each of ``reads`` and yield its result, in order, while a thread already runs the next calls."""
     left, running = iter(reads), collections.deque[Future[memoryview]]()
     with ThreadPoolExecutor(1, "springtide-export") as thread:
         while True:
@@ -228,12 +230,12 @@ _ROWS = {
     "tokenizer_digest": "Tokenizer",
     "dtype": "Type of the weights",
 }
-"""Key of a fact -> its label in the card's table."""
+"""Key in ``springtide.json`` -> label in the table of the model card."""
 
 
 def card(facts: Mapping[str, Any], has_end: bool) -> str:
-    """Return README.md of an export. ``facts``: as in its springtide.json; ``has_end``: whether the id that ends a text is
-    known."""
+    """Return README.md, the model card, of an export. ``facts``: content of the export's springtide.json; ``has_end``: whether
+    the id that ends a text is known."""
     library = "peft" if "base" in facts else "transformers"
     lines = ["---", f"library_name: {library}", "pipeline_tag: text-generation", "tags:", "- springtide", "---", ""]
     lines += [f"# {_plain(facts.get('run', 'model'))}", ""]
@@ -259,7 +261,7 @@ def card(facts: Mapping[str, Any], has_end: bool) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Return text without characters that could be markup."""
+    """Return ``value`` as text without characters that could be Markdown or HTML."""
     text = printable(redacted(str(value))).replace("\n", " ")
     return "".join(one for one in text if one.isalnum() or one in " -_.,:/@+()")
 

@@ -1,4 +1,4 @@
-"""The dense model families of transformers that the decoder can compute: names of tensors and of config keys, as data. Pure.
+"""Tables of the dense model families of transformers that our decoder can compute: names of tensors and of config keys. Pure.
 
 A family lists the fields of ``ModelConfig`` that its architecture fixes (``fixed``). It maps transformers' config keys to our
 fields, and transformers' tensors to ours. Import and export read the same tables. "Their" means transformers'.
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from springtide.config.engine import ModelConfig
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-"""Their names of local and of global layers."""
+"""transformers' names of layers with a window (local layers) and without (global layers)."""
 
 KEYS = {
     "vocab_size": "vocab_size",
@@ -27,7 +27,7 @@ KEYS = {
     "rms_norm_eps": "norm_eps",
     "tie_word_embeddings": "tied_head",
 }
-"""Key of their config.json -> field of ModelConfig, in every family."""
+"""Key of transformers' config.json -> field of ModelConfig, in every family."""
 GEMMA_KEYS = {
     "attn_logit_softcapping": "attention_cap",
     "final_logit_softcapping": "logit_cap",
@@ -75,7 +75,7 @@ _FUSED: dict[str, str | tuple[str, ...]] = {
 
 
 class Match(NamedTuple):
-    """A tensor of transformers, and our tensors whose rows it holds one after the other."""
+    """A tensor of transformers, and our tensors that it consists of, joined along their rows."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -86,44 +86,44 @@ class Family:
     """One architecture of transformers."""
 
     architecture: str
-    """As in ``architectures`` of a config.json."""
+    """Name of the architecture, as in ``architectures`` of a config.json."""
     model_type: str
     layer_names: Mapping[str, str | tuple[str, ...]]
-    """Names within a layer: their tensor -> our tensor, or our tensors that theirs joins by rows."""
+    """Names within a layer: transformers' tensor -> our tensor, or the tensors of ours that it joins along their rows."""
     fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of ModelConfig that all models of the family share. FIXED_FIELDS that are not listed are as in Llama 2."""
+    """Fields of ModelConfig -> value in all models of the family. FIXED_FIELDS that are not listed have Llama 2's values."""
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Values of their keys that a config.json omits; None leaves the field unset."""
+    """Key of transformers -> value if a config.json omits the key; None leaves our field unset."""
     more_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Keys of this family in addition to KEYS."""
+    """Key of config.json -> field of ModelConfig, for this family in addition to KEYS."""
     only: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
-    """Their key -> the values with which transformers computes the same as the decoder."""
+    """Key of transformers -> values with which transformers computes the same as our decoder."""
     activation_key: str = "hidden_act"
     activations: tuple[str, ...] = ("silu",)
-    """Names of the family's activation; exports use the first."""
+    """Names that a config.json may give to the family's activation; exports write the first."""
     windows: str = "none"
-    """Which layers are local: ``none``; ``all`` if there is a window; ``mixed``: by layer_types; ``qwen``: as ``mixed``, if
-    use_sliding_window is true."""
+    """Which layers have a window: ``none``; ``all``: all if the config has a window; ``mixed``: those that layer_types names;
+    ``qwen``: as ``mixed``, but only if use_sliding_window is true."""
     global_every: int = 0
     """For ``mixed``: ModelConfig.global_every if a config.json has no layer_types."""
     rope_by_layer_type: bool = False
-    """Whether local and global layers have rotary parameters of their own."""
+    """Whether local layers (with a window) have other rotary parameters than global layers."""
     scalings: tuple[str, ...] = ("none", "linear", "llama3", "yarn")
     """Values of model.rope_scaling that the family supports."""
     partial_rotary: bool = False
     """Whether a model may rotate only a part of each head."""
     theta: float = 10_000.0
-    """rope_theta if a config.json has none."""
+    """Value of rope_theta if a config.json has none."""
     local_theta: float = 0.0
-    """Default rotary base of local layers, whose key is rope_local_base_freq; 0: as in global layers."""
+    """Default of rope_local_base_freq, the rotary base of local layers; 0: the base of global layers."""
 
     @property
     def keys(self) -> dict[str, str]:
-        """Key of their config.json -> field of ModelConfig, for this family."""
+        """Key of transformers' config.json -> field of ModelConfig, for this family."""
         return {**KEYS, **self.more_keys}
 
     def tensors(self, config: ModelConfig) -> Iterator[Match]:
-        """Yield all tensors of a model, in the order of a forward pass."""
+        """Yield all tensors of a model of this family, in the order of a forward pass."""
         for theirs, one in _OUTER.items():
             if theirs != "model.norm.weight":
                 yield Match(theirs, (one,))
@@ -202,7 +202,7 @@ FAMILIES: dict[str, Family] = {
             fixed={**_GEMMA_FIXED, "norms": "both", "qk_norm": "head"},
             defaults={**_GEMMA_DEFAULTS, **_GEMMA3_DEFAULTS, "rms_norm_eps": 1e-6},
             more_keys={key: field for key, field in GEMMA_KEYS.items() if key != "attn_logit_softcapping"},
-            only={"attn_logit_softcapping": (None,)},  # its model stores the key and never uses it
+            only={"attn_logit_softcapping": (None,)},  # transformers' Gemma 3 never uses this key
             activation_key="hidden_activation",
             activations=_TANH,
             windows="mixed",
@@ -231,7 +231,7 @@ FAMILIES: dict[str, Family] = {
         ),
     )
 }
-"""Architecture -> family. An export takes the first family that computes the same as the model."""
+"""Architecture -> family. An export uses the first family that computes the same as the exported model."""
 
 FIXED_FIELDS = {
     "activation": "silu",
@@ -241,4 +241,4 @@ FIXED_FIELDS = {
     "norm_unit_offset": False,
     "scaled_embedding": False,
 }
-"""Fields that a family may fix -> their values in Llama 2."""
+"""Fields of ModelConfig that a family may fix -> values in Llama 2."""

@@ -1,6 +1,6 @@
-"""The config.json of transformers, read as our ``ModelConfig`` and written from it. Pure.
+"""Convert the config.json of transformers to our ``ModelConfig``, and back. Pure.
 
-A setting that the decoder does not compute is refused, with key, value and remedy. So is an unknown key.
+A setting that our decoder does not compute raises ConfigError with key, value and remedy. So does an unknown key.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from springtide.hf.families import FAMILIES, FIXED_FIELDS, FULL, SLIDING, Family
 FILE = "config.json"
 _MOST_LAYERS = 4096
 _MOST = 2**24
-"""Largest width, vocabulary or length [1]."""
+"""Largest width, vocabulary or length that a config.json may have [1]."""
 _HARMLESS = frozenset(
     {
         *("architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "_name_or_path", "auto_map"),
@@ -37,7 +37,7 @@ _HARMLESS = frozenset(
     }
 )
 """Keys that change nothing in what the model computes. Code that ``auto_map`` names is never run. transformers 4 also wrote
-defaults of generation into config.json."""
+defaults of text generation into config.json."""
 _READ_ELSEWHERE = frozenset(
     {
         *("sliding_window", "use_sliding_window", "max_window_layers", "layer_types"),
@@ -67,7 +67,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "full_attn_mod": (1, None),
     "interpolate_factor": (1, None),
 }
-"""Key -> the values that the decoder computes."""
+"""Key of config.json -> the values that our decoder computes."""
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _REMEDIES = {
     "quantization_config": "import the model before it was quantised, or dequantise it and save it again",
@@ -77,12 +77,13 @@ _OTHER = "import a model without it: this decoder does not compute it"
 
 
 def family_of(config: Any, where: str = FILE) -> Family:
-    """Return the family of a config.json. Raises ConfigError with the known architectures, and the nearest."""
+    """Return the family of a config.json. Raises ConfigError for an unknown architecture; the message has
+    the known architectures and the nearest."""
     known = ", ".join(FAMILIES)
     if not isinstance(config, dict):
         raise ConfigError(explain(where, config, "is not a JSON object", "give the config.json of a model"))
     names = config.get("architectures")
-    if names is None:  # a config alone, as PreTrainedConfig.save_pretrained writes it
+    if names is None:  # config saved without a model, by PreTrainedConfig.save_pretrained
         names = [one.architecture for one in FAMILIES.values() if one.model_type == config.get("model_type")]
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         problem = "does not name one architecture"
@@ -110,7 +111,7 @@ def read_config(config: Any, where: str = FILE) -> tuple[Family, ModelConfig]:
     fields: dict[str, Any] = dict(family.fixed)
     for key, field in family.keys.items():
         value = config.get(key)
-        usual = None if key in _CAPS and key in config else family.defaults.get(key)  # null: no cap
+        usual = None if key in _CAPS and key in config else family.defaults.get(key)  # an explicit null cap is no cap
         fields[field] = usual if value is None else _number(key, value, where)
     needed = [key for key, field in family.keys.items() if fields[field] is None and key in _NEEDED]
     if needed:
@@ -136,7 +137,7 @@ _NEEDED = {
 
 
 def _fill_in(fields: dict[str, Any]) -> None:
-    """Fill in fields that a config.json may omit, and normalise values to the form of our configs."""
+    """Set ``fields`` that a config.json may omit, and normalise values to the form of ModelConfig."""
     fields["num_kv_heads"] = fields["num_kv_heads"] or fields["num_heads"]
     fields["tied_head"] = bool(fields["tied_head"])
     width = fields["dim"] // fields["num_heads"]
@@ -152,7 +153,7 @@ def _fill_in(fields: dict[str, Any]) -> None:
 
 
 def _check_key(family: Family, key: str, value: Any, where: str) -> None:
-    """Raise ConfigError for a key whose value the decoder does not compute."""
+    """Raise ConfigError if our decoder does not compute the key's value, or the key is not known."""
     named = f"{where}: {key}"
     if key in ("hidden_act", "hidden_activation"):
         if value not in (None, *family.activations):
@@ -172,7 +173,7 @@ def _number(key: str, value: Any, where: str) -> Any:
         if not isinstance(value, bool):
             raise ConfigError(explain(named, value, "is not true or false", "correct the file"))
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**63:  # NaN, too
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**63:  # also refuses NaN
         raise ConfigError(explain(named, value, "is not a number", "correct the file"))
     if key == "rms_norm_eps" or key in _CAPS:
         if not 0 < value < _MOST:
@@ -185,7 +186,7 @@ def _number(key: str, value: Any, where: str) -> Any:
 
 
 def _windows(family: Family, config: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the fields ``window`` and ``global_every``; empty without local layers."""
+    """Return the fields ``window`` and ``global_every``; an empty dict if no layer has a window."""
     window = config.get("sliding_window")
     if family.windows == "none":
         if window is not None or config.get("use_sliding_window"):
@@ -199,7 +200,7 @@ def _windows(family: Family, config: Mapping[str, Any], fields: Mapping[str, Any
         return {}
     window = _number("sliding_window", window, where)
     if FULL not in types:
-        # local layers have rotary tables of their own only if global_every > 0: put the global layer past the last layer
+        # all layers are local, but have own rotary tables only if global_every > 0: make it larger than the layer count
         return {"window": window, "global_every": len(types) + 1 if family.rope_by_layer_type else 0}
     every = types.index(FULL) + 1
     expected = [FULL if (layer + 1) % every == 0 else SLIDING for layer in range(len(types))]
@@ -237,8 +238,8 @@ def _layer_types(family: Family, config: Mapping[str, Any], layers: int, window:
 
 
 def choose_family(model: ModelConfig) -> Family:
-    """Return the family of transformers that computes the same as ``model``. Raises ConfigError with the differences to the
-    nearest family."""
+    """Return the family of transformers that computes the same as ``model``. Raises ConfigError if there is none, with
+    the differences from the nearest family."""
     problems = {name: misfits(family, model) for name, family in FAMILIES.items()}
     fitting = [name for name, found in problems.items() if not found]
     if fitting:
@@ -251,7 +252,7 @@ def choose_family(model: ModelConfig) -> Family:
 
 
 def misfits(family: Family, model: ModelConfig) -> list[str]:
-    """Return the settings of ``model`` that ``family`` does not compute, each with its reason; empty if it computes all."""
+    """Return the settings of ``model`` that ``family`` does not compute, each with the reason; empty if there are none."""
     if model.source:
         return [f"model.source names a model of your own: {model.source}"]
     found = []
@@ -307,10 +308,10 @@ def written_config(
     found |= {"attention_bias": False, "attention_dropout": 0.0, "use_cache": True, "initializer_range": 0.02}
     ends = list(end_ids) if len(end_ids) > 1 else next(iter(end_ids), None)
     found |= {"bos_token_id": bos_id, "eos_token_id": ends, "pad_token_id": None}
-    return found | {"dtype": dtype, "torch_dtype": dtype}  # torch_dtype: before transformers 5
+    return found | {"dtype": dtype, "torch_dtype": dtype}  # transformers 4 reads torch_dtype
 
 
-# Rotary parameters of a config.json, in the forms of transformers 4 and 5, read and written. Pure.
+# Read and write the rotary parameters of a config.json, in the forms of transformers 4 and 5. Pure.
 
 _LEGACY = {"factor": "rope_factor", "original_max_position_embeddings": "rope_original_length"}
 _LLAMA3 = {"low_freq_factor": "rope_low_freq_factor", "high_freq_factor": "rope_high_freq_factor"}
@@ -321,13 +322,13 @@ _OF_TYPE: dict[str, dict[str, str]] = {
     "yarn": _LEGACY,
     "longrope": {"original_max_position_embeddings": "rope_original_length"},
 }
-"""Value of ``model.rope_scaling`` -> their key -> our field."""
+"""Value of ``model.rope_scaling`` -> parameter of transformers -> field of ModelConfig."""
 _YARN_ONLY: dict[str, tuple[Any, ...]] = {
     "beta_fast": (32, None),
     "beta_slow": (1, None),
     "truncate": (True, None),
 }
-"""YaRN's parameter -> the values that the decoder computes."""
+"""Parameter of YaRN -> the values that our decoder computes."""
 _FACTORS = {"short_factor": "rope_short_factors", "long_factor": "rope_long_factors"}
 _MOST_FACTORS = 2**12
 _LENGTH = "original_max_position_embeddings"
@@ -336,8 +337,8 @@ _PHI3_LENGTH = 4096
 
 
 def read_rope(family: Family, config: Mapping[str, Any], fields: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the rotary fields of ModelConfig. ``fields``: the fields read so far. Raises ConfigError for a setting that the
-    decoder does not compute."""
+    """Return the rotary fields of ModelConfig. ``fields``: the fields read so far. Raises ConfigError for a setting that
+    our decoder does not compute."""
     theta = _positive(config.get("rope_theta"), f"{where}: rope_theta", family.theta)
     given, named = config.get("rope_parameters"), f"{where}: rope_parameters"
     if config.get("rope_scaling") not in (None, {}):
@@ -358,7 +359,7 @@ def read_rope(family: Family, config: Mapping[str, Any], fields: Mapping[str, An
         if extra := given.keys() - {SLIDING, FULL}:
             raise ConfigError(explain(named, sorted(extra), "is neither of local nor of global layers", _OTHER))
         both = given
-    else:  # the form before transformers 5: ``given`` is for global layers only
+    else:  # the form of transformers 4, whose parameters are of global layers only
         local = _positive(config.get("rope_local_base_freq"), f"{where}: rope_local_base_freq", local_theta)
         both = {FULL: given, SLIDING: {"rope_type": "default", "rope_theta": local}}
     found = _read_one(family, both.get(FULL) or {}, theta, config, f"{named}.{FULL}")
@@ -374,7 +375,7 @@ def read_rope(family: Family, config: Mapping[str, Any], fields: Mapping[str, An
 def _check_same(parameters: Any, scaling: Any, where: str) -> None:
     """Raise ConfigError if rope_parameters (transformers 5) and rope_scaling (4) disagree about the global layers."""
     if not isinstance(parameters, dict) or not isinstance(scaling, dict) or not parameters:
-        return  # invalid, which is refused elsewhere, or only one of both is given
+        return  # only one of them is given, or one is invalid, which other checks refuse
     full = parameters.get(FULL)
     forms = full if isinstance(full, dict) else parameters, scaling
     new, old = ({"rope_type": one.get("type", "default"), **one} for one in forms)
@@ -390,7 +391,7 @@ def _read_one(family: Family, given: Any, theta: float, config: Mapping[str, Any
     scaling = kind
     if kind in ("default", None):
         scaling = "none"
-    elif kind == "su":  # the name in the first releases of Phi 3
+    elif kind == "su":  # name of longrope in the first releases of Phi 3
         scaling = "longrope"
     if not isinstance(scaling, str) or scaling not in _OF_TYPE or scaling not in family.scalings:
         there = ", ".join("default" if one == "none" else one for one in family.scalings)
@@ -435,7 +436,7 @@ def _read_one(family: Family, given: Any, theta: float, config: Mapping[str, Any
 
 
 def _yarn_attention(given: Mapping[str, Any], factor: float, named: str) -> float | None:
-    """Return YaRN's factor of attention; None if it is the paper's, 0.1 ln(factor) + 1."""
+    """Return YaRN's attention factor; None if it equals the paper's, 0.1 ln(factor) + 1."""
     grown = math.log(max(factor, 1.0))
     usual = told = 0.1 * grown + 1.0
     parts = [_positive(given.get(key) or None, f"{named}: {key}", 0.0) for key in ("mscale", "mscale_all_dim")]
@@ -452,7 +453,7 @@ def _factors(value: Any, named: str) -> tuple[float, ...]:
 
 
 def _check_rest(scaling: str, given: Mapping[str, Any], found: Mapping[str, Any], named: str) -> None:
-    """Raise ConfigError for a parameter that is read nowhere else and would change what is computed."""
+    """Raise ConfigError for a rotary parameter that no other code here reads, because it may change the result."""
     read = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *_OF_TYPE[scaling]}
     read |= {"attention_factor", "mscale", "mscale_all_dim"} if scaling == "yarn" else set()
     read |= {"attention_factor", "factor", *_FACTORS} if scaling == "longrope" else set()
@@ -462,7 +463,7 @@ def _check_rest(scaling: str, given: Mapping[str, Any], found: Mapping[str, Any]
         if scaling == "yarn" and key in _YARN_ONLY and value in _YARN_ONLY[key]:
             continue
         if scaling in ("none", "linear") and key == "original_max_position_embeddings":
-            continue  # these scalings do not use it
+            continue  # transformers ignores it for these scalings
         raise ConfigError(explain(f"{named}: {key}", value, "is not computed here", _OTHER))
 
 

@@ -31,7 +31,7 @@ from springtide.hf.safetensors_header import INDEX, SINGLE, Entry
 from springtide.storage import Folder, to_json
 
 SHARD_BYTES = 5 * 10**9
-"""Most bytes of a file, as in transformers, unless one tensor is larger."""
+"""Most bytes of a safetensors file, as in transformers, unless one tensor is larger."""
 
 
 def export_checkpoint(
@@ -52,7 +52,7 @@ def export_checkpoint(
         facts: origin of the checkpoint, for the model card.
         tokenizer: folders that may hold the checkpoint's ``tokenizer.json``, which is recognised by its digest.
         dtype: a key of DTYPES; empty: the stored dtype.
-        ema: write the averaged weights.
+        ema: write the averaged weights (``optim.ema_half_life``) in place of the weights.
         shard_bytes: most bytes of a file, unless one tensor is larger.
 
     Raises:
@@ -81,7 +81,7 @@ def export_checkpoint(
         small[FILE] = to_json(config, indent=1)
         begin(to, facts, [*files, *small])
         written = {file: write_file(source, to, file, group, entries) for file, group in files.items()}
-    for file, text in small.items():  # config.json is the last
+    for file, text in small.items():  # in this order: config.json is last
         to.write(file, text)
         written[file] = len(text.encode())
     to.write_json(MARKER, {**facts, "complete": True, "files": written})
@@ -89,7 +89,7 @@ def export_checkpoint(
 
 
 def _shards(entries: Sequence[Entry], shard_bytes: int) -> dict[str, list[Entry]]:
-    """Return file name -> the tensors of that file."""
+    """Split tensors into files of at most ``shard_bytes``. Returns file name -> tensors of the file."""
     groups: list[list[Entry]] = [[]]
     size = 0
     for one in entries:

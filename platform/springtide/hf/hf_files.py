@@ -1,5 +1,5 @@
-"""Read untrusted files of a model's or an adapter's folder. Each kind of file has a size limit. Also: import and export of
-``generation_config.json``, which defines how generation stops."""
+"""Read untrusted files in the folder of a model or an adapter, each kind of file up to a size limit. Also: import and export of
+``generation_config.json``, which defines at which ids text generation stops."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from springtide.shards import TOKENIZER
 from springtide.storage import Folder, most_values
 
 CONFIG_BYTES = 2**20
-"""Largest config.json and adapter_config.json."""
+"""Largest size of a config.json or adapter_config.json, in bytes."""
 SETTINGS_BYTES = 4 * 2**20
-"""Largest tokenizer_config.json. Gemma 3's has 1.2 MB, because it lists 6,000 unused tokens."""
+"""Largest size of a tokenizer_config.json, in bytes. That of Gemma 3 has 1.2 MB, because it lists 6,000 unused tokens."""
 COPY = "the file is damaged or hostile: download it again"
 
 
 def read_file(folder: Folder, name: str, most_bytes: int) -> bytes:
-    """Return the content of the file ``name``. Raises ConfigError if it is larger than ``most_bytes``, or is a link out of a
-    confined ``folder``."""
+    """Return the content of the file ``name``. Raises ConfigError if it is larger than ``most_bytes``, or is a link out of
+    a ``folder`` opened with ``confined``."""
     size = folder.size(name)
     if size > most_bytes:
         raise ConfigError(explain(folder.where(name), size, f"are more than {most_bytes:,} bytes", COPY))
@@ -30,7 +30,7 @@ def read_file(folder: Folder, name: str, most_bytes: int) -> bytes:
 
 
 def read_settings(folder: Folder, name: str, most_bytes: int = CONFIG_BYTES) -> dict[str, Any]:
-    """Return the JSON object in ``name``. Raises ConfigError as ``read_file`` and ``parsed``."""
+    """Return the JSON object in the file ``name``. Raises ConfigError as ``read_file`` and ``parsed``."""
     return parsed(read_file(folder, name, most_bytes), folder.where(name))
 
 
@@ -42,7 +42,8 @@ def read_tokenizer(folder: Folder) -> str:
 
 
 def check_values(data: bytes, where: str, limit: int) -> None:
-    """Raise ConfigError if JSON text may hold more than ``limit`` values. Parsed, small values take 30 times their text."""
+    """Raise ConfigError if JSON text may hold more than ``limit`` values. When parsed, small values take
+    30 times the memory of their text."""
     if (found := most_values(data)) > limit:
         raise ConfigError(explain(where, found, f"are more than {limit:,} values of JSON", COPY))
 
@@ -57,7 +58,7 @@ def parsed(data: bytes, where: str) -> dict[str, Any]:
         return found
 
     try:
-        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=once)  # UTF-8, as values are counted
+        value = json.loads(data.decode("utf-8-sig"), object_pairs_hook=once)  # always UTF-8, as in check_values
     except (ValueError, RecursionError) as error:
         raise ConfigError(explain(where, data[:40], f"is not JSON ({str(error)[:200]})", COPY)) from None
     if not isinstance(value, dict):
@@ -65,10 +66,10 @@ def parsed(data: bytes, where: str) -> dict[str, Any]:
     return value
 
 
-# ``generation_config.json`` of a model: the ids that end a text, and how its tokens are drawn by default.
+# ``generation_config.json`` of a model: the ids that end a text, and how tokens are sampled by default.
 #
-# It is imported with a model, kept in the run's folder, and exported with what is trained from the model, so that
-# transformers and vLLM stop where ``model generate`` does.
+# The file is imported with a model, kept in the run's folder, and exported with models trained from it, so that
+# transformers and vLLM stop at the same ids as ``springtide model generate``.
 
 GENERATION = "generation_config.json"
 _ENDS = "eos_token_id"
@@ -86,11 +87,11 @@ _log = logging.getLogger(__name__)
 
 
 def read_generation(folder: Folder, config: Mapping[str, Any], vocab_size: int) -> dict[str, Any]:
-    """Return the settings to keep of ``generation_config.json``. Without this file, return the ids that end a text from
-    ``config``, if it has several. Logs the keys that are left out.
+    """Return the settings of ``generation_config.json`` that a run keeps. Without this file, return the ids that end a text
+    from ``config``, if it has several. Logs the keys that are left out.
 
     Args:
-        folder: the model's folder, confined.
+        folder: the model's folder, opened with ``confined`` (files cannot link out of it).
         config: the model's ``config.json``.
         vocab_size: number of rows of the model's embedding.
 
@@ -121,7 +122,7 @@ def written_generation(found: Mapping[str, Any], end_ids: Iterable[int], bos_id:
 
 
 def ids_of(value: Any, vocab_size: int) -> tuple[int, ...]:
-    """Return the ids of a key that may hold one id, a list or none. Ids without a row in the embedding are left out."""
+    """Return the ids in ``value``: one id, a list of ids or None. Leaves out ids without a row in the embedding."""
     several = value if isinstance(value, list) else [value]
     return tuple(dict.fromkeys(one for one in several[:_MOST_ENDS] if type(one) is int and 0 <= one < vocab_size))
 

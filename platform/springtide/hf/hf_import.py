@@ -1,4 +1,4 @@
-"""Read a model's folder in the format of transformers, and write it as a checkpoint of weights only.
+"""Read a model's folder in the format of transformers, and write it as a checkpoint with weights but no optimizer state.
 
     config.json -> family and ModelConfig -> required tensors -> their byte ranges -> fp32 -> a checkpoint
 
@@ -40,10 +40,10 @@ from springtide.shards import TOKENIZER
 from springtide.storage import Folder, digest, to_json
 
 TYPES = ("F32", "BF16", "F16", "F64")
-"""Types of weights that can be imported."""
+"""Types of weights, as named in safetensors files, that can be imported."""
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _BUFFERS = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-"""Rotary tables that old releases stored. They are ignored, because they follow from the config."""
+"""Names of rotary tables that old releases of transformers stored. They are ignored: the config determines them."""
 _SHOWN = 5
 _COMPARE_BYTES = 16 * 2**20
 
@@ -51,13 +51,13 @@ _log = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
-    """Where one of our tensors is stored."""
+    """Where the rows of one of our tensors are stored in the model's folder."""
 
     folder: Folder
     stored: Stored
-    """Their tensor that holds our tensor."""
+    """Tensor of transformers that contains our tensor."""
     first: int
-    """Index in ``stored`` of our tensor's first row."""
+    """Index, among the rows of ``stored``, of our tensor's first row."""
     shape: tuple[int, ...]
 
 
@@ -69,18 +69,18 @@ class ImportedModel:
     family: Family
     model: ModelConfig
     places: Mapping[str, Place]
-    """Places by our names of tensors."""
+    """Our name of a tensor -> where it is stored."""
     tokenizer: str
-    """Contents of the ``tokenizer.json``, as datasets store it; empty if there is none."""
+    """Text of the ``tokenizer.json``, in the form that datasets store; empty if there is none."""
     eos_id: int | None
     bos_id: int | None
-    """Id that begins a text; None if neither tokenizer nor chat template writes it, although a config.json may name one."""
+    """Id that begins a text; None if neither tokenizer nor chat template writes it, even if config.json names an id."""
     adapter: str = ""
     """URL of the adapter that was imported with the model; empty if there is none."""
     template: str = ""
-    """Text of its chat template; empty if there is none, or no tokenizer."""
+    """Text of the model's chat template; empty if the model has no chat template or no tokenizer."""
     generation: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Settings kept from its ``generation_config.json``: the ids that end a text or a turn, and how tokens are drawn."""
+    """Settings kept from ``generation_config.json``: the ids that end a text or a turn, and how tokens are sampled."""
 
     @property
     def end_of_text(self) -> str:
@@ -96,13 +96,13 @@ class ImportedModel:
 
 def model_folder(url: str) -> Folder:
     """Return the folder of a model. A URL of the Hugging Face Hub, ``hf://OWNER/NAME[@REVISION]``, is pinned to its current
-    commit. Raises ConfigError without huggingface_hub, CorpusError if there is no such repository or it cannot be reached."""
+    commit. Raises ConfigError if huggingface_hub is not installed, CorpusError if the repository cannot be found or reached."""
     return Folder(pinned(url, "folder", "hf://OWNER/NAME"))
 
 
 def open_model(folder: Folder) -> ImportedModel:
-    """Check a model's folder and return its contents. Only headers are read, except that a head that is tied but stored
-    separately is compared with the embedding.
+    """Check a model's folder and return its contents. Of the weights only headers are read. One exception: a head that is
+    tied, but stored separately, is compared with the embedding.
 
     Raises:
         ConfigError: an unknown architecture, or a setting that the decoder does not compute; tensors that are missing,
@@ -125,7 +125,7 @@ def open_model(folder: Folder) -> ImportedModel:
     if folder.exists(TOKENIZER):
         data = read_tokenizer(folder)
         probe(data, folder.where(TOKENIZER))
-        # the id that ends a text is not used here, so 0 does if it is unknown
+        # the tokenizer needs an end-of-text id, which is not used here: pass 0 if it is unknown
         vocabulary = Tokenizer.from_json(data, folder.where(TOKENIZER), eos_id or 0)
         if vocabulary.size > model.vocab_size:
             vocabulary = _without_ids_beyond(data, folder.where(TOKENIZER), model.vocab_size, eos_id or 0) or vocabulary
@@ -134,7 +134,7 @@ def open_model(folder: Folder) -> ImportedModel:
             remedy = "resize the embedding by transformers' resize_token_embeddings, and save the model again"
             raise ConfigError(explain(folder.where(TOKENIZER), vocabulary.size, problem, remedy))
         text, template = vocabulary.to_json(), their_template(folder)
-        # a model that springtide exported was trained with begin-of-text before each text, whatever its tokenizer writes
+        # springtide's exports (with MARKER) were trained with begin-of-text before each text, even if no tokenizer adds it
         if not (folder.exists(MARKER) or _is_written(bos_id, vocabulary, template)):
             bos_id = None
     return ImportedModel(folder, family, model, places, text, eos_id, bos_id, template=template, generation=generation)
@@ -149,7 +149,7 @@ def write_checkpoint(
     lease: Lease | None = None,
 ) -> Manifest:
     """Write the weights of ``found``, in fp32, as the checkpoint of step 0 in ``to``; return its manifest. ``config``,
-    ``fingerprint``: of the run that the checkpoint belongs to; ``lease``: the caller's claim on ``to``, if it has one.
+    ``fingerprint``: those of the run that the checkpoint belongs to; ``lease``: the caller's claim on ``to``, if it has one.
 
     Raises:
         ConfigError: a weight is not a finite number.
@@ -173,14 +173,15 @@ def write_checkpoint(
 
 
 def read_weights(found: ImportedModel) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and value of each of our tensors, fp32. Raises ConfigError if a weight is not a finite number."""
+    """Yield the name and value of each tensor of the imported model, under our names, fp32. Raises ConfigError if a weight is
+    not a finite number."""
     for name, (_, _, _, shape) in found.places.items():
         whole = StagedPiece(name, "F32", shape, (0,) * len(shape), shape, 0, 4 * math.prod(shape))
         yield name, _read(found, whole).view(torch.float32).view(shape)
 
 
 def _read(found: ImportedModel, one: StagedPiece) -> Tensor:
-    """Return whole rows of a tensor, converted to fp32, as bytes: uint8 (bytes,)."""
+    """Return the rows of a tensor that ``one`` describes, converted to fp32, as a flat tensor of bytes, uint8 (bytes,)."""
     folder, stored, first, shape = found.places[one.tensor.removeprefix("model/")]
     row = math.prod(shape[1:]) * ITEM_BYTES[stored.dtype]
     begin = stored.begin + (first + one.offsets[0]) * row
@@ -200,10 +201,10 @@ def _read(found: ImportedModel, one: StagedPiece) -> Tensor:
 
 
 def _matched(folder: Folder, family: Family, model: ModelConfig, stored: Mapping[str, Stored]) -> dict[str, Place]:
-    """Return the place of each of our tensors. Raises ConfigError with the names of stored tensors that do not fit."""
+    """Return our name -> stored place of each tensor. Raises ConfigError, with names, if tensors do not fit ``model``."""
     try:
         shapes = {name: tuple(one.shape) for name, one in skeleton(model, model.vocab_size).named_parameters()}
-    except RuntimeError as error:  # more elements than an index can count
+    except RuntimeError as error:  # torch cannot count so many elements
         problem = f"makes a model that is too large ({str(error)[:100]})"
         raise ConfigError(explain(folder.where(FILE), model.dim, problem, "correct the file")) from None
     matches = list(family.tensors(model))
@@ -241,7 +242,7 @@ def _matched(folder: Folder, family: Family, model: ModelConfig, stored: Mapping
 
 
 def _check_same(folder: Folder, head: Stored, embedding: Stored) -> None:
-    """Raise ConfigError if a head that is tied to the embedding, but stored separately, has other bytes."""
+    """Raise ConfigError if a head that is tied to the embedding, but stored separately, differs from the embedding."""
     same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape)
     for begin in range(0, head.size_bytes if same else 0, _COMPARE_BYTES):
         end = min(begin + _COMPARE_BYTES, head.size_bytes)
@@ -253,8 +254,8 @@ def _check_same(folder: Folder, head: Stored, embedding: Stored) -> None:
 
 
 def _without_ids_beyond(data: str, where: str, rows: int, end: int) -> Tokenizer | None:
-    """Return the tokenizer without added tokens that have no row in the embedding, such as Gemma 3's token for images. Their
-    spelling is then encoded as plain text. None if the tokenizer cannot be used without them."""
+    """Return the tokenizer without added tokens that have no row in the embedding, such as Gemma 3's token for images. The
+    spelling of such a token is then encoded as plain text. None if the tokenizer does not work without these tokens."""
     spec = json.loads(data)
     added = spec.get("added_tokens")
     if not isinstance(added, list) or not all(isinstance(one, dict) for one in added):
@@ -273,5 +274,5 @@ def _without_ids_beyond(data: str, where: str, rows: int, end: int) -> Tokenizer
 
 
 def _is_written(bos_id: int | None, vocabulary: Tokenizer, template: str) -> bool:
-    """Return True if this tokenizer begins texts with ``bos_id``, or this template writes the begin-of-text token."""
+    """Return True if the tokenizer begins texts with ``bos_id``, or the chat template writes the begin-of-text token."""
     return "bos_token" in template or vocabulary.tokenizer.encode("a", add_special_tokens=True).ids[:1] == [bos_id]

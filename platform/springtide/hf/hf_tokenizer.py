@@ -1,5 +1,5 @@
-"""Tokenizers and chat templates in the format of transformers. An import reads them from the model's folder; an export finds
-``tokenizer.json`` by its digest."""
+"""Tokenizers and chat templates in the format of transformers. An import reads them from the model's folder; an export
+searches folders for the ``tokenizer.json`` with the checkpoint's digest."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from springtide.storage import Folder, digest, to_json
 
 SETTINGS = "tokenizer_config.json"
 EOS_LABEL, BOS_LABEL = "eos_token_id", "bos_token_id"
-"""Labels of an imported checkpoint."""
+"""Keys of the metadata in which an imported checkpoint stores the ids that end and begin a text."""
 
 
 class TokenizerFiles(NamedTuple):
-    """Files of a tokenizer, and the ids that end and begin a text; empty and None if unknown."""
+    """Files of a tokenizer, and the ids that end and begin a text: ``end_ids`` is empty, ``bos_id`` None, if unknown."""
 
     files: dict[str, str]
     end_ids: tuple[int, ...]
@@ -38,7 +38,7 @@ class TokenizerFiles(NamedTuple):
 
     @property
     def eos_id(self) -> int | None:
-        """The id that ends a document."""
+        """The id that ends a document; None if unknown."""
         return next(iter(self.end_ids), None)
 
 
@@ -47,14 +47,14 @@ def tokenizer_files(
 ) -> tuple[TokenizerFiles, list[str]]:
     """Return the tokenizer of a checkpoint with its chat template and ``generation_config.json``, and remarks for the user.
 
-    These ids end a text: the id that ends documents of the dataset, the end ids of the imported model, and what ends an answer
-    of the chat template. ``eos_token`` is the first of them if the template writes the variable ``eos_token``. Otherwise it is
-    what ends an answer, for programs that stop at ``eos_token`` alone.
+    Three kinds of ids end a text: the id that ends documents of the dataset, the end ids of the imported model, and the id that
+    ends an answer in the chat template. The exported ``eos_token`` is the first kind if the template writes the variable
+    ``eos_token``. Otherwise it is the id that ends an answer, for programs that stop only at ``eos_token``.
 
     Args:
         meta: metadata of the checkpoint.
         folders: datasets, runs, or other folders with a ``tokenizer.json``. Only folders whose tokenizer has the checkpoint's
-            digest count. Each file comes from the first of these that has it.
+            digest are used. Each file comes from the first such folder that has the file.
         vocab_size: number of rows of the embedding.
         max_length: most tokens that the model reads at once.
 
@@ -83,7 +83,7 @@ def tokenizer_files(
         template = read_file(folder, CHAT_TEMPLATE, TEMPLATE_BYTES).decode("utf-8", "replace")
         files[CHAT_TEMPLATE] = template
         if manifest is not None and bos_id not in (None, eos_id) and "bos_token" not in template:
-            # chats of the dataset begin with bos_id, and transformers adds no bos_token that the template does not write
+            # chats of the dataset begin with bos_id, but transformers adds bos_token only if the template writes it
             template = f"{{{{- bos_token }}}}{template}"
             files[CHAT_TEMPLATE] = template
         ends, problems = _ends_of(template, text, eos_id, bos_id)
@@ -112,7 +112,7 @@ def _manifest(folder: Folder) -> Manifest | None:
 
 
 def _ends_of(template: str, text: str, eos_id: int | None, bos_id: int | None) -> tuple[tuple[int, ...], list[str]]:
-    """Return the ids that end an answer of a chat template, and a remark if the template cannot be used."""
+    """Return the ids that end an answer in a chat template, and a remark for the user if the template cannot be used."""
     try:
         vocabulary = Tokenizer.from_json(text, TOKENIZER, "" if eos_id is None else eos_id)
         return ChatTemplate(CHAT_TEMPLATE, template, vocabulary, bos_id).ends, []
@@ -121,7 +121,7 @@ def _ends_of(template: str, text: str, eos_id: int | None, bos_id: int | None) -
 
 
 def token_of(tokenizer_json: str, index: int | None) -> str | None:
-    """Return the token with an id, as a ``tokenizer.json`` spells it; None if there is none."""
+    """Return the token with the id ``index``, as a ``tokenizer.json`` spells it; None if it has no such token."""
     if index is None:
         return None
     try:
@@ -150,7 +150,7 @@ def _label(meta: Meta, name: str, vocab_size: int) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() and int(text) < vocab_size else None
 
 
-# The chat template of a model's folder is returned as text, unchanged. Chats are rendered by it in a sandbox only.
+# The chat template of a model's folder, as unchanged text. It is untrusted code, which runs only in a sandbox.
 
 _DEFAULT, _KEY = "default", "chat_template"
 _REMEDY = "correct the file, or remove the template from it"
@@ -158,7 +158,7 @@ _REMEDY = "correct the file, or remove the template from it"
 
 def their_template(folder: Folder) -> str:
     """Return the chat template of a folder of transformers: ``chat_template.jinja``, or else the template in
-    ``tokenizer_config.json``, of several the one named default; empty if there is none.
+    ``tokenizer_config.json`` (of several, the template named default); an empty text if there is none.
 
     Raises:
         ConfigError: the template is not text, is too large, or is a link that leads out of the folder.
@@ -179,7 +179,7 @@ def their_template(folder: Folder) -> str:
         return ""
     try:
         size = len(found.encode()) if isinstance(found, str) else -1
-    except UnicodeEncodeError:  # half of a surrogate pair
+    except UnicodeEncodeError:  # it has half of a surrogate pair
         size = -1
     if size < 0:
         raise ConfigError(explain(where, str(found)[:100], "is not the text of a template", _REMEDY))
@@ -189,7 +189,8 @@ def their_template(folder: Folder) -> str:
 
 
 def _default(value: Any) -> Any:
-    """Return the default of several templates, which older tokenizers list as tables of name and template; else ``value``."""
+    """Return the template named default if ``value`` is a list of tables with name and template, as in older tokenizers; else
+    ``value``."""
     if not isinstance(value, list):
         return value
     named = [one.get("template") for one in value if isinstance(one, dict) and one.get("name") == _DEFAULT]

@@ -1,4 +1,4 @@
-"""Read an adapter's folder in the format of PEFT, given its base model.
+"""Read an adapter's folder in the format of PEFT, given the imported base model.
 
     adapter_config.json -> rank, scale, targets -> required tensors -> their places in adapter_model.safetensors
 
@@ -33,7 +33,7 @@ _HARMLESS = frozenset(
         *("qalora_group_size", "revision", "runtime_config"),
     }
 )
-"""Keys that change nothing in what the adapter computes. Dropout is for training only; a base model's name is never opened."""
+"""Keys that change nothing in what the adapter computes. Dropout acts only in training; the named base model is not opened."""
 _READ_ELSEWHERE = frozenset(
     {
         *("r", "lora_alpha", "use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "target_modules"),
@@ -47,8 +47,8 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),
     "layers_pattern": ("layers", ["layers"]),
 }
-"""Key -> the values that are computed here, besides null, false and empty values. Other values of init_lora_weights change the
-weights of the base model."""
+"""Key -> the values that are supported here, besides null, false and empty values. Other values of init_lora_weights mean that
+the adapter was trained on changed weights of the base model."""
 _REMEDIES = {
     "peft_type": "import a LoRA or DoRA adapter",
     "fan_in_fan_out": "set it to false in the file, as PEFT does for these models",
@@ -61,12 +61,12 @@ class _Adapter(NamedTuple):
 
     rank: int
     alpha: float
-    """As ``model.adapter_alpha``."""
+    """Value for ``model.adapter_alpha``: the adapter is scaled by alpha / rank."""
     dora: bool
 
 
 class _Part(NamedTuple):
-    """A tensor of an adapter: the module that it adapts, and its kind, a value of ``PEFT_NAMES``."""
+    """Key of an adapter tensor: the module that it adapts, and the tensor's kind, a value of ``PEFT_NAMES``."""
 
     module: str
     kind: str
@@ -76,7 +76,7 @@ def with_adapter(found: ImportedModel, folder: Folder) -> ImportedModel:
     """Return the model of ``found`` with the LoRA or DoRA adapter of ``folder``: checked, with tensors that are not read yet.
 
     Raises:
-        ConfigError: no adapter, a pickled adapter, a setting that is not computed here, an adapter of another model, or a
+        ConfigError: no adapter, a pickled adapter, an unsupported setting, an adapter of another model, or a
             damaged file. The message names the key or the tensor.
     """
     folder = folder.confined()
@@ -113,7 +113,7 @@ def _read_config(folder: Folder) -> dict[str, Any]:
 
 
 def _settings(config: Mapping[str, Any], where: str) -> _Adapter:
-    """Return the adapter's settings. Raises ConfigError for a key whose value is not computed here."""
+    """Return the adapter's settings. Raises ConfigError for a key whose value is not supported."""
     for key, value in config.items():
         if key not in _HARMLESS | _READ_ELSEWHERE:
             _check_key(key, value, where)
@@ -131,7 +131,7 @@ def _settings(config: Mapping[str, Any], where: str) -> _Adapter:
 
 
 def _check_key(key: str, value: Any, where: str) -> None:
-    """Raise ConfigError for a key whose value is not computed here."""
+    """Raise ConfigError if the value of the key is not supported here."""
     if value is None or value is False or value in ([], {}, ""):
         return
     if not any(value == one and type(value) is type(one) for one in _ONLY.get(key, ())):
@@ -155,7 +155,7 @@ def _flag(config: Mapping[str, Any], key: str, where: str) -> bool:
 
 
 def _modules(found: ImportedModel) -> dict[str, tuple[str, ...]]:
-    """Return transformers' modules that may have an adapter -> our matrices that the module joins."""
+    """Return module of transformers that may have an adapter -> our matrices, of which its weight consists."""
     ours = {name for name, _ in matrices(skeleton(found.model, found.model.vocab_size).blocks)}
     matches = (match for match in found.family.tensors(found.model) if ours.issuperset(match.ours))
     return {match.theirs.removesuffix(_WEIGHT): match.ours for match in matches}
@@ -182,7 +182,8 @@ def _tensors(folder: Folder, found: ImportedModel, modules: Mapping[str, tuple[s
 
 
 def _check_targets(config: Mapping[str, Any], adapted: Set[str], known: Iterable[str], where: str, of: str) -> None:
-    """Raise ConfigError if the config names other modules than the ``adapted`` ones. A pattern is not run, so not compared."""
+    """Raise ConfigError if ``config`` names other target modules than ``adapted``, the modules with tensors. Targets given as a
+    pattern are not checked, because no pattern of the folder is run."""
     targets, excluded, layers = (
         config.get(key) for key in ("target_modules", "exclude_modules", "layers_to_transform")
     )
@@ -217,7 +218,7 @@ def _are(kind: type, values: Any) -> bool:
 
 
 def _tails(module: str) -> Iterator[str]:
-    """Yield all names by which ``target_modules`` may mean ``module``: its suffixes at dots."""
+    """Yield all names by which ``target_modules`` may select ``module``: all suffixes of its name that begin at a dot."""
     parts = module.split(".")
     return (".".join(parts[first:]) for first in range(len(parts)))
 
@@ -227,7 +228,7 @@ def _layer(module: str) -> int:
 
 
 def _patterns(adapted: Set[str], modules: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return ``model.adapter_targets`` that match the matrices ``adapted`` and no others."""
+    """Return patterns for ``model.adapter_targets`` that match the matrices ``adapted`` and no other matrices."""
     every = {ours for one in modules.values() for ours in one}
     if adapted == every:
         return ("*",)
@@ -246,9 +247,9 @@ def _places(
     tensors: Mapping[_Part, Stored],
     adapter: _Adapter,
 ) -> Iterator[tuple[str, Place]]:
-    """Yield our adapter tensors and their places. If their module joins several of our matrices, these share its A, and each
-    has its own rows of B and of the magnitude. Raises ConfigError for a tensor that is missing, unexpected or of another shape.
-    """
+    """Yield our name and the stored place of each adapter tensor. If a module of transformers joins several of our matrices,
+    the matrices share the module's A, and each has its own rows of B and of the magnitude. Raises ConfigError for a tensor
+    that is missing, unexpected or of another shape."""
     named = skeleton(model, model.vocab_size).named_parameters()
     shapes = {name: tuple(one.shape) for name, one in named if is_adapter(name)}
     where = folder.where(PEFT_WEIGHTS)

@@ -1,8 +1,8 @@
-"""Read headers of safetensors files, and the index of several files, from an untrusted source; write headers.
+"""Read untrusted headers of safetensors files, and the index of a model in several files; write headers.
 
     8 bytes of length | JSON: name -> dtype, shape, data_offsets | the bytes of the tensors, without gaps
 
-Format: github.com/huggingface/safetensors. Nothing of a file's data is read before all of its header is checked.
+Format: github.com/huggingface/safetensors. No tensor data of a file is read before the whole header is checked.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from springtide.storage import Folder, to_json
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 _MOST_TENSORS = 100_000
-"""Most tensors in a file, and in an index."""
+"""Most tensors that a file or an index may have."""
 _MOST_HEADER_BYTES = 10_000_000
-"""Largest header: 100 bytes for each of 100,000 tensors, a tenth of what the reference implementation reads [bytes]."""
+"""Largest header: 100 bytes for each of 100,000 tensors. The reference implementation allows ten times as many [bytes]."""
 _VALUES_OF_A_TENSOR = 16
-"""Most JSON values that describe a tensor in a header: its type, up to 8 sizes, two offsets, and their lists and object."""
+"""Most JSON values that describe a tensor in a header: type, up to 8 sizes, two offsets, two lists and their object."""
 _MOST_INDEX_BYTES, _MORE_VALUES = 16 * 2**20, 100
-"""Most bytes of an index, and most of its values that are not tensors. An index of 100,000 tensors has 10 MB."""
+"""Most bytes of an index, and most JSON values in it besides the tensors' entries. An index of 100,000 tensors has 10 MB."""
 _MOST_FILES = 10_000
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
@@ -34,18 +34,18 @@ _SHOWN = 5
 
 
 class Stored(NamedTuple):
-    """A tensor in a file."""
+    """Where and how a tensor is stored in a safetensors file."""
 
     file: str
     dtype: str
     shape: tuple[int, ...]
     begin: int
-    """Offset in the file [bytes]."""
+    """Offset of the tensor's data from the start of the file [bytes]."""
     size_bytes: int
 
 
 class Entry(NamedTuple):
-    """A tensor to be written."""
+    """Name, type and shape of a tensor to write to a safetensors file."""
 
     name: str
     dtype: str
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
 
 
 def read_tensors(folder: Folder) -> dict[str, Stored]:
-    """Return all tensors of a model's folder, by its index or from its only file.
+    """Return name -> stored tensor of a model's folder, from its index and the files in it, or from its only file.
 
     Raises:
         ConfigError: there are no tensors, only pickled ones, or a header or the index is not valid.
@@ -116,8 +116,8 @@ def _by_index(folder: Folder, names: Iterable[str]) -> dict[str, Stored]:
 
 
 def read_header(folder: Folder, name: str) -> dict[str, Stored]:
-    """Return the tensors of one file. Raises ConfigError if the header is too large, names a type or shape that cannot be,
-    or its offsets overlap, leave gaps, or end elsewhere than the file."""
+    """Return name -> stored tensor of the file ``name``. Raises ConfigError if the header is too large, has an invalid type or
+    shape, or if offsets overlap, leave gaps, or do not end at the end of the file."""
     where, size = folder.where(name), folder.size(name)
     length = int.from_bytes(bytes(folder.read_range(name, 0, 8)), "little")
     if size < 8 or length > min(size - 8, _MOST_HEADER_BYTES):
@@ -169,7 +169,7 @@ def _counts(values: Any) -> bool:
 
 
 def header_of(entries: Iterable[Entry], metadata: Mapping[str, str]) -> bytes:
-    """Return the first bytes of a file with the tensors ``entries``, in this order: the header's length and the header."""
+    """Return the length and the header of a file with the tensors ``entries``, in the given order."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     begin = 0
     for one in entries:

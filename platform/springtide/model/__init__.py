@@ -1,7 +1,7 @@
 """Models as plain ``nn.Module``, and training objectives.
 
-Layer rule: a model knows its config and nothing about ranks, devices or files. An objective (``objective.py``) is a function of
-a micro-batch; its results are sums over tokens or rows, never means.
+Layer rule: a model knows its config and nothing about ranks, devices or files. An objective (``objective.py``) is the loss
+function of a micro-batch; its results are sums over tokens or rows, never means.
 """
 
 from springtide.model.adapter import AdaptedLinear, matrices, merged

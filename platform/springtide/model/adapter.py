@@ -1,9 +1,9 @@
-"""Low-rank adapters of a decoder's matrices: LoRA (Hu et al., arXiv 2106.09685) and DoRA (Liu et al., arXiv 2402.09353).
+"""Low-rank adapters for a decoder's matrices: LoRA (Hu et al., arXiv 2106.09685) and DoRA (Liu et al., arXiv 2402.09353).
 
     LoRA    W x + s B A x                      s = adapter_alpha / adapter_rank
-    DoRA    m (W x + s B A x) / |W + s B A|    the norm and the magnitude m of each row
+    DoRA    m (W x + s B A x) / |W + s B A|    the norm |.| and the magnitude m have a value for each row
 
-W is frozen. B begins at zero and m at the norms of W, so a new adapter changes nothing.
+W is frozen. B begins at zero and m at the row norms of W, so a new adapter does not change the model's outputs.
 
 Shape suffixes: as in ``decoder``; N tokens, I inputs, O outputs, R rank.
 """
@@ -26,7 +26,7 @@ class AdaptedLinear(FrozenLinear):
     """A linear layer with a LoRA or DoRA adapter."""
 
     def __init__(self, base: nn.Linear, rank: int, scale: float, with_magnitude: bool) -> None:
-        """Make a layer of the shape of ``base``, with weights that are uninitialized."""
+        """Make a layer with the shape of ``base`` and uninitialized weights."""
         super().__init__(base)
         self.scale = scale
         self.lora_a = nn.Parameter(torch.empty(rank, base.in_features))
@@ -37,7 +37,7 @@ class AdaptedLinear(FrozenLinear):
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) -> (..., O)."""
         x_NI = x.flatten(0, -2)
-        # addmm fuses the scale and the sum: unfused, each is another pass over all outputs, and backward has one more
+        # addmm fuses the scale and the sum: unfused, they are two more passes over all outputs, and one in backward
         base_NO = product(x_NI, self.weight, self.in_features)
         lora_a, lora_b = self.lora_a.to(x.dtype), self.lora_b.to(x.dtype)
         y_NO = torch.addmm(base_NO, F.linear(x_NI, lora_a), lora_b.T, alpha=self.scale)
@@ -48,17 +48,17 @@ class AdaptedLinear(FrozenLinear):
 
     @torch.no_grad()
     def _norms(self, A_RI: Tensor, B_OR: Tensor) -> Tensor:
-        """Return the norms of the rows of W + s B A, (O,). They count as constants in backward (DoRA, section 4.3)."""
+        """Return the norms of the rows of W + s B A, (O,). Backward treats them as constants (DoRA, section 4.3)."""
         W = converted(self.weight, self.in_features, A_RI.dtype)
         return torch.linalg.vector_norm((W + self.scale * (B_OR @ A_RI)).float(), dim=1)
 
 
 @torch.no_grad()
 def merged(W: Tensor, A: Tensor, B: Tensor, scale: float, magnitude: Tensor | None = None) -> Tensor:
-    """Return rows of a matrix with their adapter merged, fp32.
+    """Return rows of the matrix W + s B A, fp32; with DoRA each row is scaled to its magnitude.
 
     Args:
-        W: rows of the matrix, (O, I).
+        W: rows of the frozen matrix, (O, I).
         A: the adapter's A, (R, I).
         B: the same rows of the adapter's B, (O, R).
         scale: adapter_alpha / adapter_rank.

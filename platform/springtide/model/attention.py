@@ -18,30 +18,30 @@ from springtide.model.flex import BlockMask, FlexKernel, attend
 from springtide.model.positions import rotate
 
 _REPEATS_HEADS = {"cpu": False, "cuda": True}
-"""Whether the attention kernels of a device need a key/value head for each query head."""
+"""Device type -> whether key/value heads must be repeated, so that the attention kernel gets one for each query head."""
 _QUERIES_AT_ONCE = 1024
-"""Smallest number of queries of a local layer that are computed at a time. Fewer would skip more masked scores, but make more
-and thinner matrix products."""
+"""Smallest number of queries whose scores a layer with a window computes at a time. Fewer would skip more masked scores, but
+make more and thinner matrix products."""
 
 
 class RMSNorm(nn.Module):
-    """Zhang and Sennrich, "Root mean square layer normalization" (2019); computed in fp32."""
+    """RMS normalization (Zhang and Sennrich, "Root mean square layer normalization", 2019), computed in fp32."""
 
     def __init__(self, dim: int, eps: float, around_one: bool = False) -> None:
-        """``around_one``: the scale is 1 + weight."""
+        """``around_one``: multiply by 1 + weight instead of weight."""
         super().__init__()
         self.eps, self.around_one = eps, around_one
         self.weight = nn.Parameter(torch.empty(dim))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D) of the same dtype."""
-        if self.around_one:  # in fp32: in bf16 or fp16, 1 + weight would lose digits of a small weight
+        if self.around_one:  # add in fp32: in bf16 or fp16, 1 + weight would lose digits of a small weight
             return F.rms_norm(x.float(), self.weight.shape, 1.0 + self.weight.float(), self.eps).type_as(x)
         return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
 
 
 class LayerKVCache:
-    """Keys and values of one block, (B, K, L, E) each, of the processed tokens that later tokens may attend to."""
+    """Keys and values of one block, (B, K, L, E) each, of those processed tokens that later tokens may attend to."""
 
     def __init__(self) -> None:
         self._seen: tuple[Tensor, Tensor] | None = None
@@ -56,16 +56,16 @@ class LayerKVCache:
         return k_BKLE, v_BKLE
 
     def keep(self, rows_N: Tensor) -> None:
-        """Drop all rows except ``rows_N``, indices, int64 (N,)."""
+        """Drop all batch rows except those with the indices ``rows_N``, int64 (N,)."""
         if self._seen is not None:
             self._seen = self._seen[0][rows_N], self._seen[1][rows_N]
 
 
 class KVCache:
-    """Keys, values and ids of the text that a decoder has processed, so that a new token costs the work of one token."""
+    """Keys, values and token ids of the text that a decoder has processed, so that a step processes only the new tokens."""
 
     def __init__(self, num_layers: int, padding_B: Tensor | None = None) -> None:
-        """``padding_B``: tokens of padding at the start of each row, int64 (B,); None: there are none."""
+        """``padding_B``: number of padding tokens at the start of each row, int64 (B,); None: no padding."""
         self.blocks = [LayerKVCache() for _ in range(num_layers)]
         self.padding_B = padding_B
         self._ids_BL: Tensor | None = None
@@ -76,7 +76,7 @@ class KVCache:
         return self._ids_BL
 
     def keep(self, rows_N: Tensor) -> None:
-        """Drop all rows except ``rows_N``, indices, int64 (N,)."""
+        """Drop all batch rows except those with the indices ``rows_N``, int64 (N,)."""
         self._ids_BL = None if self._ids_BL is None else self._ids_BL[rows_N]
         self.padding_B = None if self.padding_B is None else self.padding_B[rows_N]
         for block in self.blocks:
@@ -85,14 +85,14 @@ class KVCache:
 
 def _repeats_heads(q_BHLE: Tensor, mask_B1LL: Tensor | None) -> bool:
     """Return True if key and value heads must be repeated for the attention kernel. On CUDA only FlashAttention takes fewer
-    key/value heads than query heads. It takes no mask and no fp32, and fp16 only from Ampere on. Without it torch would fall
-    back to full score matrices (B, H, L, L), several per block. The memory-efficient kernel needs none, but repeated heads."""
+    key/value heads than query heads. It takes no mask and no fp32, and fp16 only from Ampere on. Without it torch would make
+    several score matrices (B, H, L, L) per block. The memory-efficient kernel makes none, but needs repeated heads."""
     return _REPEATS_HEADS[q_BHLE.device.type] and (mask_B1LL is not None or q_BHLE.dtype != torch.bfloat16)
 
 
 @contextlib.contextmanager
 def attention_as_on(device_type: str) -> Iterator[None]:
-    """Repeat heads on the CPU wherever the kernels of another device need it, to predict that device's memory."""
+    """In the ``with`` body, repeat key/value heads on the CPU where ``device_type`` would, to predict that device's memory."""
     before = _REPEATS_HEADS["cpu"]
     _REPEATS_HEADS["cpu"] = _REPEATS_HEADS[device_type]
     try:
@@ -102,18 +102,18 @@ def attention_as_on(device_type: str) -> Iterator[None]:
 
 
 class Attention(nn.Module):
-    """Causal self-attention; K key/value heads serve H query heads (Ainslie et al., "GQA", 2023). In a local layer a token
-    attends to the ``window`` newest tokens only, itself included (Beltagy et al., "Longformer", 2020)."""
+    """Causal self-attention; K key/value heads serve H query heads (Ainslie et al., "GQA", 2023). In a local layer (with
+    a window) a token attends to the ``window`` newest tokens only, itself included (Beltagy et al., "Longformer", 2020)."""
 
     def __init__(self, config: ModelConfig, window: int = 0) -> None:
-        """``window``: tokens that a token attends to; 0: a global layer [tokens]."""
+        """``window``: number of tokens that a token attends to; 0: all, a global layer [tokens]."""
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_width = config.num_heads, config.num_kv_heads, config.head_width
         width, kv_width = self.num_heads * self.head_width, self.num_kv_heads * self.head_width
         self.scale, self.cap, self.window = config.attention_scale, config.attention_cap, window
         self.norm_of = config.qk_norm
         self.flex: FlexKernel | None = None
-        """FlexAttention, compiled, for masks from ``flex.block_mask``; None where it does not run."""
+        """Compiled FlexAttention, for masks from ``flex.block_mask``; None where FlexAttention does not run."""
         self.query = Linear(config.dim, width, bias=config.qkv_bias)
         self.key = Linear(config.dim, kv_width, bias=config.qkv_bias)
         self.value = Linear(config.dim, kv_width, bias=config.qkv_bias)
@@ -132,8 +132,8 @@ class Attention(nn.Module):
         mask: Tensor | BlockMask | None = None,
         kept: LayerKVCache | None = None,
     ) -> Tensor:
-        """(B, L, D) -> (B, L, D). ``cos``, ``sin``: tables as for ``rotate``; ``mask``: bool (B, 1, L, L), or from
-        ``flex.block_mask``, which includes the window; None: causal; ``kept``: the block's cache."""
+        """(B, L, D) -> (B, L, D). ``cos``, ``sin``: tables as for ``rotate``; ``mask``: bool (B, 1, L, L), or a block mask from
+        ``flex.block_mask``, which includes the window, or None: causal; ``kept``: the block's cache of keys and values."""
         B, L, _ = x_BLD.shape
         q_BLF, k_BLF = self.query(x_BLD), self.key(x_BLD)
         if self.norm_of == "all_heads":
@@ -153,13 +153,13 @@ class Attention(nn.Module):
             y_BHLE = attend(self.flex, q_BHLE, k_BKLE, v_BKLE, mask, self.scale, self.cap)
         else:
             if mask is not None and mask.shape[-1] != k_BKLE.shape[2]:
-                mask = mask[..., -k_BKLE.shape[2] :]  # a local layer's cache keeps the newest tokens only
+                mask = mask[..., -k_BKLE.shape[2] :]  # the cache of a layer with a window has only the newest tokens
             y_BHLE = self._attend(q_BHLE, k_BKLE, v_BKLE, mask)
         return self.out(y_BHLE.transpose(1, 2).reshape(B, L, -1))
 
     def _attend(self, q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, mask_B1LL: Tensor | None) -> Tensor:
-        """Return the attention output for the queries, which belong to the newest tokens. If there are more keys than a window,
-        compute part of the queries at a time, and skip the keys that none of them sees."""
+        """Return the attention output of the queries, which belong to the newest tokens. With more keys than the window,
+        compute a group of queries at a time, and skip the keys to which no query of the group attends."""
         num_queries, num_keys = q_BHLE.shape[2], k_BKLE.shape[2]
         if not self.window or num_keys <= self.window:
             return self._product(q_BHLE, k_BKLE, v_BKLE, mask_B1LL)
@@ -194,7 +194,7 @@ class Attention(nn.Module):
         )
 
     def _capped(self, q_BHLE: Tensor, k_BHLE: Tensor, v_BHLE: Tensor, mask_B1LL: Tensor | None) -> Tensor:
-        """Return attention whose scores are capped (Gemma 2, arXiv 2408.00118, section 2)."""
+        """Return the output of attention with scores cap * tanh(score / cap) (Gemma 2, arXiv 2408.00118, section 2)."""
         scale = self.head_width**-0.5 if self.scale is None else self.scale
         scores_BHLL = self.cap * torch.tanh(q_BHLE @ k_BHLE.transpose(-1, -2) * (scale / self.cap))
         if mask_B1LL is None:
@@ -204,12 +204,12 @@ class Attention(nn.Module):
         return scores_BHLL.softmax(-1, dtype=torch.float32).type_as(v_BHLE) @ v_BHLE
 
 
-# A linear layer that computes in the type of its input.
+# A linear layer that computes in the dtype of its input.
 
 
 class Linear(nn.Linear):
     """A linear layer whose weights may have a wider dtype than its input. The weights are converted at each use, and their
-    gradient is converted back (mixed precision, Micikevicius et al., 2018). FSDP's weights arrive already converted."""
+    gradient is converted back (mixed precision, Micikevicius et al., 2018). Under FSDP the weights arrive already converted."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) -> (..., O) of the same dtype."""

@@ -1,7 +1,7 @@
 """A decoder: RMSNorm, rotary positions, grouped-query attention, a gated feed-forward. Its options make it a Llama, a Mistral,
 a Qwen, a Gemma, an OLMo or a Phi.
 
-Shape suffixes: B rows, L positions, D width, H query heads, K key/value heads, E head width, F hidden width, V ids.
+Shape suffixes: B rows, L positions, D width, H query heads, K key/value heads, E head width, F hidden width, V token ids.
 The model knows nothing about ranks.
 """
 
@@ -30,23 +30,23 @@ VOCAB_MULTIPLE = 64
 """The embedding is padded to a multiple of this, so that it shards evenly and its matmuls are fast."""
 _STD = 0.02
 _INIT_ROWS = 64
-"""Number of rows of a parameter that are drawn with one seed."""
+"""Number of rows of a parameter whose random initial values come from one seed."""
 _FILL_AT_ONCE = 2**22
-"""Number of initial values that are drawn at a time."""
+"""Number of random initial values that are generated at a time."""
 
 Place = tuple[Tensor, Tensor, Tensor | BlockMask | None]
-"""Cosines and sines of the tokens' positions, as for ``rotate``, and their attention mask."""
+"""Rotary cosines and sines of the tokens' positions, as for ``rotate``, and the attention mask of the tokens."""
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu": functools.partial(F.gelu, approximate="tanh"),
 }
 _NORMS = {"pre": (True, False), "post": (False, True), "both": (True, True)}
-"""Value of ``model.norms`` -> whether attention and feed-forward each have a norm before, and a norm after."""
+"""Value of ``model.norms`` -> whether attention and feed-forward each have a norm before them, and a norm after them."""
 
 
 class FeedForward(nn.Module):
-    """SwiGLU or GeGLU (Shazeer, "GLU variants improve transformer", 2020)."""
+    """Gated feed-forward layer: SwiGLU or GeGLU (Shazeer, "GLU variants improve transformer", 2020)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -87,7 +87,8 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Token ids (B, L) -> logits (B, L, V); V is ``model.vocab_size``, or ``vocab_size`` rounded up to a multiple of 64."""
+    """Token ids (B, L) -> logits (B, L, V); V is ``model.vocab_size``, or if that is 0, ``vocab_size`` rounded up to a
+    multiple of 64."""
 
     computes_loss = True
     """``forward`` computes the loss when it gets targets, without holding all logits at once."""
@@ -101,8 +102,8 @@ class Decoder(nn.Module):
         whole_documents: bool = False,
     ) -> None:
         """``eos_id``: end-of-document id, None if documents of one row may attend to each other; ``bos_id``: the id that
-        begins a document, None if it is ``eos_id``; ``whole_documents``: no document is cut (``positions.documents``). Raises
-        ConfigError if ``model.vocab_size`` is less than ``vocab_size``."""
+        begins a document, None if ``eos_id`` does; ``whole_documents``: no document continues in another row, as in
+        ``positions.documents``. Raises ConfigError if ``model.vocab_size`` is less than ``vocab_size``, and not 0."""
         super().__init__()
         if config.vocab_size and config.vocab_size < vocab_size:
             limit = f"has no row for each of the {vocab_size} ids of the dataset"
@@ -113,12 +114,12 @@ class Decoder(nn.Module):
         self.bos_id = eos_id if bos_id is None else bos_id
         self.padded_vocab_size = config.vocab_size or -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.computes_in: torch.dtype | None = None
-        """The dtype of activations and matrix products; None: the dtype of the weights."""
+        """Dtype of activations and matrix products; None: the dtype of the weights."""
         self.flex: FlexKernel | None = None
         self.fused_loss: PartLoss | None = None
-        """``loss.part_loss``, compiled; None: the head's loss is computed in single, uncompiled operations."""
+        """Compiled ``loss.part_loss``; None: the head's loss is computed by single, uncompiled operations."""
         rows = torch.empty(self.padded_vocab_size, config.dim)
-        # nn.Embedding would draw values, for which torch imports its compiler; on the meta device there is nothing to draw
+        # on the meta device there are no values to initialize: nn.Embedding would still do it, and import torch's compiler
         self.embedding = nn.Embedding.from_pretrained(rows, freeze=False) if rows.is_meta else nn.Embedding(*rows.shape)
         self.blocks = nn.ModuleList(Block(config, config.window_of(layer)) for layer in range(config.num_layers))
         adapt(self.blocks, config)
@@ -128,7 +129,7 @@ class Decoder(nn.Module):
             hold(self.embedding, "bf16")
             hold(self.head, "bf16")
         self.tie()
-        # computed from the config on the weights' device, so they are not part of a checkpoint
+        # rotary tables follow from the config, so a checkpoint does not store them
         self.cos: Tensor
         self.sin: Tensor
         self.local_cos: Tensor | None
@@ -147,9 +148,9 @@ class Decoder(nn.Module):
         by_token: bool = False,
         newest: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return logits (B, L, V) for ids (B, L), which continue the text in ``past``. With ``newest`` return the logits of
-        each row's last id only, (B, 1, V). With ``targets_BL`` return the result of ``head_loss`` instead, or with ``by_token``
-        the result of ``token_nats``, (B, L)."""
+        """Return logits (B, L, V) for ids (B, L), which continue the text in the cache ``past``. With ``newest`` return
+        the logits of each row's last id only, (B, 1, V). With ``targets_BL`` return the result of ``head_loss`` instead,
+        or with ``by_token`` the loss of each token, (B, L), from ``token_nats``."""
         x_BLD, head_VD = self._embedded(tokens_BL)
         if self.config.scaled_embedding:
             x_BLD = x_BLD * math.sqrt(self.config.base_width or self.config.dim)
@@ -158,10 +159,10 @@ class Decoder(nn.Module):
             cos, sin, mask = in_local if self.config.window_of(layer) else in_global
             x_BLD = block(x_BLD, cos, sin, mask, past.blocks[layer] if past else None)
         if newest:
-            x_BLD = x_BLD[:, -1:]  # logits of a long text take more memory than its keys and values
+            x_BLD = x_BLD[:, -1:]  # the logits of a long text would take more memory than its cached keys and values
         x_BLD = self.norm(x_BLD)
         if self.config.width_multiplier != 1.0:
-            x_BLD = x_BLD / self.config.width_multiplier  # equals dividing the logits, but on fewer numbers
+            x_BLD = x_BLD / self.config.width_multiplier  # same result as dividing the logits, which are more numbers
         if targets_BL is None:
             return capped(logits(x_BLD, head_VD), self.config.logit_cap)
         hidden_ND, wanted_N = x_BLD.flatten(0, 1), targets_BL.flatten()
@@ -176,13 +177,13 @@ class Decoder(nn.Module):
             return self.embedding(tokens_BL).type_as(self.norm.weight), self.head.weight
         table_VD = self.embedding.weight.to(self.computes_in)
         tied = self.head.weight is self.embedding.weight
-        # a call of the module, so that a user's hooks on it run
+        # call the module, not F.embedding, so that a user's hooks on the embedding run
         x_BLD: Tensor = functional_call(self.embedding, {"weight": table_VD}, (tokens_BL,))
         return x_BLD, table_VD if tied else self.head.weight.to(self.computes_in)
 
     def _places(self, tokens_BL: Tensor, past: KVCache | None) -> tuple[Place, Place]:
         """Return the rotary tables and the attention mask of the tokens, for global layers and for local layers. The mask is
-        None if attention is plainly causal. Only FlexAttention's masks include the window."""
+        None if attention is only causal. FlexAttention's masks include the window of local layers, dense masks do not."""
         length = tokens_BL.shape[1]
         ids_BL = tokens_BL if past is None else past.append(tokens_BL)
         tables = [(self.cos, self.sin)]
@@ -208,8 +209,8 @@ class Decoder(nn.Module):
         return (*rows[0], masks[0]), (*rows[-1], masks[1])
 
     def attend_by(self, kernel: FlexKernel | None) -> None:
-        """Mask documents of a row from each other by the FlexAttention ``kernel``; None: by dense masks. Masks are always dense
-        with a cache (``past``)."""
+        """Mask documents of a row from each other with the FlexAttention ``kernel``; None: with dense masks. With a cache of
+        keys and values (``past``) masks are always dense."""
         self.flex = kernel
         for module in self.modules():
             if isinstance(module, Attention):
@@ -221,9 +222,9 @@ class Decoder(nn.Module):
             self.head.weight = self.embedding.weight
 
     def place(self, device: torch.device, weights: torch.device | None = None) -> None:
-        """Move from the meta device to ``device``, and the weights to ``weights`` if given. Only the rotary tables are filled;
-        the weights are uninitialized."""
-        # not to_empty: it swaps the contents of fake tensors, which torch refuses while anything refers to one
+        """Move from the meta device to ``device``; the weights to the device ``weights`` if it is given. Only the rotary tables
+        get values; the weights stay uninitialized."""
+        # not nn.Module.to_empty: it swaps tensors, and torch refuses to swap a fake tensor that has other references
         for module in self.modules():
             for name, parameter in module.named_parameters(recurse=False):
                 empty = torch.empty_like(parameter, device=weights or device)
@@ -267,19 +268,19 @@ def build(
 
 @torch.no_grad()
 def fill(held: Tensor, config: ModelConfig, name: str, shape: tuple[int, ...], begin: int) -> None:
-    """Fill rows of a parameter with their initial values, in parts of about ``_FILL_AT_ONCE`` numbers.
+    """Fill rows of a parameter with their initial values, about ``_FILL_AT_ONCE`` numbers at a time.
 
     Args:
         held: the rows to fill, in their stored dtype; uint8 holds packed 4-bit weights.
         config: the model's config.
         name: the parameter's name.
         shape: shape of the whole parameter before packing.
-        begin: index of the first row.
+        begin: index of the first row of ``held`` within the whole parameter.
     """
     at_once = max(1, _FILL_AT_ONCE // math.prod(shape[1:]) // _INIT_ROWS) * _INIT_ROWS
     first, end = begin, begin + len(held)
     while first < end:
-        # parts begin and end at multiples of _INIT_ROWS, so that no block of rows is drawn twice
+        # cut at multiples of _INIT_ROWS: rows of one seed are generated together, so a cut would generate them twice
         last = min(end, first - first % at_once + at_once)
         held[first - begin : last - begin].copy_(as_held(initial(config, name, shape, first, last), held.dtype))
         first = last
@@ -287,11 +288,11 @@ def fill(held: Tensor, config: ModelConfig, name: str, shape: tuple[int, ...], b
 
 def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, end: int) -> Tensor:
     """Return rows [begin, end) of a parameter's initial value, fp32. The value depends only on the config, the name and the
-    row. So every rank draws its own rows, and the parameter is the same at any world size.
+    row. So every rank generates only its own rows, and the parameter is the same at any world size.
 
-    Weights are normal. Residual outputs are scaled by depth (Radford et al., GPT-2, 2019), matrices of blocks by
-    ``width_multiplier``. Norms start as identities, biases at zero. An adapter's A is uniform within +-1 / sqrt(inputs), as in
-    PEFT, and its B is zero.
+    Weights are normal. Output matrices of residual branches are scaled by depth (Radford et al., GPT-2, 2019), matrices of
+    blocks by ``width_multiplier``. Norms start as identities, biases at zero. An adapter's A is uniform within
+    +-1 / sqrt(inputs), as in PEFT, and its B is zero.
     """
     if name.endswith(".lora_b"):
         return torch.zeros(end - begin, *shape[1:])
@@ -314,15 +315,15 @@ def initial(config: ModelConfig, name: str, shape: tuple[int, ...], begin: int, 
     return rows[begin - first * _INIT_ROWS : end - first * _INIT_ROWS]
 
 
-# What a model costs: parameters, and floating-point operations per token.
+# The cost of a model: number of parameters, and floating-point operations per token.
 
 
 def flops_per_token(model: nn.Module, sequence_length: int) -> float:
     """Return the model FLOPs to train on one token, forward and backward.
 
     A weight in a matmul costs 6, or 4 if it is frozen. The head counts, the embedding's look-up does not. Attention's two
-    matmuls cost 12 * width of all heads * mean number of keys in each layer: their causal half (Chowdhery et al., PaLM, 2022,
-    appendix B, minus what mask and windows save). The attention of a user's own model is unknown, so it is not counted.
+    matmuls cost 12 * width of all heads * mean number of attended keys in each layer (Chowdhery et al., PaLM, 2022, appendix
+    B, but without the scores that the causal mask and windows skip). Attention of a user's own model is unknown: not counted.
     """
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     matmul = sum(_flops(p, n) for p, n in _counted(model) if p.dim() >= 2 and id(p) not in looked_up)
@@ -335,28 +336,28 @@ def flops_per_token(model: nn.Module, sequence_length: int) -> float:
 
 
 def _flops(weight: Tensor, count: int) -> float:
-    """Return the FLOPs of ``count`` weights per token: the forward product, the gradient of its input and, if the weights
-    train, their gradient."""
+    """Return the FLOPs of ``count`` weights per token: the forward product, the gradient of the input and, if the weights
+    train, the gradient of the weights."""
     return (6.0 if weight.requires_grad else 4.0) * count
 
 
 def _counted(model: nn.Module) -> Iterator[tuple[nn.Parameter, int]]:
-    """Yield each parameter and its number of weights. A packed parameter has more weights than elements."""
+    """Yield each parameter and its number of weights. A parameter packed to 4 bits has more weights than elements."""
     packed = packed_shapes(model)
     for name, parameter in model.named_parameters():
         yield parameter, math.prod(packed.get(name, parameter.shape))
 
 
 def _attended(config: ModelConfig, sequence_length: int) -> float:
-    """Return how many tokens a token attends to on average, summed over all layers."""
+    """Return the mean number of tokens that a token attends to, summed over all layers."""
     windows = (min(config.window_of(layer) or sequence_length, sequence_length) for layer in range(config.num_layers))
     return sum(window - window**2 / (2 * sequence_length) for window in windows)
 
 
 def hardware_flops_per_token(model: nn.Module, sequence_length: int, recompute: str) -> float:
     """Return the FLOPs that a device executes per token: the model FLOPs, plus a second forward of the blocks if ``recompute``
-    is "full" (what "selective" recomputes is small). The masked half of attention and what fused kernels recompute internally
-    are not counted (Korthikanti et al., "Reducing activation recomputation", 2022)."""
+    is "full" ("selective" recomputes little). The masked half of attention and the recomputation inside fused kernels are not
+    counted (Korthikanti et al., "Reducing activation recomputation", 2022)."""
     flops = flops_per_token(model, sequence_length)
     blocks = getattr(model, "blocks", None)
     if recompute != "full" or blocks is None:

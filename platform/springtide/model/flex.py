@@ -2,9 +2,9 @@
 documents. On CPUs, and wherever the kernel does not run, attention takes a dense L x L mask (``positions.documents``).
 
 A query sees one interval of keys, [lowest, query]: ``lowest`` is where the query's document or its window begins, whichever is
-later. ``lowest`` never decreases along a row. So its values at the first and the last query of a block determine which 128 x
-128 blocks of scores are needed. Nothing of size L x L is made, no shape depends on the documents, and nothing waits for the
-device.
+later. ``lowest`` never decreases along a row. So the values of ``lowest`` at the first and last of 128 queries determine which
+128 x 128 blocks of scores are needed. No tensor of size L x L is made, no shape depends on the documents, and the CPU never
+waits for the device.
 
 Shape suffixes: as in ``decoder``; Q blocks of queries, S blocks of keys.
 """
@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128
-"""Number of queries and of keys in a block of scores, as in FlexAttention's own masks."""
+"""Number of queries, and of keys, in a block of scores; FlexAttention's default."""
 
 FlexKernel = Callable[..., Tensor]
-"""``torch.nn.attention.flex_attention.flex_attention``, compiled. Uncompiled it would compute all scores."""
+"""Compiled ``torch.nn.attention.flex_attention.flex_attention``. Uncompiled, the function would compute all scores."""
 
 
 def lowest_keys(first_BL: Tensor, window: int = 0) -> Tensor:
@@ -31,7 +31,7 @@ def lowest_keys(first_BL: Tensor, window: int = 0) -> Tensor:
 
     Args:
         first_BL: index at which each token's document begins, int64, as from ``positions.document_firsts``.
-        window: tokens that a token attends to; 0: no window [tokens].
+        window: number of tokens that a token attends to; 0: no window [tokens].
     """
     if not window:
         return first_BL
@@ -40,8 +40,8 @@ def lowest_keys(first_BL: Tensor, window: int = 0) -> Tensor:
 
 
 def block_mask(lowest_BL: Tensor) -> BlockMask:
-    """Return FlexAttention's mask of queries that attend to the keys from ``lowest_BL`` to their own position. The mask lists
-    which blocks of scores are needed in part, and which in full.
+    """Return FlexAttention's mask in which each query attends to the keys from ``lowest_BL`` to its own position. The mask
+    lists which blocks of scores are needed in part, and which in full.
 
     Args:
         lowest_BL: as from ``lowest_keys``; it must not decrease along a row.
@@ -53,7 +53,7 @@ def block_mask(lowest_BL: Tensor) -> BlockMask:
     least_BQ1, most_BQ1 = lowest_BL[:, begins_Q, None], lowest_BL[:, ends_Q, None]
     number_Q1 = number_S[:, None]
     seen_BQS = (number_S <= number_Q1) & (begins_Q + BLOCK > least_BQ1)
-    is_whole_Q1 = (begins_Q + BLOCK <= L)[:, None]  # a last block that L cuts counts as partial: the mask bounds it
+    is_whole_Q1 = (begins_Q + BLOCK <= L)[:, None]  # a last block beyond L is partial, so it is masked
     full_BQS = (number_S < number_Q1) & (begins_Q >= most_BQ1) & is_whole_Q1
 
     def visible(row: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -64,8 +64,8 @@ def block_mask(lowest_BL: Tensor) -> BlockMask:
 
 
 def _ordered(wanted_BQS: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many key blocks each query block needs, int32 (B, 1, Q), and the indices of all key blocks, int32
-    (B, 1, Q, S). Needed key blocks come first."""
+    """Return how many key blocks each query block needs, int32 (B, 1, Q), and for each query block the indices of all key
+    blocks, int32 (B, 1, Q, S), the needed ones first."""
     count_BQ = wanted_BQS.sum(-1, dtype=torch.int32)
     index_BQS = wanted_BQS.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     return count_BQ[:, None].contiguous(), index_BQS[:, None].contiguous()
@@ -77,7 +77,7 @@ def attend(
     """Return the attention output, (B, H, L, E).
 
     Args:
-        kernel: FlexAttention, compiled.
+        kernel: compiled FlexAttention.
         q_BHLE: queries.
         k_BKLE: keys.
         v_BKLE: values, with as many heads as the keys.
@@ -96,6 +96,6 @@ def attend(
 
 
 def same_memory(q_BHLE: Tensor, k_BKLE: Tensor, v_BKLE: Tensor, **named: Any) -> Tensor:
-    """Replace the kernel where memory is predicted: causal attention, which keeps the same tensors for backward."""
+    """Replace the FlexAttention kernel to predict memory: causal attention that saves as much for backward."""
     grouped = bool(named["enable_gqa"])
     return F.scaled_dot_product_attention(q_BHLE, k_BKLE, v_BKLE, is_causal=True, enable_gqa=grouped)

@@ -1,10 +1,10 @@
-"""Frozen weights under an adapter in fewer bits (``model.base_precision``): storage and matrix products.
+"""Storage and matrix products of an adapter's frozen base weights in bf16 or 4 bits (``model.base_precision``).
 
     bf16   matrices, embedding and head in bf16
     nf4    matrices of blocks in 4 bits, embedding and head in bf16
 
-Vectors stay fp32. A product converts the whole matrix to the compute dtype, and converts it again in backward: autograd saves
-the stored matrix, never the converted one.
+Vectors stay fp32. A product converts the whole matrix to the compute dtype, and converts it again in backward, because autograd
+saves the stored matrix, which is smaller than the converted matrix.
 
 Shape suffixes: as in ``adapter``.
 """
@@ -23,10 +23,10 @@ from springtide.errors import look_up
 
 
 class FrozenLinear(nn.Linear):
-    """A linear layer whose weight may be stored in another dtype than its input's. Such a weight does not train."""
+    """A linear layer whose weight may be stored in another dtype than the input has. Such a weight is frozen."""
 
     def __init__(self, base: nn.Linear) -> None:
-        """Make a layer of the shape of ``base``, with weights that are uninitialized."""
+        """Make a layer with the shape of ``base`` and uninitialized weights."""
         super().__init__(base.in_features, base.out_features, base.bias is not None)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,30 +36,30 @@ class FrozenLinear(nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """Autograd function of ``product`` for a matrix of another dtype."""
+    """Autograd function of ``product`` for a matrix stored in another dtype than the input has."""
 
     @staticmethod
     def forward(ctx: Any, x_NI: Tensor, held: Tensor, inputs: int) -> Tensor:
-        """Return the product. Saves the matrix for backward in its stored dtype, which may be 4 bits."""
+        """Return x W' as ``product`` does. Saves the matrix W for backward in its stored dtype, which may be 4 bits."""
         ctx.save_for_backward(held)
         ctx.inputs = inputs
         return F.linear(x_NI, converted(held, inputs, x_NI.dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, None, None]:
-        """Return the gradient of the input."""
+        """Return the gradient of the input ``x_NI``; the stored matrix is frozen and gets none."""
         (held,) = ctx.saved_tensors
         needed = ctx.needs_input_grad[0]
         return grads[0] @ converted(held, ctx.inputs, grads[0].dtype) if needed else None, None, None
 
 
 def product(x_NI: Tensor, held: Tensor, inputs: int) -> Tensor:
-    """Return x W', (N, O), in the dtype of ``x_NI``. ``held``: the stored matrix W, in any dtype if frozen; ``inputs``: I."""
+    """Return x W', (N, O), in the dtype of ``x_NI``. ``held``: stored W, of any dtype if W is frozen; ``inputs``: I."""
     return F.linear(x_NI, held) if held.dtype == x_NI.dtype else _Product.apply(x_NI, held, inputs)
 
 
 def converted(held: Tensor, inputs: int, dtype: torch.dtype) -> Tensor:
-    """Return rows of a matrix, (O, I), as ``dtype``, given the stored rows ``held``."""
+    """Return rows of a matrix, (O, I), in ``dtype``. ``held``: the rows as stored, perhaps packed to 4 bits."""
     return unpack(held, inputs, dtype) if held.dtype == torch.uint8 else held.to(dtype)
 
 
@@ -74,7 +74,7 @@ def as_held(rows: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def hold(layer: nn.Linear | nn.Embedding, precision: str) -> None:
-    """Replace the weight of ``layer`` by an uninitialized, frozen one in ``precision``. An embedding gets bf16 even for nf4."""
+    """Replace the weight of ``layer`` by an uninitialized frozen weight in ``precision``; embeddings get bf16 even for nf4."""
     (rows, columns), device = layer.weight.shape, layer.weight.device
     packs = look_up({"bf16": False, "nf4": True}, "model.base_precision", precision)
     packed = packs and isinstance(layer, nn.Linear)
@@ -83,7 +83,7 @@ def hold(layer: nn.Linear | nn.Embedding, precision: str) -> None:
 
 
 def packed_shapes(model: nn.Module) -> dict[str, tuple[int, int]]:
-    """Return the names of the packed weights, and the unpacked shape of each, (O, I)."""
+    """Return name -> unpacked shape, (O, I), of the weights of ``model`` that are packed to 4 bits."""
     return {
         f"{name}.weight": (module.out_features, module.in_features)
         for name, module in model.named_modules()
@@ -109,7 +109,7 @@ _SCALE_BYTES = 4
 
 
 def _levels() -> list[float]:
-    """Return the 16 levels in [-1, 1], ascending: 8 normal quantiles above 0, 7 below and 0 itself, divided by the largest.
+    """Return NF4's 16 levels in [-1, 1], ascending: 8 normal quantiles above 0, 7 below and 0 itself, divided by the largest.
 
     The quantiles belong to evenly spaced probabilities from the mean of 1 - 1/30 and 1 - 1/32 down to 1/2, which is excluded.
     """
@@ -123,11 +123,11 @@ def _levels() -> list[float]:
 
 
 LEVELS = torch.tensor(_levels(), dtype=torch.float64).float()
-"""Value of each code, fp32 (16,)."""
+"""Value of each 4-bit code, fp32 (16,)."""
 _BOUNDS = torch.tensor([(one + other) / 2 for one, other in pairwise(_levels())])
-"""Midpoints between neighbouring levels. A value up to the midpoint gets the lower code."""
+"""Midpoints between neighbouring levels. A value up to a midpoint gets the lower level's code."""
 _PAIRS = torch.stack([LEVELS.repeat_interleave(16), LEVELS.repeat(16)], 1).view(torch.int64)[:, 0]
-"""The two fp32 values of each byte, viewed as one int64, because one look-up is faster than two; (256,)."""
+"""Byte -> its two fp32 values, viewed as one int64 because one look-up is faster than two; (256,)."""
 
 
 def row_bytes(inputs: int) -> int:
@@ -160,7 +160,7 @@ def pack(rows_OI: Tensor) -> Tensor:
 
 @torch.no_grad()
 def unpack(packed: Tensor, inputs: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the rows, (O, I), stored in ``packed``. They are computed in fp32, and equal on every device and for any sharding.
+    """Return the rows, (O, I), stored in ``packed``. They are computed in fp32, equal on every device and for any sharding.
 
     Args:
         packed: uint8 (O, row_bytes(inputs)).

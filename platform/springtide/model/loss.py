@@ -1,7 +1,7 @@
-"""Cross-entropy of the output head, computed for part of the tokens at a time. The logits of a whole batch, often larger than
-all other memory of training, never exist at once.
+"""Cross-entropy of the output head, computed for some tokens at a time. The logits of a whole batch often exceed all other
+memory of training, so they never exist at once.
 
-Shape suffixes: N tokens, D width, V ids.
+Shape suffixes: N tokens, D width, V token ids.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from torch import Tensor
 IGNORE_INDEX = -100
 """Target of a token that does not count in the loss."""
 _FP16_RANGE = 2.0**15
-"""Half of the largest fp16 number, as headroom: z-loss makes gradients of logits a little larger than 1."""
+"""Half of fp16's range. The other half is headroom, because z-loss makes gradients of logits a little larger than 1."""
 _LOGITS_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
-"""Device type -> logits computed at a time. Fewer stay in a CPU's caches between passes, but make thin matrix products."""
+"""Device type -> number of logits computed at a time. Few logits stay in a CPU's caches, but make thin matrix products."""
 _TILE = 128
-"""Parts have a multiple of this many tokens. Other sizes are slower on a GPU, by half where 8 does not divide the size."""
+"""Logits are computed for multiples of this many tokens. Other numbers are slower on a GPU, by half if 8 is no divisor."""
 _CONVERTED_AT_ONCE = 2**22
 """Number of head weights that are converted to another dtype at a time."""
 
 
 PartLoss = Callable[[Tensor, Tensor, float, float], tuple[Tensor, Tensor, Tensor]]
-"""The type of ``part_loss``, compiled."""
+"""Type of the compiled ``part_loss``."""
 
 
 class LargestLogit:
-    """The largest logit so far among tokens that count in the loss."""
+    """Tracks the largest logit over all tokens that count in the loss."""
 
     def __init__(self, device: torch.device) -> None:
         self.value = torch.full((), -torch.inf, device=device)
@@ -39,13 +39,14 @@ class LargestLogit:
 
     @torch.no_grad()
     def see(self, logits_NV: Tensor, counts_N: Tensor) -> None:
-        """Update the maximum with the logits of some tokens, without synchronizing with the device."""
+        """Update the largest logit with the logits of some tokens, without synchronizing with the device. ``counts_N``: which
+        tokens count in the loss, bool (N,)."""
         most_N = logits_NV.amax(-1).float().masked_fill(~counts_N, -torch.inf)
         self.value = torch.maximum(self.value, most_N.max())
 
 
 _watchers: list[LargestLogit] = []
-"""``largest`` of each ``with logits_watched`` statement that is being executed."""
+"""The argument ``largest`` of each ``with logits_watched(largest)`` whose body is running."""
 
 
 @contextlib.contextmanager
@@ -64,14 +65,14 @@ def are_watched() -> bool:
 
 
 def see_logits(logits_NV: Tensor, counts_N: Tensor) -> None:
-    """Pass logits to all open ``logits_watched``. ``counts_N``: which tokens count in the loss, bool (N,)."""
+    """Update the maximum of each running ``with logits_watched``. ``counts_N``: which tokens count in the loss, bool (N,)."""
     for one in _watchers:
         one.see(logits_NV.detach(), counts_N)
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Autograd function of ``head_loss``. Forward also computes the needed gradients, while a part's logits exist. Backward
-    only has to multiply them by the upstream gradient, which is a scalar."""
+    """Autograd function of ``head_loss``. Forward also computes the gradients of hidden states and head, while the logits
+    of some tokens exist. Backward only multiplies these gradients by the upstream gradient, which is a scalar."""
 
     @staticmethod
     def forward(
@@ -83,7 +84,7 @@ class _HeadLoss(torch.autograd.Function):
         cap: float,
         fused: PartLoss | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the results of ``head_loss``. Saves the gradients for backward."""
+        """Return loss and cross-entropies as ``head_loss``. Saves the gradients of hidden states and head for backward."""
         grad_hidden_ND = torch.empty_like(hidden_ND) if ctx.needs_input_grad[0] else None
         grad_head_VD = torch.empty_like(head_VD, dtype=torch.float32) if ctx.needs_input_grad[1] else None
         nats_N = hidden_ND.new_empty(len(hidden_ND), dtype=torch.float32)
@@ -101,7 +102,7 @@ class _HeadLoss(torch.autograd.Function):
             nats_N[begin : begin + len(part_ND)], grad_NV = found[0], found[2]
             if found[1] is not None:
                 extra += found[1]
-            # mask tokens that do not count in the (N, D) tensors: the (N, V) gradient of the logits is much larger
+            # zero tokens without a target in the (N, D) tensors, because the (N, V) gradient of logits is much larger
             if grad_hidden_ND is not None and grad_NV is not None:
                 of_hidden_ND = grad_hidden_ND[begin : begin + len(part_ND)]
                 _through(grad_NV, head_VD, of_hidden_ND)
@@ -116,7 +117,7 @@ class _HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
-        """Return the saved gradients times the upstream gradient; None for an input that is frozen."""
+        """Return the gradients of hidden states and head: as saved, times the upstream gradient; None for a frozen input."""
         grad_hidden_ND, grad_head_VD = ctx.saved_tensors
         if grad_hidden_ND is not None:
             grad_hidden_ND.mul_(grads[0])
@@ -128,8 +129,8 @@ class _HeadLoss(torch.autograd.Function):
 def _in_steps(
     logits_NV: Tensor, ids_N: Tensor, z_weight: float, cap: float, trains: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Compute ``part_loss`` in single, uncompiled operations. Z-loss is None if ``z_weight`` is 0. The gradient is None unless
-    ``trains``, and often reuses the memory of the logits."""
+    """Return the results of ``part_loss``, computed by single, uncompiled operations. Z-loss is None if ``z_weight`` is 0. The
+    gradient of the logits is None unless ``trains``, and often reuses the memory of the logits."""
     dtype = logits_NV.dtype
     if cap:
         logits_NV = capped(logits_NV.float(), cap)
@@ -143,7 +144,7 @@ def _in_steps(
     extra = z_weight * (log_sum_N1[:, 0].square() * counts_N).sum() if z_weight else None
     if not trains:
         return nats_N, extra, None
-    # gradient of the logits: (p f - [wanted]) s, where p is the softmax, f the factor of z-loss and s the slope of the cap
+    # gradient of a logit: (p f - 1[target]) s; p: its softmax, f: factor of z-loss, s: slope of the cap
     wanted_grad_N1 = wanted_log_p_N1.exp()
     if z_weight or cap:
         grad_NV = log_p_NV.exp_()
@@ -158,7 +159,7 @@ def _in_steps(
         grad_NV = grad_NV.to(dtype)
     else:
         wanted_grad_N1 -= 1.0
-        grad_NV = torch.exp(log_p_NV, out=logits_NV)  # in the logits' memory, rounded once
+        grad_NV = torch.exp(log_p_NV, out=logits_NV)  # reuses the logits' memory, rounds once
     return nats_N, extra, grad_NV.scatter_(-1, ids_N1, wanted_grad_N1.type_as(grad_NV))
 
 
@@ -188,7 +189,7 @@ def part_loss(logits_NV: Tensor, ids_N: Tensor, z_weight: float, cap: float) -> 
 def _add_product(total_VD: Tensor, grad_NV: Tensor, part_ND: Tensor, is_first: bool) -> None:
     """Add ``grad_NV.T @ part_ND`` to ``total_VD``, fp32. With ``is_first`` overwrite ``total_VD`` instead."""
     if grad_NV.is_cuda and grad_NV.dtype in (torch.bfloat16, torch.float16):
-        # accumulate in fp32 within the matmul: many parts add up as exactly as one, and total_VD is passed over once
+        # accumulate in fp32 within the matmul: no rounding between calls, and a single pass over total_VD
         beta = 0.0 if is_first else 1.0
         torch.addmm(total_VD, grad_NV.T, part_ND, beta=beta, out_dtype=torch.float32, out=total_VD)
         return
@@ -198,13 +199,13 @@ def _add_product(total_VD: Tensor, grad_NV: Tensor, part_ND: Tensor, is_first: b
 
 def _product_in_range(grad_NV: Tensor, part_ND: Tensor) -> Tensor:
     """Return ``grad_NV.T @ part_ND``, (V, D). In fp16 a sum over many tokens may overflow, however small the loss scale. So
-    fp16 hidden states are first divided by a power of two that rules out overflow."""
+    fp16 hidden states are first divided by a power of two that rules out overflow, and the result is multiplied by it."""
     if part_ND.dtype != torch.float16:
         return grad_NV.T @ part_ND
-    most = part_ND.abs().amax().float() * len(part_ND)  # each gradient of a logit is in [-1, 1]
+    most = part_ND.abs().amax().float() * len(part_ND)  # a logit's gradient is in about [-1, 1]
     down = torch.exp2(
         torch.log2(most / _FP16_RANGE).ceil().clamp(0.0, 15.0)
-    ).half()  # computed on the device, without synchronization
+    ).half()  # stays on the device: no synchronization
     return (grad_NV.T @ (part_ND / down)).float() * down
 
 
@@ -215,14 +216,14 @@ def capped(logits: Tensor, cap: float) -> Tensor:
 
 def logits(hidden: Tensor, head_VD: Tensor) -> Tensor:
     """Return the logits (..., V) of hidden states (..., D), in the dtype of the hidden states. A head of another dtype is
-    converted a part at a time, because it is the largest tensor of a small model."""
+    converted some rows at a time, because the head is the largest tensor of a small model."""
     if hidden.dtype == head_VD.dtype:
         return F.linear(hidden, head_VD)
     return torch.cat([F.linear(hidden, rows.to(hidden.dtype)) for rows in _parts(head_VD)], -1)
 
 
 def _through(grad_NV: Tensor, head_VD: Tensor, out_ND: Tensor) -> None:
-    """Write the gradient of hidden states to ``out_ND``, given the gradient of their logits."""
+    """Write the gradient of hidden states to ``out_ND``, given the gradient of their logits, ``grad_NV``."""
     if grad_NV.dtype == head_VD.dtype:
         torch.matmul(grad_NV, head_VD, out=out_ND)
         return
@@ -247,9 +248,9 @@ def head_loss(
     """Return the loss summed over tokens, an fp32 scalar, and the cross-entropy of each token, fp32 (N,). The cross-entropy is
     0 for tokens that do not count, and has no gradient.
 
-    ``wanted_N``: int64 target ids, or IGNORE_INDEX. The loss adds ``z_weight`` times the squared logarithm of the softmax's
-    denominator, which keeps logits from drifting (Chowdhery et al., PaLM, 2022, section 5). ``cap``: as for ``capped``.
-    ``fused``: ``part_loss``, compiled; None computes in single, uncompiled operations.
+    ``wanted_N``: int64 target ids; IGNORE_INDEX for tokens that do not count. The loss adds ``z_weight`` times the squared
+    logarithm of the softmax's denominator, which keeps logits from drifting (Chowdhery et al., PaLM, 2022, section 5). ``cap``:
+    as for ``capped``. ``fused``: compiled ``part_loss``; None: compute with single, uncompiled operations.
     """
     total, nats_N = _HeadLoss.apply(hidden_ND, head_VD, wanted_N, z_weight, cap, fused)
     return total, nats_N
@@ -271,7 +272,7 @@ def token_nats(hidden_ND: Tensor, head_VD: Tensor, wanted_N: Tensor, cap: float 
 
 @contextlib.contextmanager
 def logits_as_on(device_type: str) -> Iterator[None]:
-    """Compute as many logits at a time on the CPU as another device would, to predict that device's memory."""
+    """In the ``with`` body, compute as many logits at a time on the CPU as ``device_type`` would, to predict its memory."""
     before = _LOGITS_AT_ONCE["cpu"]
     _LOGITS_AT_ONCE["cpu"] = _LOGITS_AT_ONCE[device_type]
     try:
@@ -281,6 +282,6 @@ def logits_as_on(device_type: str) -> Iterator[None]:
 
 
 def _at_once(head_VD: Tensor) -> int:
-    """Return the number of tokens whose logits are computed at a time: a multiple of ``_TILE`` if it is more than one tile."""
+    """Return the number of tokens whose logits are computed at a time: above ``_TILE`` a multiple of it."""
     most = max(1, _LOGITS_AT_ONCE[head_VD.device.type] // len(head_VD))
     return most - most % _TILE if most > _TILE else most

@@ -1,4 +1,4 @@
-"""The training objective that a config names in place of next-token cross-entropy.
+"""The training objective (loss function) that a config names in place of next-token cross-entropy.
 
 ``objective.source`` names a built-in objective (``distill``, ``dpo``, ``orpo``), or a user's function,
 ``package.module:function``. The function is called for each micro-batch as ``function(outputs, rows, labels)``. If the config
@@ -7,9 +7,9 @@ names labels, it gets a fourth argument, ``columns``:
     outputs   the model's logits for the rows, (B, L, V), in the dtype that the model computes in
     rows      input ids, int64 (B, L)
     labels    target ids, int64 (B, L); -100 where nothing is predicted
-    columns   a model's predictions for the rows (``objective.labels``): ``logprobs``, fp16 (B, L, k), and ``ids``, int64
+    columns   another model's predictions for the rows (``objective.labels``): ``logprobs``, fp16 (B, L, k), and ``ids``, int64
               (B, L, k), of its k most likely next ids; or ``logprobs`` alone, fp32 (B, L), of the target ids. A teacher
-              that runs within the step (``objective.teacher``) gives the first two, with ``logprobs`` in fp32
+              model that runs within the step (``objective.teacher``) gives k ``logprobs``, but in fp32, and ``ids``
 
 The function returns ``(sum, weight, parts)``. A step minimises the total of all ``sum`` divided by the total of all
 ``weight``, over all micro-batches and ranks. ``parts`` maps names to scalars, such as terms of the sum. Each part is totalled
@@ -46,17 +46,17 @@ from springtide.shards import LabelLayout
 # Shape suffixes: B rows, L positions, V ids, P slots for the pairs of a row, most of them empty.
 
 _NO_MORE = -(2.0**-24)
-"""Upper clamp of log-probabilities before odds are computed: at 0 (a certain answer, or one without tokens) odds are infinite.
-"""
+"""Upper clamp of log-probabilities before odds are computed: at a log-probability of 0 (an answer that is certain or has no
+tokens) odds are infinite."""
 
 
 class Pairs(NamedTuple):
-    """Sums over the predicted tokens of each answer."""
+    """Sums of a value over the predicted tokens of each answer, for the pairs of answers in each row."""
 
     chosen: Tensor
-    """Sum over the chosen answer, (B, P)."""
+    """Sum of the values over the chosen answer, (B, P)."""
     rejected: Tensor
-    """Sum over the rejected answer, (B, P)."""
+    """Sum of the values over the rejected answer, (B, P)."""
     chosen_tokens: Tensor
     """Number of predicted tokens of the chosen answer, (B, P)."""
     rejected_tokens: Tensor
@@ -64,14 +64,15 @@ class Pairs(NamedTuple):
 
     @property
     def exist(self) -> Tensor:
-        """Return which slots hold a pair: both answers have predicted tokens, bool (B, P)."""
+        """Return which slots hold a pair, bool (B, P): those whose answers both have predicted tokens."""
         return (self.chosen_tokens > 0) & (self.rejected_tokens > 0)
 
 
 def dpo(beta: float, eos_id: int, bos_id: int, are_whole: bool) -> Callable[[Tensor, Tensor, Tensor, Columns], Found]:
     """Return the objective of direct preference optimization (Rafailov et al., 2023, equation 7), summed over pairs.
 
-    ``beta``: how much a departure from the reference model costs. The reference's log-probabilities come from ``columns``.
+    ``beta``: how much a departure from the reference model costs. The reference model's log-probabilities come from the
+    function's argument ``columns``.
     """
 
     def of_pairs(outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor, columns: Columns) -> Found:
@@ -89,9 +90,9 @@ def dpo(beta: float, eos_id: int, bos_id: int, are_whole: bool) -> Callable[[Ten
 def orpo(beta: float, eos_id: int, bos_id: int, are_whole: bool) -> Callable[[Tensor, Tensor, Tensor], Found]:
     """Return the objective of odds ratio preference optimization (Hong et al., 2024, equations 3 to 7), summed over pairs.
 
-    It is the mean cross-entropy of the chosen answer's tokens, plus ``beta`` times the negative log-sigmoid of both answers'
-    log odds ratio. ``beta`` is the paper's lambda. An answer's probability is the geometric mean of its tokens' probabilities.
-    There is no reference model.
+    For a pair the loss is the mean cross-entropy of the chosen answer's tokens, plus ``beta`` (the paper's lambda) times the
+    negative log-sigmoid of the log odds ratio of chosen to rejected answer. An answer's probability is the geometric mean of
+    its tokens' probabilities. There is no reference model.
     """
 
     def of_pairs(outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor) -> Found:
@@ -108,7 +109,7 @@ def orpo(beta: float, eos_id: int, bos_id: int, are_whole: bool) -> Callable[[Te
 
 
 def log_odds(log_probabilities: Tensor) -> Tensor:
-    """Return log(p / (1 - p)), given log-probabilities.
+    """Return the log odds log(p / (1 - p)), given log(p).
 
     Examples:
         >>> import torch
@@ -120,7 +121,7 @@ def log_odds(log_probabilities: Tensor) -> Tensor:
 
 
 def _summed(nats_BP: Tensor, parts: Mapping[str, Tensor], exist_BP: Tensor) -> Found:
-    """Return the loss summed over the pairs that exist, their number, and each part summed."""
+    """Return the sum of the losses ``nats_BP`` over the pairs that exist, the number of pairs, and the sum of each part."""
 
     def total(values_BP: Tensor) -> Tensor:
         return values_BP.masked_fill(~exist_BP, 0.0).sum()
@@ -129,7 +130,7 @@ def _summed(nats_BP: Tensor, parts: Mapping[str, Tensor], exist_BP: Tensor) -> F
 
 
 def token_log_probabilities(outputs_BLV: Tensor, labels_BL: Tensor) -> Tensor:
-    """Return the log-probability of each target token, fp32 (B, L). Where nothing is predicted the value is arbitrary."""
+    """Return the log-probability of each target token, fp32 (B, L). Without a target (-100) the value is arbitrary."""
     log_BLV = outputs_BLV.float().log_softmax(-1)
     return log_BLV.gather(-1, labels_BL.clamp_min(0)[..., None])[..., 0]
 
@@ -149,7 +150,7 @@ def by_pair(
         (3.0, 5.0, 1)
     """
     B, L = rows_BL.shape
-    # also the document of each token's target, because the first token of a document is never predicted
+    # index of a position's document; its target is in the same document, because first tokens are never predicted
     document_BL = document_begins(rows_BL, eos_id, bos_id, are_whole).cumsum(1) - 1
     document_BL = document_BL.clamp_min(0)
     counts_BL = labels_BL != IGNORE_INDEX
@@ -161,11 +162,11 @@ def by_pair(
 # Distillation: learn a teacher's next-token distribution (Hinton et al., "Distilling the knowledge in a neural network",
 # 2015).
 #
-# Labels hold the teacher's k largest probabilities. The rest of the teacher's mass counts as one more outcome, and so
-# does the student's mass on all other ids: the divergence compares two distributions over k + 1 outcomes. It never
-# exceeds the divergence over all ids, and is zero where both agree. If the k probabilities were renormalised to 1, the
-# teacher would seem surer than it is, and the student would become too sure (see Anshumann et al., "Sparse logit
-# sampling: accelerating knowledge distillation in LLMs", 2025, on the bias of cached top-k).
+# Labels hold the teacher's k largest probabilities. The rest of the teacher's probability counts as one more outcome, and
+# so does the student's probability of all other ids: the divergence compares two distributions over k + 1 outcomes. It
+# never exceeds the divergence over all ids, and is zero where teacher and student agree. If the k probabilities were
+# renormalised to 1, the teacher would seem surer than it is, and the student would become too sure (see Anshumann et al.,
+# "Sparse logit sampling: accelerating knowledge distillation in LLMs", 2025, on the bias of cached top-k).
 #
 # Shape suffixes: B rows, L positions, V ids, K stored ids.
 
@@ -173,8 +174,8 @@ Found = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 
 def distillation(cross_entropy: float) -> Callable[[Tensor, Tensor, Tensor, Mapping[str, Tensor]], Found]:
-    """Return the objective: (1 - ``cross_entropy``) times the divergence from the teacher, plus ``cross_entropy`` times the
-    cross-entropy of next tokens, summed over the tokens that are predicted."""
+    """Return the objective of distillation: (1 - ``cross_entropy``) times the divergence from the teacher, plus
+    ``cross_entropy`` times the cross-entropy of next tokens, summed over the tokens that are predicted."""
 
     def distill(outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor, columns: Mapping[str, Tensor]) -> Found:
         log_BLV = outputs_BLV.float().log_softmax(-1)
@@ -217,16 +218,17 @@ Columns = Mapping[str, Tensor]
 _FIELD = "objective.source"
 _LEARNS_FROM = {"distill": "topk", "dpo": "logprob"}
 _BUILT_IN: dict[str, Callable[..., Any]] = {"distill": distillation, "dpo": dpo, "orpo": orpo}
-"""Value of ``objective.source`` -> the factory of its function. All but ``distill`` learn from pairs of answers."""
+"""Value of ``objective.source`` -> factory of the objective's function. All but ``distill`` learn from pairs of answers."""
 _PER_UNIT = 2.0**24
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 _MOST_PARTS = 32
 _ROWS, _LENGTH = 2, 3
-"""Shape of the micro-batch of zeros that the function is first called with."""
+"""Number of rows, and their length, of the zero micro-batch that the constructor of ``Objective`` calls the function with."""
 
 
 class Objective:
-    """An objective. The constructor calls its function once, with zero logits, to learn the names of its parts."""
+    """A training objective. The constructor calls its function once, with zero logits, to get the names of the parts that it
+    returns."""
 
     def __init__(
         self,
@@ -240,9 +242,12 @@ class Objective:
         whole_documents: bool = False,
         teacher: Callable[[Tensor], Columns] | None = None,
     ) -> None:
-        """``layout``: layout of the labels, None without labels; ``settings``: of built-in objectives; ``eos_id``, ``bos_id``,
-        ``whole_documents``: as for the model; ``teacher``: computes the columns of ``layout`` from ids (B, L), in place of
-        stored labels. Raises ConfigError if ``source`` cannot be found, returns something invalid, or does not fit the labels.
+        """``layout``: names, dtypes and shapes of label columns, None without labels; ``settings``: options of built-in
+        objectives; ``eos_id``, ``bos_id``, ``whole_documents``: as for ``Decoder``; ``teacher``: computes the label columns
+        from ids (B, L), in place of stored labels.
+
+        Raises:
+            ConfigError: ``source`` cannot be found, returns something invalid, or does not fit the labels.
         """
         self.source, self._is_built_in = source, source in OBJECTIVES
         self._function: Callable[..., Any] = (
@@ -263,7 +268,7 @@ class Objective:
             what = f"raises {type(error).__name__}: {error}, called with {_ROWS} rows of {_LENGTH} tokens"
             raise ConfigError(explain(_FIELD, source, what, "see springtide.model.objective")) from error
         self.names = tuple(sorted(parts))
-        """Names of the parts, sorted."""
+        """Sorted names of the parts, which are the objective's values for the log."""
         bad = [name for name in self.names if not _NAME.fullmatch(name)]
         if bad or len(self.names) > _MOST_PARTS:
             what = f"names a part {bad[0]!r}" if bad else f"names {len(self.names)} parts"
@@ -279,9 +284,9 @@ class Objective:
         self, outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor, columns: Columns
     ) -> tuple[Tensor, Tensor]:
         """Return the sum to minimise, and a vector of sum, weight and parts, float64 (size,), without gradient. Raises
-        TrainingFailed if the function returns something invalid, or other names of parts than before."""
+        TrainingFailed if the function returns something invalid, or other names of parts than in the constructor."""
         if not len(rows_BL):
-            # a rank without rows still runs the model: return a zero loss that backpropagates through it
+            # a rank without rows must join the collectives of backward: return a zero loss that depends on the model
             return outputs_BLV.sum() * 0.0, torch.zeros(self.size, dtype=torch.float64, device=outputs_BLV.device)
         columns = self._teacher(rows_BL) if self._teacher else columns
         total, weight, parts = self._call(outputs_BLV, rows_BL, labels_BL, columns)
@@ -292,7 +297,7 @@ class Objective:
             torch.as_tensor(value, dtype=torch.float64, device=total.device).detach().reshape(()) for value in values
         ]
         found = torch.stack(doubles)
-        # multiples of 2**-24, as in ``row_losses``, add up exactly over ranks; a user's values may have any magnitude
+        # round to multiples of 2**-24, as ``row_losses``: their sums over ranks are exact. Not a user's: any magnitude
         return total, torch.round(found * _PER_UNIT) / _PER_UNIT if self._is_built_in else found
 
     def checked_weight(self, sums: Sequence[float]) -> float:
@@ -303,7 +308,7 @@ class Objective:
         return sums[1]
 
     def metrics_from_sums(self, sums: Sequence[float]) -> dict[str, float]:
-        """Return each part divided by the weight. ``sums``: as in ``checked_weight``."""
+        """Return name -> value of each part: its sum divided by the total weight. ``sums``: as in ``checked_weight``."""
         return {f"objective/{name}": value / sums[1] for name, value in zip(self.names, sums[2:], strict=True)}
 
     def _call(
@@ -334,8 +339,8 @@ class Objective:
 
 
 def zeros(layout: LabelLayout | None, rows: int, device: torch.device, length: int = 0) -> dict[str, Tensor]:
-    """Return label columns filled with zeros, in the dtypes that they have on a device; none without a layout. ``length``: row
-    length L, if it differs from the layout's."""
+    """Return label columns of zeros, in the dtypes that label columns have on a device; an empty dict without a layout.
+    ``length``: row length L; 0: the layout's."""
     if layout is None:
         return {}
     columns = layout._replace(sequence_length=length or layout.sequence_length).columns(rows)
@@ -359,8 +364,8 @@ def _built_in(
 
 
 def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayout | None) -> bool:
-    """Return True if the function gets label columns. Raises ConfigError if it needs labels that the config does not name, or
-    takes none although the config names some."""
+    """Return True if the function gets label columns. Raises ConfigError if the function needs labels that the config does not
+    name, or takes no labels although the config names some."""
     field = "objective.labels"
     wanted = _LEARNS_FROM.get(source)
     if wanted and (layout is None or layout.what != wanted):
@@ -381,11 +386,11 @@ def _takes_columns(source: str, function: Callable[..., Any], layout: LabelLayou
     return layout is not None
 
 
-# The cross-entropy of next tokens, as a function.
+# The cross-entropy of next tokens, as a function that a user may copy.
 
 
 def next_token(outputs_BLV: Tensor, rows_BL: Tensor, labels_BL: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return the cross-entropy of next tokens: an example of a user's objective.
+    """Return sum, weight and parts of next-token cross-entropy, as an example of a user's objective.
 
     Examples:
         >>> import torch

@@ -1,6 +1,6 @@
-"""Positions of tokens: rotary tables, and the documents of a row.
+"""Positions of tokens: rotary tables, and where the documents of a row begin and end.
 
-Shape suffixes: as in ``decoder``; R features of a head are rotated.
+Shape suffixes: as in ``decoder``; R: number of features of a head that are rotated.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ def rotary_table(
     config: ModelConfig, length: int, device: torch.device | None = None, local: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the cosines and sines of rotary positions, fp32 (length, R / 2) each (Su et al., "RoFormer", 2021). ``local``: for
-    the local layers of a model that also has global layers. LongRoPE (Ding et al., 2024, as in Phi 3) has one table for rows of
-    up to ``rope_original_length`` tokens and another table for longer rows: ``length`` selects the table."""
+    the layers with a window in a model that also has global layers. LongRoPE (Ding et al., 2024, as in Phi 3) has one table for
+    rows of up to ``rope_original_length`` tokens and another table for longer rows: ``length`` selects the table."""
     width, sharpened = config.rotary_width, 1.0
     theta = config.local_rope_theta or config.rope_theta if local else config.rope_theta
     rates = theta ** (-torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
     if local:
-        pass  # no scaling: a window is no longer in a longer context
+        pass  # no scaling: in a longer context the window keeps its length
     elif config.rope_scaling == "linear":
         rates = rates / config.rope_factor
     elif config.rope_scaling == "yarn":
         kept = 1.0 - _yarn_ramp(config, device)
         rates = kept * rates + (1.0 - kept) * rates / config.rope_factor
-        # scales cosines and sines, so scores of queries and keys grow by its square
+        # this factor scales cosines and sines, so scores of queries and keys grow by its square
         sharpened = config.rope_attention_factor or 0.1 * math.log(config.rope_factor) + 1.0
     elif config.rope_scaling == "longrope":
         factors = config.rope_long_factors if length > config.rope_original_length else config.rope_short_factors
         rates = rates / torch.tensor(factors, device=device)
         sharpened = config.rope_attention_factor or 1.0
     elif config.rope_scaling == "llama3":
-        # full turns of each frequency within the original length; between the two factors, interpolate (Llama 3.1, 2024)
+        # turns of each frequency in the original length; interpolate where they are between both factors (Llama 3.1, 2024)
         turns = config.rope_original_length * rates / (2 * math.pi)
         low, high = config.rope_low_freq_factor, config.rope_high_freq_factor
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
@@ -52,9 +52,9 @@ def rotary_table(
 
 
 def _yarn_ramp(config: ModelConfig, device: torch.device | None) -> Tensor:
-    """Return how far each wavelength is stretched, 0 to 1, fp32 (R / 2,). It is 0 for at least ``_YARN_FAST`` turns within the
-    original length, and 1 for at most ``_YARN_SLOW`` turns (Peng et al., "YaRN", 2023). As in published models, both limits are
-    rounded to whole dimensions."""
+    """Return how much YaRN stretches each wavelength, from 0 (not) to 1 (fully), fp32 (R / 2,). It is 0 for at least
+    ``_YARN_FAST`` turns within the original length, and 1 for at most ``_YARN_SLOW`` turns (Peng et al., "YaRN", 2023). As in
+    published models, both limits are rounded to whole dimensions."""
     width, length = config.rotary_width, config.rope_original_length
 
     def dimension(turns: float) -> float:
@@ -66,8 +66,8 @@ def _yarn_ramp(config: ModelConfig, device: torch.device | None) -> Tensor:
 
 
 def rotate(x_BHLE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (e, e + R / 2) of the first R features by its position's angle; the tables are (L, R / 2), or
-    (B, 1, L, R / 2)."""
+    """Rotate each pair (e, e + R / 2) of the first R features by the angle of its position. ``cos``, ``sin``: tables of shape
+    (L, R / 2) or (B, 1, L, R / 2)."""
     first, second, *others = x_BHLE.split(cos.shape[-1], dim=-1)
     cos, sin = cos.type_as(x_BHLE), sin.type_as(x_BHLE)
     return torch.cat([first * cos - second * sin, second * cos + first * sin, *others], dim=-1)
@@ -76,13 +76,13 @@ def rotate(x_BHLE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def document_begins(
     tokens_BL: Tensor, eos_id: int, bos_id: int, are_whole: bool = False, padding_B: Tensor | None = None
 ) -> Tensor:
-    """Return which tokens begin a document, bool (B, L). The first token after the padding always does. Arguments as for
-    ``documents``."""
+    """Return which tokens begin a document, bool (B, L). The first token after the padding always begins one. Arguments
+    as for ``documents``."""
     is_eos_BL = tokens_BL == eos_id
     opens_BL = (tokens_BL == bos_id) & F.pad(is_eos_BL[:, :-1], (1, 0), value=True)
     if padding_B is not None:
         is_first_BL = torch.arange(tokens_BL.shape[1], device=tokens_BL.device) == padding_B[:, None]
-        # like a bos_id at the start of a row, one after the padding opens a document, even if it is also the eos_id
+        # a bos_id right after the padding begins a document, as at the start of a row, even if bos_id equals eos_id
         opens_BL = opens_BL | is_first_BL & (tokens_BL == bos_id)
     follows_BL = F.pad((is_eos_BL & ~opens_BL)[:, :-1], (1, 0), value=False)
     begins_BL = opens_BL if are_whole else opens_BL | follows_BL
@@ -96,7 +96,7 @@ def document_firsts(
     each. Arguments as for ``documents``."""
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
     begins_BL = document_begins(tokens_BL, eos_id, bos_id, are_whole, padding_B)
-    if are_whole and bos_id == eos_id:  # a mere separator: the document begins after it and does not attend to it
+    if are_whole and bos_id == eos_id:  # bos_id only separates: the document begins after it
         is_separator_BL = begins_BL & (tokens_BL == eos_id)
         begins_BL = begins_BL | F.pad(is_separator_BL[:, :-1], (1, 0), value=False)
     first_BL = torch.where(begins_BL, index_L, 0).cummax(dim=1).values
@@ -117,11 +117,11 @@ def documents(
     the next row without a ``bos_id``. In a row that begins inside a document, positions count from the start of the row.
 
     Args:
-        newest: return positions (B, newest) and mask (B, 1, newest, L) of this many last tokens only; 0: of all.
+        newest: return positions (B, newest) and mask (B, 1, newest, L) of only the last ``newest`` tokens; 0: of all tokens.
         padding_B: number of padding tokens at the start of each row, to which no other token attends; None: no padding.
-        are_whole: no document is cut; true for chats. A document then begins only at a ``bos_id`` at the start of the row or
-            after an ``eos_id``, and may hold further ``eos_id``. If ``bos_id`` is the ``eos_id``, it separates documents and
-            belongs to none: positions begin after it.
+        are_whole: no document continues in another row; true for chats. A document then begins only at a ``bos_id`` at the
+            start of the row or after an ``eos_id``, and may hold further ``eos_id``. If ``bos_id`` is the ``eos_id``, it
+            separates documents and belongs to none: positions begin after it.
     """
     index_L = torch.arange(tokens_BL.shape[1], device=tokens_BL.device)
     first_BL, position_BL = document_firsts(tokens_BL, eos_id, bos_id, are_whole, padding_B)

@@ -1,9 +1,9 @@
-"""Adafactor: second moments of a matrix as one number for each row and column, and no first moments (Shazeer and Stern,
+"""Adafactor: keeps one second moment for each row and each column of a matrix, and no first moments (Shazeer and Stern,
 "Adafactor: adaptive learning rates with sublinear memory cost", 2018, algorithms 4 and 5 with their constants).
 
 The step is relative: the learning rate is multiplied by a tensor's root mean square, or by 0.001 if that is larger. The
-schedule sets the rate, and weight decay is decoupled. Two all-reduces per step sum squares over columns and over tensors. They
-run in float64, so that the bits do not depend on where shards are cut.
+schedule sets the rate, and weight decay is decoupled. Two all-reduces per step sum squares over the columns and over whole
+tensors. They run in float64, so that the bits of the sums do not depend on where shards are cut.
 
 Shape suffixes: M rows of a tensor, R elements in a row (all dimensions after the first).
 """
@@ -23,24 +23,24 @@ from springtide.checkpoint.tensors import local
 from springtide.optim.muon import sharded_over
 
 _DECAY = 0.8
-"""Second moments decay by 1 - step ** -_DECAY."""
+"""At each step second moments are multiplied by 1 - step ** -_DECAY."""
 _SQUARE, _LEAST = 1e-30, 1e-3
-"""Added to squared gradients; smallest root mean square that a rate is multiplied by."""
+"""``_SQUARE`` is added to squared gradients. The rate is multiplied by a tensor's root mean square, at least ``_LEAST``."""
 _CLIP = 1.0
-"""Largest root mean square of an update."""
+"""Largest root mean square of an update; larger updates are scaled down to it."""
 _AT_ONCE = 2**22
 """Number of elements that are squared at a time, in float64."""
 
 
 class Adafactor(torch.optim.Optimizer):
-    """Adafactor for the parameter groups ``groups``. Vectors keep a second moment for each element."""
+    """Adafactor for the parameter groups ``groups``. For vectors it keeps a second moment of each element."""
 
     def __init__(self, groups: list[dict[str, Any]], lr: float) -> None:
         super().__init__(groups, {"lr": lr, "weight_decay": 0.0})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update all parameters that have a gradient; ``closure`` is not used. All ranks call it together."""
+        """Update all parameters that have a gradient; ``closure`` is not used. All ranks must call ``step`` together."""
         moved = [(one, group) for group in self.param_groups for one in group["params"] if one.grad is not None]
         if not moved:
             return
@@ -52,7 +52,7 @@ class Adafactor(torch.optim.Optimizer):
         for number, (parameter, group) in enumerate(moved):
             means = squares[2 * number : 2 * number + 2] / max(1, parameter.numel())
             of_update, of_weight = means.sqrt().to(parameter.dtype).unbind()
-            # the update is computed a second time: keeping all updates would take as much memory as the weights
+            # compute the update a second time: keeping those of all tensors would take as much memory as the weights
             update = self._update(parameter).div_((of_update / _CLIP).clamp_min(1.0))
             weight = local(parameter.detach())
             weight.mul_(1.0 - group["lr"] * group["weight_decay"])
@@ -88,7 +88,7 @@ class Adafactor(torch.optim.Optimizer):
         gradient = local(parameter.grad)
         if parameter.dim() < 2:
             return gradient / local(state["exp_avg_sq"]).sqrt()
-        # column_sq is whole on each rank, and has the same mean as row_sq, which is sharded
+        # mean of column_sq, which is whole on each rank; row_sq, which is sharded, has the same mean
         mean = state["column_sq"].double().mean().to(parameter.dtype)
         update_MR = _matrix(gradient) / (local(state["row_sq"]) / mean).sqrt_()[:, None]
         return update_MR.div_(state["column_sq"].sqrt()).view_as(gradient)
@@ -100,7 +100,7 @@ def _new_moments(parameter: Tensor) -> dict[str, Tensor]:
     shard = local(parameter)
     return {
         "row_sq": sharded_as(parameter, shard.new_zeros(len(shard)), (len(parameter),)),
-        "column_sq": shard.new_zeros(math.prod(shard.shape[1:])),  # not sharded
+        "column_sq": shard.new_zeros(math.prod(shard.shape[1:])),  # the same on all ranks
     }
 
 
@@ -115,7 +115,7 @@ def sharded_as(parameter: Tensor, shard: Tensor, shape: tuple[int, ...]) -> Tens
 
 
 def _sums(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the squares of this rank's rows, summed per row and per column, float64 (M,) and (R,). M: this rank's rows."""
+    """Return the squared gradients of this rank's M rows, summed per row and per column, float64 (M,) and (R,)."""
     gradient_MR = _matrix(gradient)
     M, R = gradient_MR.shape
     by_row = gradient.new_zeros(M, dtype=torch.float64)
@@ -141,7 +141,7 @@ def _square(tensor: Tensor) -> Tensor:
 
 
 def _mix(moment: Tensor, newest: Tensor, share: float) -> None:
-    # each operation rounds once: a fused one would round the end of a shard differently
+    # single operations, each of which rounds: a fused operation would round the end of a shard differently
     moment.mul_(1.0 - share).add_((newest * share).to(moment.dtype))
 
 

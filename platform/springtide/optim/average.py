@@ -1,8 +1,8 @@
 """Exponential moving average of the weights (Polyak averaging; Busbridge et al., "How to scale your EMA", 2023), by tokens.
 
-The average is a weighted mean of the weights after each update so far. Weights count half as much as weights that are
-``optim.ema_half_life`` tokens newer. So the initial weights are not part of the average, and the batch size does not matter. A
-skipped update does not count. The average is optimizer state: sharded, saved and restored like the moments.
+The average is a weighted mean of the model's weights after each update so far. Weights count half as much as weights that are
+``optim.ema_half_life`` tokens newer, at any batch size. The initial weights are not part of the average, and the average does
+not change at a skipped update. The average is optimizer state: sharded, saved and restored like the moments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from springtide.checkpoint.tensors import local
 from springtide.distributed.fsdp import reshard
 
 _SHARE = "newest_share"
-"""Key in a parameter group: the share that the weights after the next step get in the average."""
+"""Key in a parameter group: share, 0 to 1, of the weights after the next step in the new average."""
 
 
 def keep_average(optimizer: torch.optim.Optimizer) -> None:
@@ -28,15 +28,15 @@ def keep_average(optimizer: torch.optim.Optimizer) -> None:
 
 
 def set_newest_share(optimizer: torch.optim.Optimizer, share: float) -> None:
-    """Set the ``share`` that the weights after the next step get in the average."""
+    """Set the ``share``, 0 to 1, of the weights after the next step in the new average."""
     for group in optimizer.param_groups:
         group[_SHARE] = share
 
 
 @contextlib.contextmanager
 def averaged_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[bool]:
-    """Swap the averaged weights in for the body of the ``with`` statement. Yields False if there are no averages. All ranks
-    call it together; no copy of the state may be in progress."""
+    """In the body of the ``with`` statement, the model has the averaged weights. Yields False if there are no averages. All
+    ranks must enter the statement together, and not while the state is being copied for a checkpoint."""
     has_average = any(AVERAGE in state for state in optimizer.state.values())
     if not has_average:
         yield False
@@ -53,13 +53,13 @@ def averaged_weights(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iter
 @torch.no_grad()
 def _update(optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:
     for group in optimizer.param_groups:
-        # popped, because this hook runs twice where one optimizer's step calls another's
+        # pop: where one optimizer's step calls another's, this hook runs twice, and must average only once
         share = group.pop(_SHARE, None)
         for parameter in group["params"]:
             if AVERAGE in optimizer.state.get(parameter, ()):
                 if share is not None:
                     average = local(optimizer.state[parameter][AVERAGE])
-                    # each operation rounds once: a fused one would round the end of a shard differently
+                    # single operations: a fused operation would round the end of a shard differently
                     average.add_((local(parameter.detach()) - average).mul_(share))
             elif parameter.grad is not None:
                 optimizer.state[parameter][AVERAGE] = parameter.detach().clone()

@@ -1,4 +1,4 @@
-"""The optimizer that a config names, and the gradient norm."""
+"""Build the optimizer that a config names; compute the norm of sharded gradients."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> t
     Weight decay applies to matrices and not to vectors, unless ``optim.groups`` changes this. With ``optim.ema_half_life`` the
     optimizer keeps an average of the weights. Raises ConfigError if Muon finds no matrices in ``blocks``.
 
-    With ``model.base_width`` the matrices of blocks have their own rate. Their decay per step, rate times ``weight_decay``,
-    equals the decay of other matrices. So weights average over the same number of steps at every width (Wang and Aitchison,
-    "How to set AdamW's weight decay as you scale model and dataset size", 2024).
+    With ``model.base_width`` the matrices of blocks have their own learning rate. Their decay per step, which is the rate times
+    ``weight_decay``, equals the decay of other matrices. So weights average over the same number of steps at every width (Wang
+    and Aitchison, "How to set AdamW's weight decay as you scale model and dataset size", 2024).
 
-    ``fused`` is faster; see ``may_fuse``.
+    ``fused``: use torch's fused optimizer, which is faster; see ``may_fuse``.
     """
     optimizer = own_optimizer(model, config) if config.source else _ours(model, config, fused)
     if config.ema_half_life:
@@ -47,9 +47,9 @@ def optimizer_of(model: nn.Module, config: OptimConfig, fused: bool = True) -> t
 
 
 def may_fuse(config: ParallelConfig, device: torch.device) -> bool:
-    """Return True if the optimizer of a model that computes on ``device`` may be fused. On a CPU a fused optimizer rounds
-    elements that do not fill a vector register differently from the rest. Then the last bit depends on where shards are cut, so
-    an exact run does not fuse."""
+    """Return True if the optimizer of a model that computes on ``device`` may be fused. On a CPU a fused optimizer rounds the
+    elements at a shard's end that do not fill a vector register differently from the rest. The last bit then depends on where
+    shards are cut, so a run that must be bit-exact does not fuse."""
     return not (config.exact and weights_on(config, device).type == "cpu")
 
 
@@ -89,12 +89,12 @@ _OPTIMIZERS: dict[str, Callable[[_Groups, _Groups, OptimConfig, bool], torch.opt
     "lamb": _lamb,
     "muon": _muon,
 }
-"""Value of ``optim.optimizer`` -> its factory: (groups of other parameters, groups of block matrices, config, fused)."""
+"""Value of ``optim.optimizer`` -> factory(groups of other parameters, groups of block matrices, config, fused)."""
 
 
 def _groups(model: nn.Module, config: OptimConfig) -> tuple[_Groups, _Groups]:
-    """Return the groups of other parameters, and the groups of block matrices, without frozen parameters. Block matrices have
-    separate groups only for Muon or with a base width; otherwise they are among the other parameters."""
+    """Return the parameter groups of block matrices, second, and of all other parameters, first, without frozen parameters.
+    Block matrices have separate groups only for Muon or with a base width; otherwise they are among the other parameters."""
     wider = model.config.width_multiplier if isinstance(model, Decoder) else 1.0
     apart = config.optimizer == "muon" or wider != 1.0
     blocks = {id(one) for one in getattr(model, "blocks", nn.ModuleList()).parameters() if apart and one.dim() == 2}
@@ -105,7 +105,7 @@ def _groups(model: nn.Module, config: OptimConfig) -> tuple[_Groups, _Groups]:
         is_apart, own = id(parameter) in blocks, group_of(plain_name(name), config)
         decay = config.weight_decay if parameter.dim() >= 2 else 0.0
         decay = own.weight_decay if own is not None and own.weight_decay is not None else decay
-        # the base width does not scale adapters: B has as many inputs, the rank, at every width
+        # the base width does not scale the rates of adapters: at every width, B has the same inputs, the rank
         scale, width = own.lr_scale if own else 1.0, wider if is_apart and not is_adapter(name) else 1.0
         found.setdefault((is_apart, scale / width, decay * width), []).append(parameter)
     others: _Groups = []
@@ -122,8 +122,8 @@ def local_gradients(model: nn.Module) -> list[torch.Tensor]:
 
 
 def square_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of squares over this rank's shards, a float64 scalar. Summed over the ranks that hold one copy of the
-    model, it is the square of the global norm."""
+    """Return the sum of squares over this rank's shards, a float64 scalar. The sum of this value over the ranks that share
+    one copy of the model is the square of the global norm."""
     # in float64, so that the result does not depend on where shards are cut
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float64)
     return torch.stack(norms).pow(2).sum()
@@ -133,15 +133,15 @@ def square_norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 #
 # ``optim.source`` names a user's function, ``package.module:function``, called as ``function(named_parameters, config)`` with
 # the parameters that train, a list of ``(name, parameter)``, and the config's ``optim`` section. It returns a
-# ``torch.optim.Optimizer`` that holds all of them. Then
+# ``torch.optim.Optimizer`` that holds all of these parameters. What the user's function can rely on:
 #
 # - rates follow the schedule: a group's initial ``lr`` is its rate at ``optim.peak_lr``
-# - gradients are summed over ranks, and clipped, before its step
-# - ``optim.ema_half_life`` averages its weights; ``optim.groups`` may freeze some of them
+# - gradients are summed over ranks, and clipped, before the optimizer's step
+# - ``optim.ema_half_life`` averages the weights; ``optim.groups`` may freeze some weights
 # - parameters of a sharded model are DTensors: elementwise operations need no care, norms do
 #
-# Its state is saved and resharded if it consists of tensors. Each must be like its parameter, made by
-# ``torch.zeros_like``, or a scalar that is equal on all ranks.
+# The optimizer's state is saved and resharded if it consists of tensors. Each tensor must have the shape and sharding of its
+# parameter, as from ``torch.zeros_like``, or be a scalar that is equal on all ranks.
 
 _FIELD = "optim.source"
 _NAMES_SHOWN = 3
@@ -174,7 +174,7 @@ def own_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimize
 
 
 def _check_first_step(optimizer: torch.optim.Optimizer, source: str, names: dict[int, str]) -> None:
-    """Register a hook that checks, after the first step, that the state can be saved at any world size."""
+    """Register a hook that checks, after the first step, that the optimizer's state can be saved and resharded."""
     checked = False
 
     def check(_optimizer: torch.optim.Optimizer, _arguments: Any, _named: Any) -> None:

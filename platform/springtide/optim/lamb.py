@@ -1,4 +1,4 @@
-"""LAMB: Adam's update of each matrix is scaled to the norm of that matrix, for very large batches (You et al., "Large batch
+"""LAMB, for very large batches: Adam's update of each matrix is scaled to the norm of the matrix (You et al., "Large batch
 optimization for deep learning: training BERT in 76 minutes", 2020, algorithm 2, with the identity as phi)."""
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update all parameters that have a gradient; ``closure`` is not used. All ranks call it together."""
+        """Update all parameters that have a gradient; ``closure`` is not used. All ranks must call ``step`` together."""
         moved = [(one, group) for group in self.param_groups for one in group["params"] if one.grad is not None]
         for parameter, group in moved:
             self._advance(parameter, *group["betas"])
         ratios = iter(self._trust_ratios([(one, group) for one, group in moved if one.dim() >= 2]))
         for parameter, group in moved:
-            # the update is computed a second time: keeping all updates would take as much memory as the weights
+            # compute the update a second time: keeping those of all tensors would take as much memory as the weights
             update = self._update(parameter, group).mul_(group["lr"])
             local(parameter).sub_(update.mul_(next(ratios)) if parameter.dim() >= 2 else update)
 
     def _advance(self, parameter: Tensor, beta1: float, beta2: float) -> None:
-        """Update the moments. Each operation rounds once, here and in ``_update``: a fused one would round the end of a shard
-        differently."""
+        """Update the moments. Operations are not fused, here and in ``_update``: a fused operation would round the end of a
+        shard differently."""
         state = self.state[parameter]
         if "step" not in state:
             state["step"] = torch.zeros(())
@@ -47,7 +47,7 @@ class Lamb(torch.optim.Optimizer):
         local(state["exp_avg_sq"]).mul_(beta2).add_((gradient * gradient).mul_(1.0 - beta2))
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> Tensor:
-        """Return this rank's shard of Adam's update, decay included."""
+        """Return this rank's shard of Adam's update, including weight decay."""
         (beta1, beta2), state = group["betas"], self.state[parameter]
         steps = float(state["step"])
         root = (local(state["exp_avg_sq"]) / (1.0 - beta2**steps)).sqrt_().add_(group["eps"])
@@ -67,7 +67,7 @@ class Lamb(torch.optim.Optimizer):
         )
         size, _, process_group = sharded_over(matrices[0][0])
         if size > 1:
-            dist.all_reduce(squares, group=process_group)  # in float64, so that it does not matter where shards are cut
+            dist.all_reduce(squares, group=process_group)  # float64: sums do not depend on how shards are cut
         weights, updates = squares.sqrt().view(-1, 2).unbind(1)
         ratios = torch.where((weights > 0) & (updates > 0), weights / updates, 1.0)
         return [ratio.to(one.dtype) for ratio, (one, _) in zip(ratios, matrices, strict=True)]

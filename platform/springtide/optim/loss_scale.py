@@ -8,15 +8,15 @@ from typing import Any
 _FIRST = 2.0**16
 _MOST = 2.0**32
 _PATIENCE = 2000
-"""After the first overflow: steps without overflow before the scale is doubled again."""
+"""Number of steps in a row without overflow after which the scale doubles. Before the first overflow each step doubles it."""
 
 
 class LossScale:
     """Factor of the loss before backward, so that small gradients do not vanish in fp16. All ranks observe the same
     overflows, so they keep the same scale.
 
-    The loss is divided by the tokens of all ranks before backward, so the right scale grows with the global batch. It doubles
-    after every step until the first overflow, which costs a few steps, and adapts slowly from then on."""
+    The loss is divided by the tokens of all ranks before backward, so the right scale grows with the global batch. The scale
+    doubles after every step until the first overflow, so finding it costs a few steps. From then on it adapts slowly."""
 
     def __init__(self, enabled: bool) -> None:
         """Without ``enabled`` the scale stays 1."""
@@ -24,7 +24,7 @@ class LossScale:
         self.begin({})
 
     def begin(self, state: Mapping[str, Any]) -> None:
-        """Reset the scale, or restore it from ``state`` if that is not empty."""
+        """Restore the scale from the checkpoint's ``state``; reset the scale if ``state`` is empty."""
         self.value, self._good = _FIRST if self.enabled else 1.0, 0
         self._searching = True
         """True until the first overflow: the scale doubles after every step."""
@@ -44,6 +44,6 @@ class LossScale:
                 self.value, self._good = max(self.value, min(_MOST, self.value * 2)), 0
 
     def state(self) -> dict[str, float]:
-        """Return the state for a checkpoint."""
+        """Return the scale's state for a checkpoint; ``begin`` restores it."""
         found = {"value": self.value, "good": self._good, "searching": self._searching}
         return found if self.enabled else {}

@@ -1,8 +1,9 @@
-"""Muon: updates of the blocks' matrices have singular values that are all near one (Jordan et al., "Muon", 2024), scaled so
-that AdamW's learning rate and decay fit (Liu et al., "Muon is scalable for LLM training", 2025). All else uses AdamW.
+"""Muon: updates of the blocks' matrices are orthogonalized, so that all singular values are near one (Jordan et al., "Muon",
+2024), and scaled so that AdamW's learning rate and decay fit (Liu et al., "Muon is scalable for LLM training", 2025). Other
+parameters use AdamW.
 
-One rank orthogonalizes a whole matrix. For each set of matrices of one shape, one per rank, the ranks exchange shards, each
-rank orthogonalizes one matrix, and they exchange the shards back. So the update is the same at any world size.
+Each matrix is orthogonalized whole, on one rank. The ranks take matrices of one shape, one matrix for each rank: they exchange
+shards, each rank orthogonalizes its matrix, and they exchange the shards back. So the update is the same at any world size.
 
 Shape suffixes: M and N rows and columns of a matrix.
 """
@@ -25,7 +26,7 @@ _MOMENTUM = 0.95
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _STEPS = 5
 _RMS = 0.2
-"""Typical root mean square of an AdamW update."""
+"""Typical root mean square of an AdamW update, to which Muon's updates are scaled."""
 
 
 class Muon(ShardAdamW):
@@ -38,7 +39,7 @@ class Muon(ShardAdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update all parameters that have a gradient; ``closure`` is not used. All ranks call it together."""
+        """Update all parameters that have a gradient; ``closure`` is not used. All ranks must call ``step`` together."""
         groups = self.param_groups
         self.param_groups = groups[self._num_matrices :]
         try:
@@ -53,7 +54,7 @@ class Muon(ShardAdamW):
                     parameter.mul_(1.0 - own["lr"] * own["weight_decay"]).add_(direction, alpha=-scale)
 
     def _direction(self, parameter: Tensor) -> Tensor:
-        """Update the momentum; return this rank's shard of gradient plus momentum."""
+        """Update the momentum. Returns this rank's shard of the gradient plus ``_MOMENTUM`` times the momentum (Nesterov)."""
         state = self.state[parameter]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(parameter)
@@ -68,7 +69,7 @@ def _shape(parameter: Tensor) -> tuple[int, ...]:
 
 
 def _orthogonal(same: Iterable[Tensor], direction: Callable[[Tensor], Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield this rank's shard of each parameter and of its orthogonalized direction. All parameters have one shape."""
+    """Yield this rank's shard of each parameter, and of the parameter's orthogonalized ``direction``. All have one shape."""
     parameters = list(same)
     size, rank, group = sharded_over(parameters[0])
     for begin in range(0, len(parameters), size):
@@ -83,7 +84,7 @@ def _orthogonal(same: Iterable[Tensor], direction: Callable[[Tensor], Tensor]) -
 
 def _each_does_one(shards: list[Tensor], shape: torch.Size, size: int, rank: int, group: Any) -> list[Tensor]:
     """Orthogonalize one matrix per rank. ``shards``: this rank's shards of at most ``size`` matrices (M, N), cut by rows as
-    torch.chunk does. Returns the same shards of the results."""
+    torch.chunk does. Returns this rank's shards of the orthogonalized matrices."""
     M, N = shape
     most = -(-M // size)
     held = [max(0, min(most, M - one * most)) * N for one in range(size)]
@@ -99,7 +100,7 @@ def _each_does_one(shards: list[Tensor], shape: torch.Size, size: int, rank: int
 
 
 def sharded_over(parameter: Tensor) -> tuple[int, int, Any]:
-    """Return the number of ranks that hold shards of a parameter, the index of this one, and their process group."""
+    """Return the number of ranks that hold shards of a parameter, this rank's index among them, and their process group."""
     if isinstance(parameter, DTensor):
         for axis, placement in enumerate(parameter.placements):
             if placement.is_shard():
@@ -110,7 +111,7 @@ def sharded_over(parameter: Tensor) -> tuple[int, int, Any]:
 
 def orthogonalized(matrix_MN: Tensor) -> Tensor:
     """Return an almost orthogonal matrix with the same singular vectors: five Newton-Schulz steps bring singular values from
-    anywhere in (0.01, 1] to between 0.7 and 1.2. They are computed in bf16 on a GPU."""
+    anywhere in (0.01, 1] to between 0.7 and 1.2. The steps are computed in bf16 on a GPU."""
     a, b, c = _COEFFICIENTS
     found = matrix_MN.bfloat16() if matrix_MN.is_cuda else matrix_MN
     tall = found.size(0) > found.size(1)

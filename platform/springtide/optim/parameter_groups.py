@@ -1,5 +1,5 @@
-"""Parameter groups by pattern (``optim.groups``): the group of each parameter, and which parameters are frozen. With an adapter
-all other parameters are frozen."""
+"""Parameter groups by name pattern (``optim.groups``): the group of each parameter, and which parameters are frozen. In a model
+with an adapter all parameters outside the adapter are frozen."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES_SHOWN = 3
 
 
 def group_of(name: str, config: OptimConfig) -> ParameterGroup | None:
-    """Return the first group whose pattern matches the name of a parameter; None if no pattern matches."""
+    """Return the first group of ``optim.groups`` whose pattern matches the parameter's name; None if no pattern matches."""
     return next((group for group in config.groups if fnmatch.fnmatchcase(name, group.match)), None)
 
 
@@ -31,8 +31,8 @@ def frozen_names(model: nn.Module, config: OptimConfig) -> set[str]:
 
 
 def freeze(model: nn.Module, config: OptimConfig) -> None:
-    """Freeze the parameters that ``frozen_names`` returns. Call it before the model is sharded, so that no gradients of frozen
-    parameters are reduced."""
+    """Freeze the parameters that ``frozen_names`` returns. Call it before the model is sharded, so that FSDP does not
+    reduce gradients of frozen parameters."""
     frozen = frozen_names(model, config)
     for name, parameter in model.named_parameters():
         if plain_name(name) in frozen:

@@ -1,4 +1,4 @@
-"""The learning rate as a function of tokens, so that it does not depend on the size of a step."""
+"""The learning rate as a function of the trained tokens, so that it does not depend on the batch size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHAPES: dict[str, Callable[[float], float]] = {
     "wsd": lambda progress: 1.0 - progress,
     "wsd_sqrt": lambda progress: 1.0 - math.sqrt(progress),
 }
-"""Value of ``optim.schedule`` -> function: progress of the decay, from 0 to 1, -> share of the decay that is left."""
+"""Value of ``optim.schedule`` -> function: progress of the decay, 0 to 1, -> share left of the way from peak to final rate."""
 
 
 def learning_rate(config: OptimConfig, tokens: int, total_tokens: int) -> float:

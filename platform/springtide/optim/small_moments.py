@@ -3,8 +3,8 @@
 bf16 rounds both moments to 8 significant bits. int8 follows Dettmers et al., "8-bit optimizers via block-wise quantization"
 (2022): a block of numbers is divided by its largest magnitude, and each number becomes the nearest of 256 values that lie
 densely near zero. Blocks have 256 numbers, as in torchao and bitsandbytes, but no block spans two rows. So no shard cuts a
-block, and a state saved at one world size has the same bytes at any other. With int8, moments of vectors stay in fp32: they
-are few. The update uses the moments before they are rounded.
+block, and a state saved at one world size has the same bytes at any other. In int8 mode the moments of vectors stay in fp32,
+because vectors are small. The update uses the moments before they are rounded.
 
 Shape suffixes: M rows of a tensor, R elements in a row, N blocks in a row, S numbers in a block.
 """
@@ -28,12 +28,12 @@ _DECADES = 7
 _ZERO = (0, 127)
 """Code of the value 0 in the unsigned table (second moments) and in the signed table (first moments)."""
 _AT_ONCE = 2**22
-"""Number of elements whose moments are in fp32 at a time."""
+"""Number of elements whose moments are converted to fp32 at a time."""
 _FIRST, _SECOND, _SCALE = "exp_avg", "exp_avg_sq", "_scale"
 
 
 class SmallMomentsAdamW(torch.optim.Optimizer):
-    """AdamW for the parameter groups ``groups``, with moments stored as ``moments``: bf16 or int8."""
+    """AdamW for the parameter groups ``groups``, with moments stored in the format ``moments``: bf16 or int8."""
 
     def __init__(
         self, groups: list[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float, moments: str
@@ -44,7 +44,7 @@ class SmallMomentsAdamW(torch.optim.Optimizer):
             "int8": (_Rounded(torch.float32), _Quantized()),
         }
         self._stored = look_up(stored, "optim.moments", moments)
-        """Storage of the moments of vectors, and of tensors with more dimensions."""
+        """How moments are stored: those of vectors, and those of tensors with more dimensions."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -55,8 +55,8 @@ class SmallMomentsAdamW(torch.optim.Optimizer):
                     self._advance(parameter, group)
 
     def _advance(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        """Update one parameter, some rows at a time. Each operation rounds once: a fused one would round the end of a shard
-        differently."""
+        """Update one parameter, some rows at a time. Operations are not fused: a fused operation would round the end of
+        a shard differently."""
         state = self.state[parameter]
         stored = self._stored[parameter.dim() >= 2]
         if "step" not in state:
@@ -85,16 +85,16 @@ def _parts(shard: Tensor) -> Iterator[slice]:
 
 
 class _Storage(Protocol):
-    """Storage of moments. ``state`` maps names to this rank's shards."""
+    """Interface of a storage format for moments. ``state`` maps names of moments to this rank's shards."""
 
     def new(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
-        """Return a moment of zeros."""
+        """Return the stored tensors of the moment ``name`` of a parameter, with the value zero."""
 
     def read(self, state: dict[str, Tensor], name: str, rows: slice) -> Tensor:
-        """Return a copy of some rows in fp32."""
+        """Return a copy of the ``rows`` of the moment ``name``, in fp32."""
 
     def write(self, state: dict[str, Tensor], name: str, rows: slice, values: Tensor) -> None:
-        """Store some rows."""
+        """Store ``values`` as the ``rows`` of the moment ``name``."""
 
 
 class _Rounded:
@@ -104,15 +104,15 @@ class _Rounded:
         self._dtype = dtype
 
     def new(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
-        """Return a moment of zeros."""
+        """Return the stored tensors of the moment ``name`` of a parameter, with the value zero."""
         return {name: torch.zeros_like(parameter, dtype=self._dtype)}
 
     def read(self, state: dict[str, Tensor], name: str, rows: slice) -> Tensor:
-        """Return a copy of some rows in fp32."""
+        """Return a copy of the ``rows`` of the moment ``name``, in fp32."""
         return state[name][rows].to(torch.float32, copy=True)
 
     def write(self, state: dict[str, Tensor], name: str, rows: slice, values: Tensor) -> None:
-        """Store some rows."""
+        """Store ``values`` as the ``rows`` of the moment ``name``."""
         state[name][rows] = values.to(self._dtype)
 
 
@@ -123,21 +123,21 @@ class _Quantized:
         self._known: dict[tuple[bool, torch.device], tuple[Tensor, Tensor]] = {}
 
     def new(self, name: str, parameter: Tensor) -> dict[str, Tensor]:
-        """Return a moment of zeros."""
+        """Return the stored tensors of the moment ``name`` of a parameter, with the value zero."""
         codes = torch.full_like(parameter, _ZERO[name == _FIRST], dtype=torch.uint8)
         num_blocks = -(-_width(parameter) // _BLOCK)
         shard = local(parameter).new_zeros(len(local(parameter)), num_blocks, dtype=torch.float32)
         return {name: codes, name + _SCALE: sharded_as(parameter, shard, (len(parameter), num_blocks))}
 
     def read(self, state: dict[str, Tensor], name: str, rows: slice) -> Tensor:
-        """Return a copy of some rows in fp32."""
+        """Return a copy of the ``rows`` of the moment ``name``, in fp32."""
         codes, scales_MN = state[name][rows], state[name + _SCALE][rows]
         values = self._values(name == _FIRST, codes.device)[0][codes.int()]
         each = scales_MN.repeat_interleave(_BLOCK, dim=1)[:, : _width(codes)]
         return values.mul_(each.view_as(values))
 
     def write(self, state: dict[str, Tensor], name: str, rows: slice, values: Tensor) -> None:
-        """Store some rows."""
+        """Store ``values`` as the ``rows`` of the moment ``name``."""
         M, R = len(values), _width(values)
         blocks_MNS = F.pad(values.reshape(M, R), (0, -R % _BLOCK)).view(M, -1, _BLOCK)
         scales_MN = blocks_MNS.abs().amax(-1)
@@ -145,13 +145,13 @@ class _Quantized:
         edges = self._values(name == _FIRST, values.device)[1]
         codes = torch.bucketize(shares, edges, out_int32=True)
         if name == _SECOND:
-            codes += (codes == 0) & (shares > 0)  # round up: updates are divided by the root
+            codes += (codes == 0) & (shares > 0)  # not 0: the update divides by the moment's root
         codes = codes.view(M, -1)[:, :R]
         state[name][rows] = codes.reshape(values.shape).to(torch.uint8)
         state[name + _SCALE][rows] = scales_MN
 
     def _values(self, signed: bool, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return the value of each code, and the midpoints between neighbouring values, where rounding changes the code."""
+        """Return the value of each 8-bit code, and the midpoints between neighbouring values, for rounding to the nearest."""
         if (signed, device) not in self._known:
             values = _code_values(signed, device)
             self._known[signed, device] = values, (values[1:] + values[:-1]) / 2
@@ -159,13 +159,13 @@ class _Quantized:
 
 
 def _width(tensor: Tensor) -> int:
-    """Return the number of elements in a row."""
+    """Return the number of elements in a row of a tensor (all dimensions after the first)."""
     return math.prod(tensor.shape[1:])
 
 
 def _code_values(signed: bool, device: torch.device) -> Tensor:
-    """Return the value of each code, ascending, fp32 (256,): 0, 1, and evenly spaced values in each decade below 1. Each decade
-    has twice as many values as the next smaller decade (the paper's dynamic tree)."""
+    """Return the value of each 8-bit code, ascending, fp32 (256,): 0, 1, and evenly spaced values in each decade below 1. Each
+    decade has twice as many values as the next smaller decade (the paper's dynamic tree)."""
     found = [0.0, 1.0]
     for place in range(_DECADES):
         edges = torch.linspace(0.1, 1.0, 2 ** (place + (not signed)) + 1, dtype=torch.float64)
