@@ -252,8 +252,8 @@ def check_names(stored: Mapping[str, Sequence[Piece]], wanted: Mapping[str, Tens
 
 
 class _Copy:
-    """A copy to perform. Source: the part of a stored piece that overlaps the box ``held`` of the whole tensor. Target:
-    ``tensor``, which holds that box on this rank."""
+    """A copy to perform. This rank's ``tensor`` is a part of a whole tensor: the box (index range) ``held``. The copy fills the
+    part of ``tensor`` that a stored piece overlaps."""
 
     def __init__(self, piece: Piece, overlap: Box, tensor: Tensor, held: Box) -> None:
         self.piece = piece

@@ -1,10 +1,10 @@
 """The two numbers of a step, as types: the count of steps done, and the index of a step in the order of batches.
 
-A count lies between two steps of the order: the last step that was trained and the next step to train. Here step 2 is skipped,
-so no count lies between step 2 and step 3:
+A count lies between the step of the order that was trained last and the one that is trained next. Here step 2 is skipped. When
+2 steps are done, these are steps 0 and 1, and step 3 is next:
 
-    order step        0     1     2     3     4
-    steps done     0     1     2           3     4
+    order step        0     1  skipped  3     4
+    steps done     0     1         2       3     4
 
     >>> skipped = [OrderStep(2)]
     >>> step_before(StepsDone(2), skipped), step_after(StepsDone(2), skipped)

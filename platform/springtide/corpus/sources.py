@@ -194,8 +194,8 @@ class CorpusReader:
         return sum(self._look(name).size for name in (*self.names, *self.beside))
 
     def bare(self) -> CorpusReader:
-        """Return a copy without file names, which is small to send to a task. The task can still read a unit, which names its
-        files."""
+        """Return a copy without the list of file names, so that it is small to send to a task. The task needs no list: each
+        unit of work that it gets has the names of its own files."""
         return dataclasses.replace(self, names=(), beside=(), seen={}, left_out=(), state=self.fingerprint())
 
     def units(self) -> list[Unit]:

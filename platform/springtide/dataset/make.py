@@ -252,7 +252,8 @@ def _make(
         check_pairs(counts, _named(corpus))
         segments, planned = _planned(corpus, shards, parts, apart, work, progress, run)
     except CorpusError:
-        dataset.remove()  # its work folder cannot be reused: changed settings or files have another fingerprint
+        # the folder is named by a fingerprint of settings and files: once they are mended, a retry uses another folder
+        dataset.remove()
         raise
     if cut := planned.plan.cut:
         name = segments[cut.place[0]].file(work, shards.token_type).name_of(cut.place[1])

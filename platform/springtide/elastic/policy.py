@@ -174,7 +174,7 @@ def decide(
     live nodes; ``group``: the group that trains, None if there is none; ``memory``: the state that the previous call
     returned."""
     table = nodes if isinstance(nodes, NodeTable) else NodeTable(nodes)
-    far_s = now + FAR_S  # ignore notices of losses later than this
+    far_s = now + FAR_S  # ignore a notice if its node leaves later than this
     if far := [node for node in table.leaving.values() if node.leaves_at is not None and node.leaves_at > far_s]:
         table = NodeTable((table.by_id | {node.id: node._replace(leaves_at=None) for node in far}).values())
     if table.key != memory.key or memory.begin_s is None:

@@ -140,7 +140,7 @@ class Run(RunControl):
 
     @property
     def finished(self) -> bool:
-        """True if the last end of training that is recorded is ``finished``: the run had reached its last step."""
+        """True if the run reached its last step: the newest recorded end of training has the status ``finished``."""
         ends = [event for event in self.timeline.events if isinstance(event, Stopped)]
         return bool(ends) and ends[-1].status == "finished"
 

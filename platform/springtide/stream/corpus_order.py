@@ -41,7 +41,8 @@ class CorpusOrders:
         self._groups = functools.lru_cache(maxsize=_EPOCHS_KEPT * len(self._sizes))(self._permute_groups)
 
     def places(self, corpora: np.ndarray, draws: np.ndarray) -> np.ndarray:
-        """Return the position of each draw's column along the lanes, as a fraction: float64 in [0, 1)."""
+        """Return a number for each draw that spreads its column over the step's lanes: float64 in [0, 1). A draw takes the next
+        row of a corpus. A column is a part of the corpus whose rows are drawn one after another."""
         columns = self.columns[corpora]
         column = draws % self.rows[corpora] % columns
         return column * self._spread[corpora] % columns / columns

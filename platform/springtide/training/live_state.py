@@ -62,8 +62,8 @@ class LiveState(Part):
         self._whole = None
 
     def after_step(self, done: DoneStep) -> Iterator[Event]:
-        """Offer the state after this step to a next worker group, unless the step will be rolled back or this group was lost
-        meanwhile."""
+        """Keep the state after this step available for the worker group that may replace this one. Not if the step will be
+        rolled back, or this group was lost during the step."""
         if done.verdict is not Verdict.ROLL_BACK:
             self._offer()
         return iter(())

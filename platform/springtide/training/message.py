@@ -93,7 +93,8 @@ class StepMessage:
 
     def exchange(self, group: FieldsOfGroup) -> Agreed:
         """Sum the fields over all ranks in one all-reduce and return the sums. All ranks call it together. This is the step's
-        only wait for the device. ``group``: the fields of the group's first message, set here if this is the first.
+        only wait for the device. ``group``: keeps the fields of this worker group's first message. The
+        first call sets them, and later messages must have the same fields. A part is a feature that adds fields to the message.
 
         Raises:
             Exception: the error that a part raised on this rank, or a SpringtideError that a part raised on another rank.

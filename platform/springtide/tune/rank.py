@@ -75,7 +75,8 @@ class SweepResult:
 
 def rank_trials(sweep: Sweep, outcomes: Sequence[TrialOutcome], chosen: Sequence[int] = ()) -> SweepResult:
     """Return the result of a sweep. A trial that was stopped early is not compared with trials that were trained longer.
-    ``chosen``: trial numbers of the finalists, whose repeats with other seeds may not all have begun."""
+    ``chosen``: trial numbers of the finalists that are repeated with other seeds. The best trial is the finalist with the best
+    mean over its seeds, once all repeats are there; before, the best single trial."""
     furthest = finalists(sweep, [one for one in outcomes if one.repeats < 0])
     entered = {*chosen, *(one.repeats for one in outcomes)}
     entrants = [one for one in furthest if one.number in entered]

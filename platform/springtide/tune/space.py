@@ -50,8 +50,9 @@ class Range:
         return round(value) if self.is_whole else float(f"{value:.6g}")
 
     def known(self, value: Any) -> Any:
-        """Return the choice that was written to a file as ``value``. They may differ: a tuple is read back as a list. A value
-        of a range is returned unchanged. Raises ValueError for an unknown choice."""
+        """Return the setting's value for a ``value`` that was read from a file. Of a list of choices it is the choice that was
+        written as ``value``: a tuple is read back as a list. Of a range it is ``value``. Raises ValueError for an unknown
+        choice."""
         if self.kind != "choice":
             return value
         return self.values[list(map(_plain, self.values)).index(_plain(value))]

@@ -127,9 +127,8 @@ class SnapshotClient:
         rank's node leaves. Returns True if snapshots that are kept from now on outlive the leaving nodes."""
         self._leaving = self._nodes.keys() - set(stay)
         found = self._in_group()
-        if (
-            not found and self.node not in stay
-        ):  # only if no node of the group can hold copies: the check starts servers, and the leaving group would wait for them
+        # look outside the group only if none of its nodes can hold copies: this starts snapshot servers, and the group waits
+        if not found and self.node not in stay:
             found = self._beside([node for node in _told(accepting) if node in stay], self._copies)
             found.sort(key=lambda node: not self._stands(node))
         found = found[: max(1, self._copies)]
