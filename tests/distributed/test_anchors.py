@@ -152,9 +152,12 @@ def test_train_computes_the_fisher_that_it_is_anchored_to(trunk: Config, capsys:
     assert fisher_anchored(config, 64).objective.anchor == url
     assert Path(url, "checkpoints", name).stat().st_mtime_ns == written, "computed once"
     assert fisher_anchored(config, 128).objective.anchor != url
-    shutil.rmtree(Path(url, "checkpoints", name))  # as a call that was killed leaves it
-    assert fisher_anchored(config, 64).objective.anchor == url
-    assert committed(Folder(url)) == [name]
+    shutil.rmtree(Path(url, "checkpoints", name))  # as a call that was killed leaves it, or that is under way
+    again = fisher_anchored(config, 64)
+    assert again.objective.anchor != url
+    assert committed(Folder(again.objective.anchor)) == [name]
+    assert again.train.start_from.endswith("/checkpoints/step-0000000003")
+    url = again.objective.anchor
     with pytest.raises(ConfigError, match="one anchor"):
         fisher_anchored(config.override({"objective.anchor": "l2sp"}), 64)
     with pytest.raises(ConfigError, match=r"train\.start_from is empty"):
@@ -163,3 +166,6 @@ def test_train_computes_the_fisher_that_it_is_anchored_to(trunk: Config, capsys:
     assert "give --fisher-tokens" in capsys.readouterr().err
     run_here(train_and_write, config.override({"objective.anchor": url}))
     assert fisher_anchored(config, 128, resume=True).objective.anchor == url, "a run goes on with its own"
+    run_here(train_and_write, config.override({"run.id": "without"}))
+    with pytest.raises(ConfigError, match="has no anchor"):
+        fisher_anchored(config.override({"run.id": "without"}), 64, resume=True)

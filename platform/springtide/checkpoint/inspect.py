@@ -102,7 +102,7 @@ def problem(run: Folder, name: str, manifest: Manifest) -> str:
             pieces += found
             if facts["size_bytes"]:
                 _check_header(folder, f"{name}/{file.removesuffix('.json')}.safetensors", facts)
-        check_pieces(folder, pieces)
+        check_pieces(folder, pieces, _READERS)
         return ""
     except (CheckpointError, FileNotFoundError, IsADirectoryError) as error:
         return str(error)

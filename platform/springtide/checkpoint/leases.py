@@ -113,7 +113,8 @@ def claim(
         ends: term of the lease that the same worker group has held until now; it is not counted as another group.
         sources: settings that may run code of the user (``Config.needs_trust``). The claim records that it is trusted, so an
             unattended resume may run it.
-        yields: let another owner take over at once, although this process is alive.
+        yields: let another owner take over at once, although this process is alive. With ``again``, also claim a run that
+            another driver has claimed since and left (``is_left``).
 
     Raises:
         RunExists: another process claimed the same term, the holder or its driver is a live process of this machine, the newest
@@ -125,9 +126,12 @@ def claim(
         raise FileNotFoundError(
             f"this node does not see the driver's claim on {run.url}: is the storage of run.root mounted here?"
         )
-    if last and last.owner != owner and (again or _is_held(run, last)):
+    is_taken = last and last.owner != owner and (again or _is_held(run, last))
+    if last and is_taken and not (yields and is_left(run, last)):
         raise _held_by(run, last)
-    same = last if last and last.owner == owner else None
+    same = (
+        last if last and (last.owner == owner or yields) else None
+    )  # with ``yields``, keep the trust that a user has given
     code = same.code if same else code_digest(sources)
     number, groups, losses = 1, 0, 0
     if last is None:
@@ -234,6 +238,11 @@ def why_over(run: Folder) -> str | None:
 def has_ended(run: Folder, lease: Lease) -> bool:
     """Return True if the driver of ``lease`` has recorded its end; under torchrun (no driver), if the worker group has."""
     return (run / "leases").exists(f"{lease.driver or lease.term:04d}.ended")
+
+
+def is_left(run: Folder, lease: Lease) -> bool:
+    """Return True if ``lease`` is that of a driver that has recorded its end and started no worker group."""
+    return not lease.trains and lease.driver in (0, lease.term) and has_ended(run, lease)
 
 
 def check(run: Folder, mine: int, owner: str = "") -> None:

@@ -14,7 +14,6 @@ from springtide.checkpoint.format import BLOCK_BYTES, BadFile, Piece
 from springtide.storage import digest
 
 _READ_BYTES = 16 * 2**20
-_READERS = 8
 Take = Callable[[memoryview, int], None]
 """(bytes of a piece, their offset in the piece) -> None: what to do with bytes that were read, such as a copy to a tensor."""
 
@@ -99,9 +98,14 @@ def read_blocks(source: PieceSource, blocks: Sequence[Block], verify: bool = Tru
         raise BadFile(f"{file} ends after {source.size(file)} bytes, {end} were committed", file)
 
 
-def check_pieces(source: PieceSource, pieces: Iterable[Piece]) -> None:
-    """Read and verify all bytes of ``pieces`` (stored tensor parts). Raises as ``read_blocks`` does, at the first bad file."""
+def check_pieces(source: PieceSource, pieces: Iterable[Piece], readers: int = 1) -> None:
+    """Read and verify all bytes of ``pieces`` (stored tensor parts) in ``readers`` threads. Raises as ``read_blocks``, at
+    the first bad file."""
     reads = contiguous(block for piece in pieces for block in blocks_of(piece))
-    with ThreadPoolExecutor(_READERS, "springtide-verify") as threads:
+    if readers == 1:
+        for read in reads:
+            read_blocks(source, read)
+        return
+    with ThreadPoolExecutor(readers, "springtide-verify") as threads:
         for _ in threads.map(lambda read: read_blocks(source, read), reads):
             pass

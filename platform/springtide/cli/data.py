@@ -51,9 +51,10 @@ def _prepare(options: argparse.Namespace) -> int:
     from springtide.api.prepare import prepare
     from springtide.cli.inspect import show_dataset
 
-    labels = _check_labels(options)
+    config = config_of(options, runs_code=False)
+    labels = _check_labels(config, options)
     with progress_bars() as progress:
-        config = prepare(config_of(options, runs_code=False), progress)
+        config = prepare(config, progress)
     if options.save:
         with open(options.save, "w") as file:
             if configs.secret_fields(config):
@@ -64,7 +65,7 @@ def _prepare(options: argparse.Namespace) -> int:
     return _label(config, options) if labels else 0
 
 
-def _check_labels(options: argparse.Namespace) -> bool:
+def _check_labels(config: Config, options: argparse.Namespace) -> bool:
     """Return True if options request labels. Raises ConfigError, before data is prepared, if these options contradict."""
     named = {f"--{name.replace('_', '-')}": getattr(options, name) for name in ("label_by", "label_what", "label_out")}
     given = {name: value for name, value in named.items() if value}
@@ -76,6 +77,11 @@ def _check_labels(options: argparse.Namespace) -> bool:
         raise ConfigError(explain(name, value, "is for labels", f"give {missing}, too"))
     if options.label_k is not None and options.label_what != "topk":
         raise ConfigError(explain("--label-k", options.label_k, "is for topk", "leave it out, or --label-what topk"))
+    if config.stream.mixture:
+        remedy = "leave the mixture out, and name one of its datasets: --shards.dataset"
+        raise ConfigError(
+            explain("--label-by", options.label_by, "labels one dataset, and stream.mixture has several", remedy)
+        )
     return True
 
 

@@ -43,7 +43,7 @@ def _drill_options(parser: argparse.ArgumentParser) -> None:
     scenario = "kill, copies, drain, regrow, hang, resize, all or trace"
     parser.add_argument("--scenario", metavar="NAME", default="kill", help=scenario)
     parser.add_argument("--faults", metavar="N", type=int, default=20, help="number of changes of the trace")
-    parser.add_argument("--trace", metavar="FILE", default="", help="a trace of spot capacity, as for simulate")
+    parser.add_argument("--trace", metavar="FILE", default="", help="a trace of spot capacity, as for plan")
     notice = "of drain: time between the notice and the loss [s]"
     parser.add_argument("--notice", metavar="S", type=float, default=NOTICE_S, help=notice)
     parser.add_argument("--keep", metavar="FOLDER", default="", help="keep the runs there")
@@ -172,10 +172,11 @@ _SPOT: tuple[tuple[str, str, str | int | float, str], ...] = (
 def _plan(options: argparse.Namespace) -> int:
     spot = [name for name, _, default, _ in _SPOT if getattr(options, name) != default]
     if options.trace or options.mttf:
-        if options.cluster or options.recipe or options.config_file or options.config or _settings(options):
-            limit = "simulates a run by its figures alone"
-            remedy = "leave the config and --cluster out; a trace in the cluster file is part of that plan"
-            raise ConfigError(explain(*_named(options, spot[0]), limit, remedy))
+        others = ("cluster", "recipe", "config_file", "config", "workers", "measured", "measured_on", "vocabulary")
+        if given := [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)] + _settings(options):
+            limit = f"simulates a run by its figures alone, and {given[0]} is given"
+            remedy = "leave the config and its options out; a trace in the cluster file is part of that plan"
+            raise ConfigError(explain(*_named(options, "trace" if options.trace else "mttf"), limit, remedy))
         return _simulate(options)
     if spot:
         remedy = "give --trace or --mttf, too"

@@ -136,7 +136,8 @@ def _anchored(config: Config, options: argparse.Namespace) -> Config:
         return config
     from springtide.run.fisher import anchored
 
-    config = anchored(config, options.fisher_tokens, options.fisher_dataset, bool(options.resume), options.trust_code)
+    resume = bool(options.resume and not options.from_scratch)
+    config = anchored(config, options.fisher_tokens, options.fisher_dataset, resume, options.trust_code)
     say(f"# objective.anchor = {config.objective.anchor}")
     return config
 

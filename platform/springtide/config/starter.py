@@ -10,6 +10,8 @@ from springtide.config.files import flatten
 from springtide.config.recipes import tiny
 from springtide.config.schema import Config
 
+_ALSO = ("corpus.max_files", "stream.max_epochs", "model.num_kv_heads", "model.ffn_dim")
+"""Settings that the recipe tiny changes, and that a user's own text or model needs otherwise."""
 _HEAD = """\
 # A config of springtide. It trains as it is, in seconds:
 #   springtide train {name} --dry-run    # decides everything, trains nothing
@@ -27,7 +29,7 @@ def starter(name: str) -> str:
         name: name of the file, for the commands in its comments.
     """
     values, lines, section = flatten(tiny()), [_HEAD.format(name=name)], ""
-    for setting in USUAL:
+    for setting in (one for one in fields() if one in USUAL or one in _ALSO):
         above, _, field = setting.partition(".")
         if above != section:
             lines += [f"\n# {Config.model_fields[above].description}\n{above}:\n"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from typing import Any, NamedTuple
 
@@ -119,11 +120,17 @@ def anchored(config: Config, tokens: int, dataset: str = "", resume: bool = Fals
     root = Folder(config.run.root)
     mine = Run(root / config.run.id) if resume and config.run.id else None
     if mine is not None and mine.folder.exists(configs.RUN_CONFIG):
+        if not mine.config.objective.anchor:
+            limit, remedy = "and the run that is resumed has no anchor", "leave it out, or choose another run.id"
+            raise ConfigError(explain("--fisher-tokens", tokens, limit, remedy))
         return config.override({"objective.anchor": mine.config.objective.anchor})
-    run, name = branch.split(branch.resolve(start, ""))
+    checkpoint = branch.resolve(start, "")  # the run that it belongs to may commit another one while this computes
+    run, name = branch.split(checkpoint)
     of = [run.url, name, read_manifest(run, name).meta.chain, tokens, Folder(dataset).url if dataset else ""]
-    target = root / f"{run.name}-fisher-{digest.of_bytes(to_json(of).encode())[:8]}"
-    if not committed(target):
-        target.remove()  # remove the remains of a call that was killed
+    prefix = f"{run.name}-fisher-{digest.of_bytes(to_json(of).encode())[:8]}-"
+    there = next((one for one in sorted(root.names()) if one.startswith(prefix) and committed(root / one)), "")
+    # a folder of its own for each try: another start may compute the same at this moment
+    target = root / (there or f"{prefix}{secrets.token_hex(4)}")
+    if not there:
         write_fisher(Run(run), target.url, tokens, dataset, step_of(name), trust_code)
-    return config.override({"objective.anchor": target.url})
+    return config.override({"objective.anchor": target.url, "train.start_from": checkpoint})

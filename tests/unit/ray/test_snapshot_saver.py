@@ -368,3 +368,40 @@ def test_servers_save_their_state_after_a_second_driver_has_ended(waiting: Waiti
     leases.end(waiting.run, second.term)
     alone(waiting, "node0")
     assert committed(waiting.run) == ["step-0000000007"]
+
+
+def test_servers_leave_a_run_that_a_second_driver_has_trained(waiting: Waiting) -> None:
+    second = leases.claim(waiting.run, "another driver", trains=False)
+    group = leases.claim(waiting.run, "another driver", again=True)
+    for one in (group, second):
+        leases.end(waiting.run, one.term)
+    alone(waiting, "node0")
+    assert committed(waiting.run) == []
+    assert leases.newest(waiting.run) == group
+
+
+def test_servers_take_no_run_that_a_driver_claims_meanwhile(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = list[float]()
+
+    def meanwhile() -> list[str]:
+        with monkeypatch.context() as other_host:
+            other_host.setattr(leases.socket, "gethostname", lambda: "another host")
+            leases.claim(waiting.run, "another driver", trains=False, again=False)
+        return ["node1"]
+
+    monkeypatch.setattr(snapshot_saver, "staying", meanwhile)
+    monkeypatch.setattr(snapshot_saver, "time", SimpleNamespace(monotonic=lambda: sum(looks), sleep=looks.append))
+    alone(waiting, "node0")
+    assert committed(waiting.run) == []
+    assert leases.newest(waiting.run).owner == "another driver"  # type: ignore[union-attr]
+
+
+def test_servers_keep_the_trust_that_the_last_driver_was_given(waiting: Waiting) -> None:
+    sources = {"model.source": "json:loads"}
+    second = leases.claim(waiting.run, "another driver", trains=False, sources=sources)
+    leases.end(waiting.run, second.term)
+    trusted = leases.trusted_code(waiting.run, sources)
+    assert trusted
+    alone(waiting, "node0")
+    assert committed(waiting.run) == ["step-0000000007"]
+    assert leases.trusted_code(waiting.run, sources) == trusted

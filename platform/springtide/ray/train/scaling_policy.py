@@ -158,8 +158,6 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
         self._ask_for_capacity()
         if progress.stop:
             self._end_waiting(progress)
-        if self._saver.refused is not None:  # another driver has claimed the run: a new group could not save either
-            raise self._saver.refused
         if time.monotonic() < self._processes.not_before_s:
             return NoopDecision()
         return self._start(progress)
@@ -260,7 +258,9 @@ class SpringtideScalingPolicy(ElasticScalingPolicy):
 
     def _start(self, progress: Progress, busy: tuple[str, ...] = (), probe: bool = True) -> ScalingDecision:
         """Start a group if there is room. ``busy``: node of each worker of the ending group. ``probe``: leave out nodes that do
-        not answer a connection."""
+        not answer a connection. Raises RunExists if another driver has claimed the run."""
+        if self._saver.refused is not None:  # a new group would be refused, too, after a wait for room
+            raise self._saver.refused
         nodes = self._nodes(busy)
         if probe and time.monotonic() - self._probed_s >= _LOOK_S:
             self._silent = self._unanswering(self._silent & {node.id for node in nodes})

@@ -59,8 +59,8 @@ class OrphanedRun:
     url: str
     """URL of the run's folder."""
     owner: str
-    """Owner of the last driver's lease. Nothing is written if another owner has claimed the run since then and the lease of
-    that owner has not ended."""
+    """Owner of the last driver's lease. Nothing is written if another driver has claimed the run since then, unless
+    that driver has ended without a worker group."""
     keeps_snapshots: bool = True
 
     @property
@@ -85,7 +85,7 @@ class OrphanedRun:
                 places = contents_of(servers)
                 held = [part for place in places for part, _ in place.held]
                 last = leases.newest(self.folder)
-                if last is None or not (last.owner == self.owner or leases.has_ended(self.folder, last)):
+                if last is None or not (last.owner == self.owner or leases.is_left(self.folder, last)):
                     return
                 lacking = to_commit(self.folder, held, configs.fingerprint(self.config))
                 if not lacking and not num_unheard(servers, places):
@@ -205,7 +205,7 @@ class SnapshotSaver:
                 return None
             is_orphaned = isinstance(job, OrphanedRun)
             try:
-                term = leases.claim(run, job.owner, trains=False, again=not is_orphaned, yields=is_orphaned).term
+                term = leases.claim(run, job.owner, trains=False, again=True, yields=is_orphaned).term
             except RunExists as error:
                 last = leases.newest(run)
                 self.refused = error if last and last.owner != job.owner else None  # else own servers were faster
