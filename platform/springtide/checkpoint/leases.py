@@ -126,8 +126,7 @@ def claim(
         raise FileNotFoundError(
             f"this node does not see the driver's claim on {run.url}: is the storage of run.root mounted here?"
         )
-    is_taken = last and last.owner != owner and (again or _is_held(run, last))
-    if last and is_taken and not (yields and is_left(run, last)):
+    if last and last.owner != owner and (again or _is_held(run, last)) and not (yields and is_left(run, last)):
         raise _held_by(run, last)
     same = (
         last if last and (last.owner == owner or yields) else None

@@ -24,7 +24,7 @@ from springtide.checkpoint.format import Manifest, Piece, checkpoints, read_inde
 from springtide.checkpoint.new_blocks import with_new_blocks, without_new_outputs
 from springtide.checkpoint.piece_table import PieceTable
 from springtide.checkpoint.tensors import Box, box, local, materialize, named_tensors, raw, type_name, type_of
-from springtide.checkpoint.verified_reads import PieceSource, blocks_of, contiguous, read_blocks
+from springtide.checkpoint.verified_reads import PieceSource, blocks_of, read_all
 from springtide.errors import CheckpointError
 from springtide.storage import Folder
 
@@ -193,15 +193,8 @@ def _copies(pieces: Sequence[Piece], tensor: Tensor, held: Box) -> list[_Copy]:
 
 def _read_all(source: PieceSource, copies: Sequence[_Copy], verify: bool) -> None:
     """Read the bytes of ``copies`` from stored pieces to tensors, several reads at a time."""
-    reads = contiguous(
-        itertools.chain.from_iterable(blocks_of(one.piece, one.begin, one.end, one.take) for one in copies)
-    )
-    if len(reads) == 1:  # more threads would not speed up a single read
-        read_blocks(source, reads[0], verify)
-    else:
-        with ThreadPoolExecutor(_READERS, "springtide-load") as threads:
-            for _ in threads.map(lambda read: read_blocks(source, read, verify), reads):
-                pass
+    blocks = (block for one in copies for block in blocks_of(one.piece, one.begin, one.end, one.take))
+    read_all(source, blocks, _READERS, verify)
     for copy in copies:
         copy.finish()
 

@@ -98,14 +98,19 @@ def read_blocks(source: PieceSource, blocks: Sequence[Block], verify: bool = Tru
         raise BadFile(f"{file} ends after {source.size(file)} bytes, {end} were committed", file)
 
 
-def check_pieces(source: PieceSource, pieces: Iterable[Piece], readers: int = 1) -> None:
-    """Read and verify all bytes of ``pieces`` (stored tensor parts) in ``readers`` threads. Raises as ``read_blocks``, at
-    the first bad file."""
-    reads = contiguous(block for piece in pieces for block in blocks_of(piece))
-    if readers == 1:
+def read_all(source: PieceSource, blocks: Iterable[Block], readers: int = 1, verify: bool = True) -> None:
+    """Read all ``blocks`` in ``readers`` threads; a single read needs none. Raises as ``read_blocks`` does, at the first bad
+    file."""
+    reads = contiguous(blocks)
+    if readers == 1 or len(reads) == 1:
         for read in reads:
-            read_blocks(source, read)
+            read_blocks(source, read, verify)
         return
-    with ThreadPoolExecutor(readers, "springtide-verify") as threads:
-        for _ in threads.map(lambda read: read_blocks(source, read), reads):
+    with ThreadPoolExecutor(readers, "springtide-read") as threads:
+        for _ in threads.map(lambda read: read_blocks(source, read, verify), reads):
             pass
+
+
+def check_pieces(source: PieceSource, pieces: Iterable[Piece], readers: int = 1) -> None:
+    """Read and verify all bytes of ``pieces`` (stored tensor parts). Arguments and errors are those of ``read_all``."""
+    read_all(source, (block for piece in pieces for block in blocks_of(piece)), readers)

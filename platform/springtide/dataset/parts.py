@@ -317,8 +317,8 @@ def _laid_out(
 def chat_template(
     vocabulary: Tokenizer, corpus: CorpusConfig, shards: ShardsConfig, text: str, whole: bool
 ) -> ChatTemplate:
-    """Compile the chat template ``text`` of a source. ``whole``: as in ``PartJob``. ConfigError if it does not fit the
-    tokenizer."""
+    """Compile ``text``, the chat template of a source. ``whole``: whether all documents of the dataset are chats, which are
+    not cut between rows. Raises ConfigError if the template does not fit the tokenizer."""
     return ChatTemplate(corpus.chat_template, text, vocabulary, begin_of_text(vocabulary, corpus, shards), whole)
 
 

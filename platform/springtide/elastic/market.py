@@ -28,8 +28,8 @@ from springtide.elastic.simulate import SOON_S, Costs, Simulation
 from springtide.elastic.traces import Trace
 
 _CHANGEOVERS = 2.0
-"""Spare time before the deadline to keep, and lead over an even pace at which an on-demand node is given back. Both are in
-changeovers: the time from the order of an on-demand node until the group trains on it."""
+"""Two margins [changeovers]: the run keeps this much time spare before the deadline, and gives an on-demand node back once it
+is this far ahead of an even pace. A changeover is the time from the order of a node until the group trains on it."""
 
 
 class Deadline(NamedTuple):

@@ -21,7 +21,7 @@ from simulation.cluster import Cluster, Machine
 from simulation.group import Setting, WorkerGroup
 from springtide.api import resolve as resolving
 from springtide.api import train as training
-from springtide.checkpoint import commit, leases, load
+from springtide.checkpoint import commit, leases, load, verified_reads
 from springtide.checkpoint import restore as restoring
 from springtide.checkpoint import snapshots as from_snapshots
 from springtide.checkpoint.snapshot_commit import to_commit
@@ -399,6 +399,7 @@ class Simulated:
             mock.patch.object(leases, "process_id", self._process),
             mock.patch.object(commit, "ThreadPoolExecutor", _Here),
             mock.patch.object(load, "ThreadPoolExecutor", _Here),
+            mock.patch.object(verified_reads, "ThreadPoolExecutor", _Here),
             mock.patch.object(journal_reader, "ThreadPoolExecutor", _Here),
             *(
                 mock.patch.object(module, name, getattr(self, f"_{name}"))
