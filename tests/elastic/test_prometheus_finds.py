@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ import ray
 
 import springtide as st
 from springtide.config import Config
+from springtide.events import Event, Started, Stopped
+from springtide.ray.train.driver_listeners import RayMetrics
 from springtide.tracking.prometheus import EXPORTED
 
 pytestmark = [pytest.mark.cluster, pytest.mark.full]
@@ -30,9 +32,16 @@ ALERTS = (MONITORING / "springtide-alerts.yml").read_text()
 PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 
 
+def drivers_node() -> dict[str, Any]:
+    """Ray's record of the node of this process, which exports what a run's driver reports."""
+    here = ray.get_runtime_context().get_node_id()
+    [node] = [node for node in ray.nodes() if node["NodeID"] == here]
+    return dict(node)
+
+
 def scraped(run: str) -> dict[str, float]:
     """What Ray exports of a run on this machine: name -> value, labels but the run left out."""
-    node = ray.nodes()[0]
+    node = drivers_node()
     with urllib.request.urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics") as answer:
         text = answer.read().decode()
     found = re.findall(rf'^{EXPORTED}(\w+){{[^}}]*\brun="{run}"[^}}]*}} (\S+)$', text, re.MULTILINE)
@@ -57,7 +66,7 @@ def free_port() -> int:
 @contextlib.contextmanager
 def prometheus(folder: Path) -> Iterator[str]:
     """A server that scrapes this machine's Ray; yields its address."""
-    node, port = ray.nodes()[0], free_port()
+    node, port = drivers_node(), free_port()
     target = f"{node['NodeManagerAddress']}:{node['MetricsExportPort']}"
     jobs = [{"job_name": "ray", "static_configs": [{"targets": [target]}]}]
     (folder / "alerts.yml").write_text(ALERTS)
@@ -90,16 +99,27 @@ def ask(server: str, query: str) -> list[Any]:
     return result
 
 
-@pytest.fixture
-def run(ray_cluster: str, tiny: Config) -> st.Run:
-    return st.train(tiny.override({"run.id": "scraped", "elastic.max_workers": 1, "checkpoint.every_steps": 20}))
+def trained(tiny: Config, look: Callable[[Stopped], None]) -> st.Run:
+    """Train a run; ``look`` is called at its end, while its driver still exports its last values."""
+
+    def listen(event: Event) -> None:
+        if isinstance(event, Stopped):
+            look(event)
+
+    return st.train(
+        tiny.override({"run.id": "scraped", "elastic.max_workers": 1, "checkpoint.every_steps": 20}), listen=listen
+    )
 
 
-def test_ray_exports_what_the_run_told(run: st.Run) -> None:
-    # which of a run's last values Ray exports first is its affair
-    ended = {"step": float(run.last_step), "workers": 0.0}
-    until(lambda: {name: value for name, value in scraped("scraped").items() if name in ended}, ended)
-    found = scraped("scraped")
+def test_ray_exports_what_the_run_told(ray_cluster: str, tiny: Config) -> None:
+    found: dict[str, float] = {}
+
+    def look(stopped: Stopped) -> None:
+        # which of a run's last values Ray exports first is its affair
+        until(lambda: [scraped("scraped").get(name) for name in ("step", "workers")], [float(stopped.step), 0.0])
+        found.update(scraped("scraped"))
+
+    run = trained(tiny, look)
     last = run.steps[-1]
     assert found["loss"] == pytest.approx(last.loss)
     assert found["tokens"] == last.tokens
@@ -107,18 +127,35 @@ def test_ray_exports_what_the_run_told(run: st.Run) -> None:
     assert found["starts_total"] == 1
 
 
+def test_a_gauge_outlives_the_reports_of_ray(ray_cluster: str) -> None:
+    """Ray drops a gauge 20 s after its last report, and a run may have the same workers for days."""
+    with RayMetrics("steady") as metrics:
+        metrics(Started(step=0, world_size=3))
+        until(lambda: scraped("steady").get("workers"), 3.0)
+        end_s = time.monotonic() + 45.0
+        while time.monotonic() < end_s:
+            assert scraped("steady").get("workers") == 3.0
+            time.sleep(1.0)
+
+
 @pytest.mark.skipif(not PROMETHEUS or not PROMTOOL, reason="needs prometheus and promtool, Debian's package prometheus")
-def test_every_query_of_the_dashboard_and_every_alert_runs_in_prometheus(run: st.Run, tmp_path: Path) -> None:
-    with prometheus(tmp_path) as server:
-        until(
-            lambda: [one["value"][1] for one in ask(server, f'{EXPORTED}step{{run="scraped"}}')], [str(run.last_step)]
-        )
-        for panel in json.loads((MONITORING / "springtide-dashboard.json").read_text())["panels"]:
-            query = panel["targets"][0]["expr"].replace("$run", "scraped").replace("$__rate_interval", "1m")
-            told = scraped("scraped").get(panel["title"].replace(" ", "_")) is not None
-            until(lambda query=query: bool(ask(server, query)), told)  # a rate takes two scrapes
-        until(lambda: {rule["health"] for rule in rules(server)}, {"ok"})
-        assert len(rules(server)) == ALERTS.count("- alert: ")
+def test_every_query_of_the_dashboard_and_every_alert_runs_in_prometheus(
+    ray_cluster: str, tiny: Config, tmp_path: Path
+) -> None:
+    def look(stopped: Stopped) -> None:
+        with prometheus(tmp_path) as server:
+            until(
+                lambda: [one["value"][1] for one in ask(server, f'{EXPORTED}step{{run="scraped"}}')],
+                [str(stopped.step)],
+            )
+            for panel in json.loads((MONITORING / "springtide-dashboard.json").read_text())["panels"]:
+                query = panel["targets"][0]["expr"].replace("$run", "scraped").replace("$__rate_interval", "1m")
+                told = scraped("scraped").get(panel["title"].replace(" ", "_")) is not None
+                until(lambda query=query: bool(ask(server, query)), told)  # a rate takes two scrapes
+            until(lambda: {rule["health"] for rule in rules(server)}, {"ok"})
+            assert len(rules(server)) == ALERTS.count("- alert: ")
+
+    trained(tiny, look)
     assert PROMTOOL
     done = subprocess.run([PROMTOOL, "check", "rules", str(tmp_path / "alerts.yml")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -126,7 +126,7 @@ def _claim_and_train(
         own.claim(found.config)
         controls = Controls(found.config, found.run, own, before)
         stack.enter_context(controls.carried_out())
-        hears = [controls, RayMetrics(found.run.id), *hears]
+        hears = [controls, stack.enter_context(RayMetrics(found.run.id)), *hears]
         _train(found, lease, uri, hears, own, before, True, controls.remarks, dashboard)
 
 

@@ -6,7 +6,9 @@ import contextlib
 import dataclasses
 import logging
 import os
+import threading
 from collections.abc import Callable, Iterator
+from typing import Self
 
 import ray
 from ray import ObjectRef
@@ -140,24 +142,51 @@ class AsyncEvaluations:
 #
 # Source: https://docs.ray.io/en/releases-2.60.0/ray-observability/user-guides/add-app-metrics.html
 
+_REFRESH_S = 1.0
+"""Ray's shortest report interval: a gauge that is set this often is in every report [s]."""
 _KNOWN: dict[str, Gauge | Counter] = {}
 """Name -> metric. A process has one metric of each name, however many runs it trains."""
 
 
 class RayMetrics:
-    """Exports the metrics of one run."""
+    """Exports the metrics of one run. A context manager: after its end, Ray drops the run's gauges within two of its reports.
+
+    Ray drops a gauge that was not set again within twice its report interval (10 s), which is never below a second. Between
+    two settings of ``workers`` lie hours, and a step may take a minute. So a thread sets all gauges again every second.
+    """
 
     def __init__(self, run: str) -> None:
         self._run = run
+        self._gauges: dict[tuple[str, frozenset[tuple[str, str]]], tuple[Gauge, float, dict[str, str]]] = {}
+        self._lock = threading.Lock()
+        """Held while gauges are set, so that no older value is set after a newer one."""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._refresh, name="ray-metrics", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        self._thread.join()
 
     def __call__(self, event: Event) -> None:
         """Set the metrics that one event contains. Ray sends them later, from a thread of its own."""
-        for metric, labels, value in observed(event):
-            known, tags = _metric(metric.name), {RUN: self._run, **labels}
-            if isinstance(known, Gauge):
-                known.set(value, tags)
-            else:
-                known.inc(value, tags)
+        with self._lock:
+            for metric, labels, value in observed(event):
+                known, tags = _metric(metric.name), {RUN: self._run, **labels}
+                if isinstance(known, Gauge):
+                    known.set(value, tags)
+                    self._gauges[metric.name, frozenset(tags.items())] = known, value, tags
+                else:
+                    known.inc(value, tags)
+
+    def _refresh(self) -> None:
+        while not self._ended.wait(_REFRESH_S):
+            with self._lock:
+                for gauge, value, tags in self._gauges.values():
+                    gauge.set(value, tags)
 
 
 def _metric(name: str) -> Gauge | Counter:
